@@ -39,7 +39,7 @@ def test_what_is_planned_is_never_cut_anew() -> None:
     manifest.mark_done(done(33, 66))
     assert manifest.plan("b", Span(50, 150), 1000) == [Span(66, 100), Span(100, 150)]
     assert manifest.plan("b", Span(10, 20), 1) == [Span(0, 33)]
-    assert manifest.done_within("b", Span(0, 50)) == [Span(33, 66)]
+    assert list(manifest.ranges_of("b").done) == [Span(33, 66)]
     assert covered_up_to(33, manifest.ranges_of("b").done) == 66
     assert covered_up_to(0, manifest.ranges_of("b").done) == 0
 

@@ -161,21 +161,16 @@ class BrokerLog:
 
     # ------------------------------------------------------------------ a channel of the topic
 
-    def create_channel(self, channel: str) -> None:
-        """Create the channel, if it does not exist. Raises as `bounds`."""
+    def open_channel(self, channel: str) -> int:
+        """Create the channel, if it does not exist, and return its position. Raises as `bounds`."""
         self._http.post("/channel/create", {"topic": self._topic, "channel": channel})
+        params = {"channel": channel, "to": "latest", "dry_run": "true"}
+        return self._numbers("POST", "/channel/seek", params, "from_sequence")[0]
 
-    def channel_position(self, channel: str) -> int:
-        """The position of a channel. Raises as `bounds`."""
-        return self._seek(channel, "latest", "true", "from_sequence")
-
-    def move_channel(self, channel: str, sequence: int) -> int:
-        """Move a channel durably; returns its new position, which may be before `sequence`. Raises as `bounds`."""
-        return self._seek(channel, str(sequence), "false", "to_sequence")
-
-    def _seek(self, channel: str, to: str, dry_run: str, wanted: str) -> int:
-        params = {"channel": channel, "to": to, "dry_run": dry_run}
-        return self._numbers("POST", "/channel/seek", params, wanted)[0]
+    def move_channel(self, channel: str, sequence: int) -> None:
+        """Move a channel durably; its new position may be before `sequence`. Raises as `bounds`."""
+        params = {"channel": channel, "to": str(sequence), "dry_run": "false"}
+        self._numbers("POST", "/channel/seek", params, "to_sequence")
 
     def _numbers(self, method: str, path: str, params: dict[str, str], *names: str) -> list[int]:
         """The numbers under these names in the JSON object of the answer."""

@@ -163,8 +163,7 @@ class ExportJob:
         channel_at = 0
         if request.channel is not None:
             log.bounds()  # fails if there is no topic, which must not be created with the channel
-            log.create_channel(request.channel)
-            first = channel_at = log.channel_position(request.channel)
+            first = channel_at = log.open_channel(request.channel)
         elif address in self._next:
             first = self._next[address]
         elif request.first.isdecimal():
@@ -173,18 +172,15 @@ class ExportJob:
             first = log.bounds(request.first).at
         bounds = log.bounds(request.end)
         if first < bounds.first:
-            self._record_discarded(address, Span(first, bounds.first))
+            # The broker discarded these messages; some may have been exported before.
+            for lost in subtract(Span(first, bounds.first), self._ranges_of(address).planned):
+                self.result.add_gap(broker_label(address), lost, "discarded")
         span = Span(max(first, bounds.first), bounds.at)
         return _BrokerSpan(address, span if span.length > 0 else None, bounds, channel_at)
 
     def _ranges_of(self, address: str) -> BrokerRanges:
         """The ranges of a broker in the manifest, which has none for a new one."""
         return self._brokers.get(broker_label(address)) or BrokerRanges()
-
-    def _record_discarded(self, address: str, span: Span) -> None:
-        """Count the messages of a span that the broker discarded before they were exported."""
-        for lost in subtract(span, self._ranges_of(address).planned):
-            self.result.add_gap(broker_label(address), lost, "discarded")
 
     def _check_same_log(self, address: str, log: BrokerLog) -> None:
         """Raises LogReplaced if the messages in the folder are of another log."""
@@ -209,9 +205,10 @@ class ExportJob:
         per_range = max(1, int(request.target_bytes / mean_bytes))
         if wanted.span is not None:
             per_range = min(per_range, -(-wanted.span.length // request.min_ranges))
-            for span in manifest.done_within(label, wanted.span):
-                self.result.skipped_ranges += 1
-                self.result.skipped_messages += span.common(wanted.span)
+            for span in manifest.ranges_of(label).done:
+                if span.overlaps(wanted.span):
+                    self.result.skipped_ranges += 1
+                    self.result.skipped_messages += span.common(wanted.span)
         spans = manifest.plan(label, wanted.span, per_range)
         self.result.planned_bytes += int(sum(span.length for span in spans) * mean_bytes)
         return [ExportTask(request, manifest.layout, wanted.address, span, folder) for span in spans]

@@ -121,10 +121,6 @@ class Manifest:
         if result.last_id is not None and (ranges.last is None or result.end > ranges.last.sequence):
             ranges.last = LastMessage(result.end - 1, result.last_id)
 
-    def done_within(self, broker: str, wanted: Span) -> list[Span]:
-        """The done ranges that overlap a span."""
-        return [span for span in self.ranges_of(broker).done if span.overlaps(wanted)]
-
     def to_bytes(self) -> bytes:
         brokers = {
             label: {

@@ -174,12 +174,6 @@ class ReplayJob:
         self.result.pieces = len(self._plan.pieces)
 
     @property
-    def rows(self) -> int:
-        """The number of selected rows, after `plan`."""
-        assert self._plan is not None
-        return sum(group.wanted for piece in self._plan.pieces for group in piece)
-
-    @property
     def size_bytes(self) -> int:
         """Bytes of the bodies of all pieces, about."""
         assert self._plan is not None

@@ -129,17 +129,12 @@ class NsqdLog:
         """The messages of a span and its gaps, in order."""
         return read_spool(self.folder, span)
 
-    def create_channel(self, channel: str) -> None:
-        """Nothing to do: a spool is for one channel."""
-
-    def channel_position(self, channel: str) -> int:
-        """The oldest sequence that is kept."""
+    def open_channel(self, channel: str) -> int:
+        """The oldest sequence that is kept: a spool is for one channel."""
         return self.disk_log.first_sequence
 
-    def move_channel(self, channel: str, sequence: int) -> int:
-        """Discard the messages before a sequence; returns the oldest sequence that is kept.
-
-        Whole files are removed, so older messages may stay.
+    def move_channel(self, channel: str, sequence: int) -> None:
+        """Discard the messages before a sequence. Whole files are removed, so older messages may stay.
 
         Raises:
             LogWriteError, OSError: The log cannot be changed.
@@ -151,7 +146,6 @@ class NsqdLog:
         if sequence >= self.disk_log.next_sequence:
             self.disk_log.roll()  # the new, empty segment keeps the next sequence
         self.disk_log.discard_before(sequence)
-        return self.disk_log.first_sequence
 
 
 class _RecentMessages:
