@@ -94,26 +94,24 @@ class CarriedForwardSegment:
         path, files = folder / FILE_NAME, open_files.files
         try:
             file = open_files.open(path)
+            try:
+                with file as fd:
+                    index = read_index(files, fd, incarnation)
+            except BaseException:
+                file.close()
+                raise
         except FileNotFoundError:
             return None
         except OSError as exc:
-            raise LogReadError(path, exc) from exc
-        try:
-            with file as fd:
-                index = read_index(files, fd, incarnation)
-        except OSError as exc:
-            file.close()
             raise LogReadError(path, exc) from exc
         if index is not None and index.incarnation in (None, incarnation):
             if index.derived:
                 logger.error("%s: its beginning is damaged; its records are read all the same", path)
             return cls(files, file, index)
         file.close()
-        suffix, reason = (
-            (".damaged", "damaged, the messages in it are lost")
-            if index is None
-            else (".foreign", "it belongs to another topic")
-        )
+        suffix, reason = ".foreign", "it belongs to another topic"
+        if index is None:
+            suffix, reason = ".damaged", "damaged, the messages in it are lost"
         try:
             aside = files.set_aside(path, suffix)
         except OSError as exc:

@@ -39,9 +39,8 @@ def scan_carried_forward(
         yield Finding(Kind.DAMAGE, path, 0, 0, f"{exc.strerror}; {NOT_SERVED}", None, None)
         return
     try:
-        yield from _scan(
-            path, files, fd, wanted
-        )  # a broker may replace it meanwhile: this one stays as it is
+        # A broker may replace the file meanwhile: this one stays as it is.
+        yield from _scan(path, files, fd, wanted)
     except OSError as exc:
         if exc.errno != EIO:
             raise LogReadError(path, exc) from exc

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from zlib_ng.zlib_ng import crc32
 
-from ..errors import LogReadError, LogWriteError, NotASegmentError, ReadWouldWaitError
+from ..errors import LogReadError, LogWriteError, ReadWouldWaitError
 from ..files import Files, LogFile, OpenFiles, TolerantReader
 from ..files.tolerant_reader import Window
 from ..records import (
@@ -129,18 +129,15 @@ class Segment:
         files = open_files.files
         try:
             file = open_files.open(path)
+            try:
+                with file as fd:
+                    size = files.size(fd)
+                    header = find_header(partial(files.read, fd), size, path, identity)
+            except BaseException:
+                file.close()
+                raise
         except OSError as exc:
             raise LogReadError(path, exc) from exc
-        try:
-            with file as fd:
-                size = files.size(fd)
-                header = find_header(partial(files.read, fd), size, path, identity)
-        except OSError as exc:
-            file.close()
-            raise LogReadError(path, exc) from exc
-        except NotASegmentError:
-            file.close()
-            raise
         if header is None:
             file.close()
             return None
@@ -248,9 +245,8 @@ class Segment:
             for found, header in find_headers(window, 0, self.seed):
                 if header.base_sequence >= expected and header.next_sequence <= limit:
                     return start + found
-            start += max(
-                1, len(window) - HEADER_BYTES + 1
-            )  # a header may begin in what is left of the window
+            # A header may begin in what is left of the window.
+            start += max(1, len(window) - HEADER_BYTES + 1)
         return None
 
     # ------------------------------------------------------------------ looking up
