@@ -29,7 +29,7 @@ from spark.support import (
 from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
-from trio_nsq.spark.export.task import ExportTask, export_range
+from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.runtime.engine import run_inline
 from trio_nsq.spark.storage import ArrowStorage, LocalStorage
@@ -375,7 +375,7 @@ def test_an_export_to_a_file_system_of_pyarrow(qcli: Cli, topic: str, tmp_path: 
     for _ in range(2):
         job = ExportJob(request_for(qcli, topic, tmp_path / "a", min_ranges=3), arrow)
         for task in job.plan([qcli.http_address]):
-            export_range(task, arrow)
+            task.run(storage=arrow)
         job.run(run_inline, [], lambda *_: None)
     assert job.result.skipped_ranges == 3
     assert column(tmp_path / "a", "seq") == list(range(100))

@@ -22,7 +22,7 @@ from spark.support import ToParquet, cli_of, column, export, leftovers, numbers,
 from trio_nsq.extras import install_hint
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest, FileOptions
-from trio_nsq.spark.export.task import ExportTask, export_range
+from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.storage import LocalStorage
 
@@ -197,7 +197,7 @@ def test_an_interrupt_waits_for_the_thread_that_writes(qcli: Cli, topic: str, tm
     sys.setswitchinterval(0.5)  # the new thread goes on until it waits
     try:
         with pytest.raises(KeyboardInterrupt):
-            export_range(task, storage)
+            task.run(storage=storage)
     finally:
         sys.setswitchinterval(before_s)
         storage.noticed.set()

@@ -52,80 +52,79 @@ class ExportTask:
     def messages(self) -> int:
         return self.span.length
 
-    def run(self, advance: Advance | None = None) -> RangeResult:
-        return export_range(self, storage_at(self.request.place), advance)
+    def run(self, advance: Advance | None = None, storage: Storage | None = None) -> RangeResult:
+        """Write the files of the range, then its result; if there is a result already, only return it.
 
+        Files get their final names when all of them are complete. If this fails, no temporary files stay behind, unless
+        the process is killed.
 
-def export_range(task: ExportTask, storage: Storage, advance: Advance | None = None) -> RangeResult:
-    """Write the files of a range, then its result; if there is a result already, only return it.
+        Args:
+            advance: Called with the messages and bytes of each record.
+            storage: Where to write; None: the folder of the request.
 
-    Files get their final names when all of them are complete. If this fails, no temporary files stay behind, unless the
-    process is killed.
+        Raises:
+            BrokerUnreachable, RequestRefused, LogReplaced, RawStreamError, LogReadError: The range cannot be read.
+            OSError, StorageError: The files cannot be written.
+        """
+        storage = storage or storage_at(self.request.place)
+        path = result_path(self.request.topic, self.broker, self.span)
+        if (existing := storage.read(path)) is not None:
+            return RangeResult.from_bytes(existing)
+        files = _RangeFiles(storage, self)
+        try:
+            result = self._write(files, advance)
+            files.publish()
+        except BaseException:
+            files.discard()
+            raise
+        result = replace(result, files=files.names, file_bytes=files.file_bytes)
+        storage.write(path, result.to_bytes())
+        return result
 
-    Raises:
-        BrokerUnreachable, RequestRefused, LogReplaced, RawStreamError, LogReadError: The range cannot be read.
-        OSError, StorageError: The files cannot be written.
-    """
-    path = result_path(task.request.topic, task.broker, task.span)
-    if (existing := storage.read(path)) is not None:
-        return RangeResult.from_bytes(existing)
-    files = _RangeFiles(storage, task)
-    try:
-        result = _write(task, files, advance)
-        files.publish()
-    except BaseException:
-        files.discard()
-        raise
-    result = replace(result, files=files.names, file_bytes=files.file_bytes)
-    storage.write(path, result.to_bytes())
-    return result
+    def _read(self) -> Iterator[Found | Spooled]:
+        if self.spool is not None:
+            partition = self.layout.partition
+            key_of = None if partition is PartitionBy.NONE else partial(partition_key, partition)
+            return read_spool(self.spool, self.span, key_of)
+        request = self.request
+        return BrokerLog(self.address, request.topic, request.tls, request.patience_s).read(self.span)
 
-
-def _read(task: ExportTask) -> Iterator[Found | Spooled]:
-    if task.spool is not None:
-        partition = task.layout.partition
-        key_of = None if partition is PartitionBy.NONE else partial(partition_key, partition)
-        return read_spool(task.spool, task.span, key_of)
-    request = task.request
-    return BrokerLog(task.address, request.topic, request.tls, request.patience_s).read(task.span)
-
-
-def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> RangeResult:
-    span = task.span
-    gaps: list[tuple[int, int, str]] = []
-    messages = body_bytes = for_one_channel = 0
-    last_id = None
-    for found in _read(task):
-        if isinstance(found, Gap):
-            gaps.append((found.first_sequence, found.next_sequence, found.reason))
-            continue
-        if isinstance(found, SpooledRows):
-            count = len(found)
-            if found.sequences[-1] == span.end - 1:
-                last_id = f"{found.ids[-1]:016x}"
-        else:
-            count = found.count
-            if found.next_sequence == span.end:
-                last_id = f"{found.first_id + count - 1:016x}"
-            if not is_for_all_channels(found):
-                for_one_channel += count
+    def _write(self, files: "_RangeFiles", advance: Advance | None) -> RangeResult:
+        span = self.span
+        gaps: list[tuple[int, int, str]] = []
+        messages = body_bytes = for_one_channel = 0
+        last_id = None
+        for found in self._read():
+            if isinstance(found, Gap):
+                gaps.append((found.first_sequence, found.next_sequence, found.reason))
                 continue
-        size = files.add(found)
-        messages += count
-        body_bytes += size
-        if advance is not None:
-            advance(count, size)
-    files.close()
-    return RangeResult(
-        task.broker,
-        *span,
-        messages,
-        body_bytes,
-        gaps=gaps,
-        for_one_channel=for_one_channel,
-        unparsed=files.builder.unparsed,
-        last_id=last_id,
-    )
+            if isinstance(found, SpooledRows):
+                count = len(found)
+                if found.sequences[-1] == span.end - 1:
+                    last_id = f"{found.ids[-1]:016x}"
+            else:
+                count = found.count
+                if found.next_sequence == span.end:
+                    last_id = f"{found.first_id + count - 1:016x}"
+                if not is_for_all_channels(found):
+                    for_one_channel += count
+                    continue
+            size = files.add(found)
+            messages += count
+            body_bytes += size
+            if advance is not None:
+                advance(count, size)
+        files.close()
+        return RangeResult(
+            self.broker,
+            *span,
+            messages,
+            body_bytes,
+            gaps=gaps,
+            for_one_channel=for_one_channel,
+            unparsed=files.builder.unparsed,
+            last_id=last_id,
+        )
 
 
 class _RangeFiles:
