@@ -223,16 +223,13 @@ class DiskLog:
                 continue  # the segment was discarded before this read began
             self._hints.pop(sequence, None)
             if records:
-                self._remember(records[-1].next_sequence, segment, offset)
+                if len(self._hints) >= _MAX_HINTS:
+                    self._hints.clear()
+                self._hints[records[-1].next_sequence] = (segment.base_sequence, offset)
                 return records
             if following < self.next_sequence:
                 segment.damage.messages_missing(sequence, following, segment.size)
             sequence = following  # the rest of this segment is damaged
-
-    def _remember(self, sequence: int, segment: Segment, offset: int) -> None:
-        if len(self._hints) >= _MAX_HINTS:
-            self._hints.clear()
-        self._hints[sequence] = (segment.base_sequence, offset)
 
     def _segment_holding(self, sequence: int) -> Segment | None:
         segments = self._segments
