@@ -31,10 +31,8 @@ class Synced:
     """What came of one sync of a topic's log.
 
     Attributes:
-        topic: Whose log.
         request: The last request, by its number, that the sync served.
         writes: As many writes, counted by `Log.writes`, are on stable storage, unless there is an `error`.
-        took_s: How long the sync took.
         error: Why it failed. The log is not synced again before this is told.
         goes_on: The thread syncs the log again at once.
     """
@@ -54,7 +52,6 @@ class GroupCommitter:
         nursery: Hosts the threads. When it is cancelled, what was requested is synced all the same.
         poller: What is requested in its rounds waits for `begin`; in them results are told, too.
         on_synced: Called in the event loop with what came of some syncs, in their order.
-        pacing: See there.
         clock_s: Seconds, by any clock that never steps; called in the threads, too.
     """
 

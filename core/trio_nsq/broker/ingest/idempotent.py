@@ -23,7 +23,6 @@ class BatchNumber:
     """What a producer calls a batch.
 
     Attributes:
-        producer: Its own name.
         number: Greater than those of all its batches before, in the same topic.
     """
 
@@ -44,10 +43,6 @@ class IdempotentPublisher:
 
     A producer's batches are stored one after the other: if a later one were while an earlier one fails, that would be
     taken for a repetition when it is sent again.
-
-    Args:
-        broker: Knows which batches were stored.
-        topics: Stores them.
     """
 
     def __init__(self, broker: Broker, topics: Topics) -> None:
@@ -60,8 +55,6 @@ class IdempotentPublisher:
 
         Args:
             topic: Made if need be.
-            name: See there.
-            sets: See `Publication`.
             due_ns: When they may be delivered, Unix nanoseconds; 0: at once.
 
         Raises:

@@ -107,7 +107,6 @@ class Write:
     Attributes:
         number: Of the write, as `Log.writes` counts.
         records: What was written, at least one.
-        took_s: How long the write took.
     """
 
     number: int

@@ -44,10 +44,7 @@ class Publisher:
     """Stores what is published. One for a broker.
 
     Args:
-        options: The sync mode and its numbers.
-        ids: Where message ids come from.
         nursery: Runs the threads. When it is cancelled, what was submitted is stored all the same.
-        spare_room: Of the data folder.
         poller: In its rounds, what is submitted gathers until the end of the round.
         delivery: Told whenever messages were added to a topic. Their publishers have been told before, unless the topic
             may refuse messages.
@@ -98,7 +95,6 @@ class Publisher:
         take back what is being stored.
 
         Args:
-            topic: Where to.
             publications: At least one.
 
         Raises:

@@ -42,15 +42,7 @@ class _Wait:
 
 
 class ScheduledSyncs:
-    """Syncs what was written after every so many messages or so much time. One for a broker.
-
-    Args:
-        options: The numbers.
-        committer: Syncs.
-
-    Attributes:
-        duration: What a sync of a log took each time.
-    """
+    """Syncs what was written after every so many messages or so much time. One for a broker."""
 
     def __init__(self, options: BrokerOptions, committer: GroupCommitter) -> None:
         self.duration = Histogram()

@@ -30,10 +30,8 @@ class MessageIds:
     Args:
         node_id: 0..1023.
         start: The counter's first value; later than any used before on this node.
-        reserved: See there.
 
     Attributes:
-        next: The counter.
         reserved: The counter may not pass this: a restart would begin there. Raised when that is on disk.
     """
 
@@ -59,7 +57,6 @@ class Broker:
     """The topics, and what is due when.
 
     Args:
-        options: See there.
         make_log: Gives the log of a new topic, by name. May raise LogError.
 
     Attributes:
@@ -71,7 +68,6 @@ class Broker:
             owner clears it.
         on_names_changed: Called with the names of a topic and a channel when that channel, or if it is None the
             topic, was made or deleted; a deleted topic's channels go without a call.
-        cache: Decoded batches of all topics.
         alarms: When channels have to be looked at, see `tick`.
         publishable: Topics that need not be made, saved or waited for before something is published to them, by name.
             The owner adds them.

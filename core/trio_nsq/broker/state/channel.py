@@ -38,26 +38,19 @@ class Channel:
     """One channel of a topic.
 
     Args:
-        topic: What it knows of its topic.
-        store: Where its messages come from.
         name: Valid, and unique in the topic.
         cursor: The first sequence it will deliver.
-        version: Counts the changes of what a checkpoint saves of it; None: nothing is saved.
-        private: See below.
 
     Attributes:
         private: It shows what is published from its beginning on to whoever asked for that, and counts for nothing
             else: see `Topic`. It is ephemeral.
         messages: Where each message is that is not finished.
-        dispatcher: Puts messages in flight.
-        read_ahead: What was read from disk to be delivered.
         consumers: In the order they came.
         message_count, finish_count, requeue_count, timeout_count: Since the broker started.
         dead_letter_count: Messages that went to the dead-letter topic since then.
         given_up_count: Those dropped after their last attempt, because there is no such topic.
         e2e_latency: Nanoseconds from publish to FIN, of late; None if that is not measured.
         ephemeral: It goes with its last consumer, and is not kept over a restart.
-        settings: Those in force.
     """
 
     def __init__(
@@ -168,7 +161,6 @@ class Channel:
 
         Args:
             sequences: Past all that were passed to this method or to `skip` before.
-            due_ns: When they are to be delivered.
             held: The batch that holds them, if nothing but memory has it.
         """
         self.message_count += len(sequences)

@@ -36,8 +36,6 @@ class Waiting(NamedTuple):
     Attributes:
         state: `requeued`: it comes again, or its time has come; `fresh`: it was never delivered; `deferred`: it waits
             for its time.
-        sequence: Its place in the topic.
-        attempts: How often it was delivered so far.
         due_ns: When it may be delivered, Unix nanoseconds; 0: now.
         held: The batch that holds it, if nothing but memory has it.
     """
@@ -51,9 +49,6 @@ class Waiting(NamedTuple):
 
 class RequeuedMessages:
     """They are delivered in this order.
-
-    Args:
-        version: The channel's.
 
     Attributes:
         entries: All of them; changed by this class only.
@@ -102,12 +97,6 @@ class RequeuedMessages:
 
 class ChannelMessages:
     """The unfinished messages of one channel.
-
-    Args:
-        topic: What is known of the topic.
-        cursor: The first sequence that is to be delivered.
-        version: The channel's.
-        private: See `Channel`.
 
     Attributes:
         cursor, requeued, deferred, withdrawn: Where messages are; what is in flight is with the consumers.
@@ -291,7 +280,6 @@ class ChannelMessages:
         """Withdraw those of these messages that are not in flight, and return them.
 
         Args:
-            sequences: Which.
             holding: Gives the batch that holds a message, if nothing but memory has it. None: the log has them all.
         """
         wanted = set(sequences)

@@ -117,14 +117,10 @@ class Checkpoint:
 
     Args:
         head: The first seven of these.
-        waiting: A copy of the topic's.
-        producers: As `Producers.state`.
         durable, ephemeral: The channels. Those that have not changed since an earlier checkpoint are encoded already.
         moved_letters: How many dead letters have left the channels since the last checkpoint.
-        settings: The topic's.
 
     Attributes:
-        moved_letters: As above.
         settings: Those that are in force once it is saved.
         names_batches: It tells what producers have published, so the log has to have that before this is on disk.
         parts: The object, in UTF-8, in pieces. None until `encode` has come to its end.

@@ -12,7 +12,6 @@ class Cursor:
     """The next sequence never delivered, and the *holes* past it: [start, end), not to be delivered from there.
 
     Args:
-        position: Where it begins.
         version: The channel's; None: it is a copy, which is not saved.
 
     Attributes:

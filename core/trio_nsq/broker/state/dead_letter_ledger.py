@@ -10,11 +10,7 @@ from .version import Version
 
 
 class DeadLetterLedger:
-    """The ledger of one topic, which may be a dead-letter topic, and may have channels with dead letters.
-
-    Args:
-        version: The topic's.
-    """
+    """The ledger of one topic, which may be a dead-letter topic, and may have channels with dead letters."""
 
     __slots__ = ("_moved", "_unconfirmed", "_version")
 

@@ -28,8 +28,6 @@ class Released(NamedTuple):
     """A message that is no longer deferred.
 
     Attributes:
-        sequence: Its place in the topic.
-        attempts: Deliveries so far.
         held: The batch that holds it, if only memory has it.
     """
 
@@ -200,7 +198,6 @@ class DeferredMessages:
         """Defer messages, at least one, until `due_ns`.
 
         Args:
-            due_ns: Unix nanoseconds.
             sequences: Of messages that are not deferred yet.
             attempts: How often each of them was delivered; stored as at most 65535.
             held: The batch that holds them, if only memory has it.

@@ -85,9 +85,7 @@ class Dispatcher:
     """Puts messages of one channel in flight.
 
     Attributes:
-        name: The channel's.
         paused: Nothing is sent to consumers.
-        buffering: Whether messages wait for more, to be sent together.
         budget_exhausted: The last `dispatch` passed over as many messages as one call may, because they are too old,
             damaged, or for others. There may be more behind them.
         others_wait_for_read: The last `dispatch` could deliver something, but other messages have to be read from disk

@@ -35,7 +35,6 @@ class Delivery:
         first_sequence: That of the first; the others follow it.
 
     Attributes:
-        next_sequence: The one after the last.
         left: How many of them are still in flight. In a run, these are the last ones.
         deadline_ns: When they go back to the channel.
         delivered_ns: When they were sent.
@@ -129,7 +128,6 @@ class InFlight:
     """All of them, in the order of their deadlines, those of a delivery in the order of their ids.
 
     Attributes:
-        count: Messages.
         version: The channel's, which sets it.
     """
 

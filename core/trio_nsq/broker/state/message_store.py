@@ -44,7 +44,6 @@ class Found:
     """What was read of that.
 
     Attributes:
-        wanted: What was asked for.
         end: Where the log ended before.
         ahead: Batches from the cursor on; empty: nothing is left before `end`. None: not read.
         again: The batch that holds each message, None if it is damaged. Those that were not read are not there.
@@ -64,13 +63,9 @@ class MessageStore:
     """Finds the messages of a topic, in memory or in its log.
 
     Args:
-        name: The topic's name.
-        log: The topic's log; its owner closes it.
-        cache: The broker's decoded batches.
         mem_queue_size: How many of the newest messages to keep decoded.
 
     Attributes:
-        name, log: As above.
         waits_for_disk: `fetch` and `batch_holding` do. Otherwise the caller has to `read` what its channels want.
     """
 

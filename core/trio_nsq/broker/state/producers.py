@@ -23,8 +23,6 @@ class LastBatch(NamedTuple):
     """A producer's greatest number.
 
     Attributes:
-        producer: Its name.
-        number: The number.
         sequence: Of the first message of that batch.
     """
 
@@ -37,9 +35,6 @@ class Producers:
     """Those of one topic.
 
     Times are Unix nanoseconds, by the clock that the messages' timestamps are by.
-
-    Args:
-        version: The topic's.
 
     Attributes:
         forgotten: The names of the last hundred that had to make room for others. Who reports them removes them.

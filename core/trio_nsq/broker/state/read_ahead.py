@@ -14,12 +14,7 @@ _READ_AT_ONCE = 64
 
 
 class ReadAhead:
-    """What one channel has read.
-
-    Args:
-        store: Where its messages are.
-        messages: Which they are.
-    """
+    """What one channel has read."""
 
     __slots__ = ("_again", "_batches", "_messages", "_since", "_since_ns", "_store")
 

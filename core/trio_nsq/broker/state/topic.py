@@ -56,25 +56,16 @@ class Topic:
     """One topic, synchronous and pure but for reading its log.
 
     Args:
-        name: A valid topic name.
         log: Where its messages lie; the topic does not close it.
-        cache: The broker's decoded batches.
-        mem_queue_size: How many of the newest messages to keep decoded.
-        e2e_window_ns: Over how long channels measure the time from publish to FIN; 0: they do not.
         defaults: Its settings, but for those that `configure` changes.
 
     Attributes:
-        version: Counts the changes of what a checkpoint saves of it.
         view: What its channels know of it.
-        store: Its messages.
         paused: Nothing is distributed.
-        settings: Those in force.
         ephemeral: It lives in memory only.
         message_count: Messages published since the broker started.
-        limits: What happens when too much waits.
         held_back: Why nothing may be published until its state is saved; empty: it may.
         may_refuse: Whether `limits.why_full` ever says anything, or it is held back.
-        dead_letters: Which are here, and which have left its channels.
         producers: What those that number their batches have published.
         has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
     """

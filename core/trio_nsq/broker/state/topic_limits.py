@@ -12,13 +12,6 @@ from .undistributed import UndistributedMessages
 class TopicLimits:
     """The limits of one topic.
 
-    Args:
-        topic: The topic's view.
-        log: The topic's log.
-        undistributed: What no channel has yet.
-        channels: The topic's, as they are at any time.
-        private: Those of them that are private.
-
     Attributes:
         settings: Those in force; the topic sets them.
         expired_count, dropped_count: Messages dropped since the broker started before any channel had them: they had
@@ -109,7 +102,6 @@ class TopicLimits:
         What the settings now in force already drop is not counted, nor what is in flight or deferred.
 
         Args:
-            settings: Those to come.
             expired_before: Messages below this sequence would have waited for too long; 0: none.
         """
         limited = settings.drops and settings.limits != self.settings.limits

@@ -6,12 +6,7 @@ from .version import Version
 
 
 class UndistributedMessages:
-    """Moves the high watermark of one topic.
-
-    Args:
-        topic: The view whose high watermark this is.
-        version: The topic's.
-    """
+    """Moves the high watermark of one topic."""
 
     __slots__ = ("_topic", "_version", "_waiting")
 

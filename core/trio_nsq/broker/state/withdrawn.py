@@ -13,8 +13,6 @@ class Withdrawn(NamedTuple):
     """A message that is withdrawn.
 
     Attributes:
-        sequence: Its place in the topic.
-        attempts: How often it was delivered.
         reason: How it came back from the last delivery that it may have; None: it may have more.
         held: The batch that holds it, if nothing but memory has it.
     """
@@ -29,9 +27,6 @@ class WithdrawnMessages:
     """A channel's messages withdrawn from delivery; exhausted ones wait for the dead-letter mover.
 
     Iterating yields all of them, whether the mover has taken them or not.
-
-    Args:
-        version: The channel's.
     """
 
     __slots__ = ("_taken", "_version", "_waiting")

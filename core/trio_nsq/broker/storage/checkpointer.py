@@ -74,8 +74,6 @@ class Checkpointer:
     """Saves topics: at once where somebody waits for it, the others on a schedule.
 
     Args:
-        broker: Whose topics these are.
-        folder: Where to.
         ids: The ids of messages; more are reserved before they are used up.
         now_ns: The time by the clock of the messages' timestamps, Unix nanoseconds.
         roll: See `RetentionManager`.
@@ -83,7 +81,6 @@ class Checkpointer:
 
     Attributes:
         error: Empty, or what the last write failed with.
-        retention: See there.
     """
 
     def __init__(

@@ -61,7 +61,6 @@ def kept_from(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns: in
 
     Args:
         files: Those of a log, at least one.
-        settings: The topic's.
         now_ns: Unix nanoseconds.
 
     Raises:

@@ -31,7 +31,6 @@ class SpareRoom:
 
     Args:
         path: The file. It is gone while the disk is too full for it.
-        files: The file system.
 
     Attributes:
         closed_because: Why appends are refused; empty: they are not.
