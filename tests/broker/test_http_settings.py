@@ -1,6 +1,7 @@
 """/topic/settings and /channel/settings."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import httpx
 import pytest
 
 from broker.api import Api, running_api
-from trio_nsq.broker.state.settings import ChannelSettings, TopicSettings, as_json
+from trio_nsq.broker.state.settings import ChannelSettings, TopicSettings
 
 TOPIC = "/topic/settings?topic=t"
 CHANNEL = "/channel/settings?topic=t&channel=c"
@@ -22,13 +23,13 @@ async def test_settings_are_told_and_changed(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
-        assert (await api.send("GET", TOPIC)).json() == as_json(TopicSettings())
-        assert (await api.send("GET", CHANNEL)).json() == as_json(ChannelSettings())
+        assert (await api.send("GET", TOPIC)).json() == asdict(TopicSettings())
+        assert (await api.send("GET", CHANNEL)).json() == asdict(ChannelSettings())
         changed = await put(api, TOPIC, {"ttl_ms": 5})
-        assert (changed.status_code, changed.json()) == (200, as_json(TopicSettings(ttl_ms=5)))
+        assert (changed.status_code, changed.json()) == (200, asdict(TopicSettings(ttl_ms=5)))
         changed = await put(api, CHANNEL, {"max_attempts": 3, "dead_letter_topic": "t.dead"})
-        assert changed.json() == as_json(ChannelSettings(3, "t.dead"))
-        assert (await put(api, TOPIC, {})).json() == as_json(TopicSettings(ttl_ms=5))
+        assert changed.json() == asdict(ChannelSettings(3, "t.dead"))
+        assert (await put(api, TOPIC, {})).json() == asdict(TopicSettings(ttl_ms=5))
 
 
 async def test_a_dry_run_changes_nothing_and_tells_what_would_be_dropped(tmp_path: Path) -> None:
@@ -40,11 +41,11 @@ async def test_a_dry_run_changes_nothing_and_tells_what_would_be_dropped(tmp_pat
         changes = {"max_messages": 1, "when_full": "drop-oldest"}
         told = await put(api, dry, changes)
         settings = TopicSettings(max_messages=1, when_full="drop-oldest")
-        assert told.json() == as_json(settings) | {"dropped": 2, "dry_run": True}
+        assert told.json() == asdict(settings) | {"dropped": 2, "dry_run": True}
         assert (await put(api, dry, {"ttl_ms": 3_600_000})).json()["dropped"] == 0
-        assert (await api.send("GET", TOPIC)).json() == as_json(TopicSettings())
+        assert (await api.send("GET", TOPIC)).json() == asdict(TopicSettings())
         assert (await put(api, dry, {"ttl_ms": -1})).status_code == 400
-        assert (await put(api, f"{TOPIC}&dry_run=false", changes)).json() == as_json(settings)
+        assert (await put(api, f"{TOPIC}&dry_run=false", changes)).json() == asdict(settings)
 
 
 async def test_a_dry_run_for_a_channel_changes_nothing(tmp_path: Path) -> None:
@@ -54,8 +55,8 @@ async def test_a_dry_run_for_a_channel_changes_nothing(tmp_path: Path) -> None:
         dry = f"{CHANNEL}&dry_run=true"
         told = await put(api, dry, {"max_attempts": 3, "dead_letter_topic": "dead"})
         settings = ChannelSettings(3, "dead")
-        assert (told.status_code, told.json()) == (200, as_json(settings) | {"dropped": 0, "dry_run": True})
-        assert (await api.send("GET", CHANNEL)).json() == as_json(ChannelSettings())
+        assert (told.status_code, told.json()) == (200, asdict(settings) | {"dropped": 0, "dry_run": True})
+        assert (await api.send("GET", CHANNEL)).json() == asdict(ChannelSettings())
         for refused in ({"max_attempts": -1}, {"dead_letter_topic": "t"}):
             assert (await put(api, dry, refused)).status_code == 400
         await put(api, CHANNEL, {"dead_letter_topic": "dead"})
@@ -74,9 +75,9 @@ async def test_settings_outlast_a_restart(tmp_path: Path) -> None:
         await put(api, TOPIC, {"retention_bytes": -1})
         await put(api, CHANNEL, {"max_attempts": 3})
     async with running_api(tmp_path / "d") as api:
-        assert (await api.send("GET", TOPIC)).json() == as_json(TopicSettings(retention_bytes=-1))
-        assert (await api.send("GET", CHANNEL)).json() == as_json(ChannelSettings(max_attempts=3))
-        assert (await put(api, TOPIC, {"retention_bytes": None})).json() == as_json(TopicSettings())
+        assert (await api.send("GET", TOPIC)).json() == asdict(TopicSettings(retention_bytes=-1))
+        assert (await api.send("GET", CHANNEL)).json() == asdict(ChannelSettings(max_attempts=3))
+        assert (await put(api, TOPIC, {"retention_bytes": None})).json() == asdict(TopicSettings())
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """Settings of topics and channels: what they may be, and how they are changed."""
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
 
-from trio_nsq.broker.state.settings import ChannelSettings, SettingsError, TopicSettings, as_json, change
+from trio_nsq.broker.state.settings import ChannelSettings, SettingsError, TopicSettings, change
 
 
 def test_what_is_not_named_stays() -> None:
@@ -31,8 +31,8 @@ def test_zero_is_said_against_a_default() -> None:
 
 @pytest.mark.parametrize("settings", [TopicSettings(), ChannelSettings()])
 def test_json_and_back(settings: Any) -> None:
-    assert list(as_json(settings)) == [field.name for field in fields(settings)]
-    assert change(type(settings)(), {}, json.loads(json.dumps(as_json(settings))))[0] == settings
+    assert list(asdict(settings)) == [field.name for field in fields(settings)]
+    assert change(type(settings)(), {}, json.loads(json.dumps(asdict(settings))))[0] == settings
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ until somebody has dealt with it. A request does what it can in a second, and sa
 import math
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -335,5 +335,5 @@ def _line(topic: str, letter: Letter) -> bytes:
         letter.sequence,
         None,
         letter.body,
-        origin=letter.origin.as_json() if letter.origin is not None else None,
+        origin=asdict(letter.origin) if letter.origin is not None else None,
     )

@@ -1,5 +1,6 @@
 """What changes topics and channels, and their settings (NSQ's HTTP API; settings and producers are not nsqd's)."""
 
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -7,7 +8,7 @@ from ...http import HTTPError, Request, Response, channel_names, given, valid_na
 from ...untrusted_json import decode_json
 from ..dead_letters import refuse_loop
 from ..server import Server
-from ..state.settings import ChannelSettings, TopicSettings, as_json
+from ..state.settings import ChannelSettings, TopicSettings
 from ..state.topic import Topic
 from .targets import (
     find_channel,
@@ -100,7 +101,7 @@ async def pause_channel(server: Server, request: Request, *, paused: bool) -> Re
 
 async def get_topic_settings(server: Server, request: Request) -> Response:
     """A topic's settings in force as a JSON object, by name."""
-    return Response.json(as_json(find_topic(server, request).settings))
+    return Response.json(asdict(find_topic(server, request).settings))
 
 
 async def put_topic_settings(server: Server, request: Request) -> Response:
@@ -112,7 +113,7 @@ async def put_topic_settings(server: Server, request: Request) -> Response:
     if is_dry_run(request):
         return await _try_topic_settings(server, topic, changes)
     await server.admin.configure_topic(topic, changes)
-    return Response.json(as_json(topic.settings))
+    return Response.json(asdict(topic.settings))
 
 
 async def _try_topic_settings(server: Server, topic: Topic, changes: dict[str, Any]) -> Response:
@@ -126,7 +127,7 @@ async def _try_topic_settings(server: Server, topic: Topic, changes: dict[str, A
 
 async def get_channel_settings(server: Server, request: Request) -> Response:
     """A channel's settings, likewise."""
-    return Response.json(as_json(find_channel(server, request).settings))
+    return Response.json(asdict(find_channel(server, request).settings))
 
 
 async def put_channel_settings(server: Server, request: Request) -> Response:
@@ -137,12 +138,12 @@ async def put_channel_settings(server: Server, request: Request) -> Response:
         settings = channel.settings_with(changes)
         return _effect(settings, channel.would_drop(settings))
     await server.admin.configure_channel(channel, changes)
-    return Response.json(as_json(channel.settings))
+    return Response.json(asdict(channel.settings))
 
 
 def _effect(settings: TopicSettings | ChannelSettings, dropped: int) -> Response:
     """The answer to a dry run: the settings that would be in force, and how many messages would be dropped at once."""
-    return Response.json(as_json(settings) | {"dropped": dropped, "dry_run": True})
+    return Response.json(asdict(settings) | {"dropped": dropped, "dry_run": True})
 
 
 def _changes(request: Request) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What `/stats` says, in nsqd's names, order and units (NSQ's HTTP API: /stats)."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from operator import itemgetter
 from typing import Any
 
@@ -9,7 +10,7 @@ from ..session.session import Session
 from ..state.channel import Channel
 from ..state.channel_messages import ChannelMessages
 from ..state.quantiles import Sketch
-from ..state.settings import TopicSettings, as_json
+from ..state.settings import TopicSettings
 from ..state.topic import Topic
 from ..state.topic_limits import TopicLimits
 
@@ -167,8 +168,8 @@ class _Figures:
 
 def _switched_on(settings: TopicSettings) -> dict[str, Any]:
     """The settings that make a topic another than nsqd's would be."""
-    usual = as_json(TopicSettings())
-    found = {name: value for name, value in as_json(settings).items() if value != usual[name]}
+    usual = asdict(TopicSettings())
+    found = {name: value for name, value in asdict(settings).items() if value != usual[name]}
     return found | ({"when_full": settings.when_full} if settings.is_limited else {})
 
 

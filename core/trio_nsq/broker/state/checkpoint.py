@@ -106,6 +106,7 @@ def _encode_rows(rows: Iterator[Row], sequence_at: int) -> Generator[int, None, 
     return f"[{','.join(texts)}]", min(lowest)
 
 
+@dataclass(eq=False)
 class Checkpoint:
     """A topic at one moment, on its way to disk.
 
@@ -119,77 +120,67 @@ class Checkpoint:
         head: The first seven of these.
         durable, ephemeral: The channels. Those that have not changed since an earlier checkpoint are encoded already.
         moved_letters: How many dead letters have left the channels since the last checkpoint.
+        settings: Those that are in force once it is saved.
 
     Attributes:
-        settings: Those that are in force once it is saved.
-        names_batches: It tells what producers have published, so the log has to have that before this is on disk.
-        parts: The object, in UTF-8, in pieces. None until `encode` has come to its end.
+        parts: The object, in UTF-8, in pieces. Empty until `encode` has come to its end.
         first_needed: The oldest sequence that the topic, or one restored from this, would read; likewise.
         all_needed: The sequence from which on it would read all that comes; before it only those messages of its
             channels that are unfinished; likewise.
     """
 
-    def __init__(
-        self,
-        head: dict[str, Any],
-        waiting: WaitingMessages,
-        producers: list[LastBatch],
-        durable: list[ChannelState],
-        ephemeral: list[ChannelState],
-        moved_letters: int,
-        settings: TopicSettings,
-    ) -> None:
-        self.parts: list[bytes] = []
-        self.moved_letters = moved_letters
-        self.settings = settings
-        self.names_batches = bool(producers)
-        self.first_needed = self.all_needed = 0
-        self._head = head
-        self._waiting = waiting
-        self._producers = producers
-        self._durable = {channel.name: channel for channel in durable}
-        self._ephemeral = ephemeral
+    head: dict[str, Any]
+    waiting: WaitingMessages
+    producers: list[LastBatch]
+    durable: dict[str, ChannelState]
+    ephemeral: list[ChannelState]
+    moved_letters: int
+    settings: TopicSettings
+    parts: list[bytes] = field(init=False, default_factory=list)
+    first_needed: int = field(init=False, default=0)
+    all_needed: int = field(init=False, default=0)
 
-    # ------------------------------------------------------------------ changes that are saved before they are made
+    @property
+    def names_batches(self) -> bool:
+        """It tells what producers have published, so the log has to have that before this is on disk."""
+        return bool(self.producers)
 
     def change_topic(self, **fields: Any) -> None:
         """Save other values of the topic's own fields, named as above."""
-        self._head.update(fields)
+        self.head.update(fields)
 
     def change_channel(self, state: ChannelState) -> None:
-        self._durable[state.name] = state
+        self.durable[state.name] = state
 
     def add_channel(self, name: str) -> None:
         """Save a new channel, as `Topic.add_channel` makes it."""
-        self.change_channel(ChannelState(name, False, {}, int(self._head["distribution_point"])))
+        self.change_channel(ChannelState(name, False, {}, int(self.head["distribution_point"])))
 
     def remove_channel(self, name: str) -> None:
-        self._durable.pop(name, None)
+        self.durable.pop(name, None)
 
     def forget_producer(self, producer: str) -> None:
-        known = [last.producer for last in self._producers]
+        known = [last.producer for last in self.producers]
         if producer in known:
             at = known.index(producer)
-            del self._producers[at], self._head["producers_used"][at]
+            del self.producers[at], self.head["producers_used"][at]
 
     def forget_waiting(self) -> None:
         """Save no message that waits for its time behind the high watermark."""
-        self._waiting = WaitingMessages()
-
-    # ------------------------------------------------------------------ on the way to disk
+        self.waiting = WaitingMessages()
 
     def encode(self) -> Iterator[int]:
         """Set `parts` and `first_needed`, in steps between which others may have their turn; yields their sizes."""
-        self.all_needed = min(int(self._head["distribution_point"]), int(self._head["settled"]))
-        durable_channels = list(self._durable.values())
-        channels = durable_channels + self._ephemeral
+        self.all_needed = min(int(self.head["distribution_point"]), int(self.head["settled"]))
+        durable_channels = list(self.durable.values())
+        channels = durable_channels + self.ephemeral
         waiting = "[]"
-        if self._waiting:
-            waiting, lowest = yield from _encode_rows(map(_row, self._waiting), 0)
+        if self.waiting:
+            waiting, lowest = yield from _encode_rows(map(_row, self.waiting), 0)
             self.all_needed = min(self.all_needed, lowest)
         producers = ""
-        if self._producers:
-            rows, _ = yield from _encode_rows(iter(self._producers), 2)
+        if self.producers:
+            rows, _ = yield from _encode_rows(iter(self.producers), 2)
             producers = f',"producers":{rows}'
         self.all_needed = min([self.all_needed, *(channel.cursor for channel in channels)])
         cost = 0
@@ -202,10 +193,10 @@ class Checkpoint:
                     yield cost
                     cost = 0
             cost += _CHANNEL_COST
-        ephemeral = min((channel.first_needed for channel in self._ephemeral), default=self._head["end"])
+        ephemeral = min((channel.first_needed for channel in self.ephemeral), default=self.head["end"])
         durable = min((channel.first_needed for channel in durable_channels), default=self.all_needed)
         self.first_needed = min(self.all_needed, durable, ephemeral)
-        head = json.dumps({**self._head, "ephemeral_needed": ephemeral}, separators=(",", ":"))
+        head = json.dumps({**self.head, "ephemeral_needed": ephemeral}, separators=(",", ":"))
         self.parts = [f'{head[:-1]},"waiting_deferred":{waiting}{producers},"channels":['.encode()]
         for number, channel in enumerate(durable_channels):
             if number:
@@ -220,7 +211,7 @@ class Checkpoint:
     def unfinished_before(self, sequence: int) -> list[int]:
         """The messages before `all_needed`, and before this, that it would read; ascending."""
         found: set[int] = set()
-        for channel in chain(self._durable.values(), self._ephemeral):
+        for channel in chain(self.durable.values(), self.ephemeral):
             if channel.first_needed < sequence:
                 found.update(each for each in channel.sequences() if each < sequence)
         return sorted(found)

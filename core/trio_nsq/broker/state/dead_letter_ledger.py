@@ -22,8 +22,6 @@ class DeadLetterLedger:
         # metadata they have there.
         self._moved: list[tuple[DeadLetterLedger, bytes]] = []
 
-    # ------------------------------------------------------------------ letters in this topic
-
     @property
     def unconfirmed(self) -> Mapping[bytes, int]:
         """The letters here that may be in the saved states of their channels, too: metadata and first sequence."""
@@ -44,8 +42,6 @@ class DeadLetterLedger:
         """Forget letters that are not in the saved state of the channel they come from any more."""
         if self._unconfirmed.pop(metadata, None) is not None:
             self._version.increment()
-
-    # ------------------------------------------------------------------ letters from this topic
 
     @property
     def moved_count(self) -> int:

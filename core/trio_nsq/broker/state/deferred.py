@@ -270,8 +270,6 @@ class DeferredMessages:
         self._held.clear()
         self._count = 0
 
-    # ------------------------------------------------------------------ checkpoints
-
     def copy(self) -> list[Block]:
         """Return a snapshot of all blocks; later changes do not show in it. It costs time for each block only."""
         for block in self._blocks:

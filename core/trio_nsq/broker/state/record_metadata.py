@@ -17,7 +17,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 _OF_BATCH = b'{"producer":'
 
@@ -50,17 +49,6 @@ class Origin:
     attempts: int
     timestamp_ns: int
     reason: Reason
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "topic": self.topic,
-            "channel": self.channel,
-            "id": self.id,
-            "sequence": self.sequence,
-            "attempts": self.attempts,
-            "timestamp_ns": self.timestamp_ns,
-            "reason": self.reason.value,
-        }
 
 
 def only_channel(metadata: bytes) -> str | None:

@@ -4,7 +4,7 @@ Nothing of it is there for a client of the V2 protocol to see, unless it is swit
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, get_args
 
 from ...protocol import NSQError, is_valid_name
@@ -121,8 +121,3 @@ def _checked(name: str, value: Any, default: object) -> Any:
     elif not isinstance(value, str) or (value and not is_valid_name(value)):
         raise SettingsError(f"{name} is {value!r}; it must be the name of a topic, or empty")
     return value
-
-
-def as_json(settings: TopicSettings | ChannelSettings) -> dict[str, Any]:
-    """All settings by name, as JSON has them; `change` reads it."""
-    return asdict(settings)

@@ -309,7 +309,7 @@ class Topic:
             },
             self._undistributed.copy_deferred(),
             self.producers.state(),
-            [c.state() for c in self.channels.values() if not c.ephemeral],
+            {name: c.state() for name, c in self.channels.items() if not c.ephemeral},
             [c.state() for c in self.channels.values() if c.ephemeral],
             self.dead_letters.moved_count,
             self.settings,

@@ -56,8 +56,6 @@ class UndistributedMessages:
         self._waiting = WaitingMessages()
         self._version.increment()
 
-    # ------------------------------------------------------------------ limits
-
     def after(self, count: int) -> int:
         """The sequence after the first `count` of the messages that `depth` counts."""
         to = self._topic.high_watermark

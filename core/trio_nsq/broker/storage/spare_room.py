@@ -55,8 +55,6 @@ class SpareRoom:
         self._appends_ended = Condition(self._lock)
         self._appending = 0
 
-    # ------------------------------------------------------------------ appends
-
     def begin_append(self) -> str:
         """Keep the room from being used until `end_append`. Returns why an append is refused; then it did nothing."""
         with self._lock:
@@ -90,8 +88,6 @@ class SpareRoom:
             )
             while self._appending:
                 self._appends_ended.wait()
-
-    # ------------------------------------------------------------------ everything else
 
     def use(self, work: Callable[[], _Result]) -> _Result:
         """Do something that a full disk must not prevent: if it finds no room, again in the spare room.
