@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio.testing
 
-from broker.support import RawClient, connected, running_broker, until
+from broker.support import RawClient, connected, running_broker, settle, threads_done, until
 from faults.scenario import http
 from log.support import HastyFiles, segment_files
 
@@ -121,6 +121,27 @@ async def test_a_state_ahead_of_its_log_is_never_taken_up_again(tmp_path: Path) 
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c", ready_count=10)
         assert await receive(client, 3) == [b"new"] * 3
+
+
+async def test_both_copies_have_everything_after_a_graceful_stop(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    """Also of topics that have not changed since a checkpoint."""
+    folder = tmp_path / "d" / "topics" / "t.topic"
+    async with running_broker(tmp_path / "d", checkpoint_interval_ms=1000) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe("t", "c", ready_count=10)
+            await client.publish("t", b"1", b"2")
+            await finish(client, 2)
+        await settle()
+        clock.jump(1)
+        await until(lambda: json.loads((folder / "state.json").read_bytes())["end"] == 2)
+        await threads_done()
+    damage(folder / "state.json")
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.publish("t", b"new")
+        await client.subscribe("t", "c", ready_count=10)
+        assert await receive(client, 1) == [b"new"]
 
 
 class Refusing(HastyFiles):

@@ -1,19 +1,24 @@
 """Saved state: what is new is on disk when it should be, whatever happens to those who wait for it."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
+import pytest
 import trio
+import trio.testing
 
-from broker.api import DONE, address, running_api
-from broker.support import HeldFiles, connected, settle, until
+from broker.api import DONE, OK, address, running_api
+from broker.letters import another
+from broker.support import HeldFiles, connected, settle, threads_done, until
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.server import Server
 from trio_nsq.broker.state.broker import Broker, MessageIds
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage.checkpointer import Checkpointer
 from trio_nsq.broker.storage.data_folder import ID_RESERVE, DataFolder
-from trio_nsq.log import Log, MemoryLog
+from trio_nsq.log import Files, Log, MemoryLog
 
 
 def saved_channels(data_path: Path) -> list[str]:
@@ -107,3 +112,95 @@ async def test_ids_are_reserved_long_before_those_reserved_are_used_up(tmp_path:
         nursery.cancel_scope.cancel()
     assert json.loads((tmp_path / "d" / "broker.json").read_bytes())["next_id"] == 1000 + ID_RESERVE
     folder.close()
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+class RefusedStates(Files):
+    """A real file system where the states of topics cannot be saved while `fails`.
+
+    Attributes:
+        refused: How often one was not saved.
+    """
+
+    def __init__(self) -> None:
+        self.fails = True
+        self.refused = 0
+
+    def replace(self, path: Path, content: bytes) -> None:
+        if self.fails and path.name == "state.json":
+            self.refused += 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().replace(path, content)
+
+
+async def test_what_could_not_be_saved_is_saved_at_the_next_checkpoint_and_reported_once(
+    tmp_path: Path, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = RefusedStates()
+    async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=1000) as api:
+        await api.tcp.publish("t", b"x")
+
+        async def fail_to_save() -> None:
+            before = files.refused
+            clock.jump(1)
+            await until(lambda: files.refused > before)
+            await threads_done()
+
+        await threads_done()
+        for _ in range(3):
+            await fail_to_save()
+        complaint = "cannot save the state of topic t: Input/output error"
+        assert caplog.messages.count(complaint) == 1
+        assert (await api.get("/ping")).text == f"NOK - {complaint}"
+        files.fails = False
+        clock.jump(1)
+        await until((tmp_path / "d" / "topics" / "t.topic" / "state.json").exists)
+        await threads_done()
+        assert (await api.get("/ping")).text == "OK"
+
+
+class UnsyncedLogs(Files):
+    """A real file system where logs cannot be synced while `fails`, and everything else can."""
+
+    fails = False
+
+    def sync(self, fd: int) -> None:
+        if self.fails and Path(f"/proc/self/fd/{fd}").readlink().suffix == ".log":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(fd)
+
+
+async def test_a_state_is_not_saved_ahead_of_a_log_that_cannot_be_synced(tmp_path: Path) -> None:
+    """After a power cut it would take messages for published that are in no log."""
+    files = UnsyncedLogs()
+    never = {"sync_timeout_ms": 10**9, "checkpoint_interval_ms": 10**9}
+    async with running_api(tmp_path / "d", files=files, sync="interval", **never) as api:
+        await api.post("/topic/create", topic="t")
+        assert await api.post("/channel/create", topic="t", channel="c") == DONE
+        assert await api.post("/pub", b"x", topic="t", producer="p", number=1) == OK
+        files.fails = True
+        reason = "cannot save the state of topic t: its log cannot be synced"
+        assert await api.post("/channel/create", topic="t", channel="d") == (503, reason)
+        state = tmp_path / "d" / "topics" / "t.topic" / "state.json"
+        assert "producers" not in json.loads(state.read_bytes())
+        files.fails = False
+        assert await api.post("/channel/create", topic="t", channel="d") == DONE
+        assert json.loads(state.read_bytes())["producers"] == [["p", 1, 0]]
+        assert saved_channels(tmp_path / "d") == ["c", "d"]
+
+
+async def test_an_emptied_channel_outlasts_a_kill_with_its_pause_and_its_settings(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", checkpoint_interval_ms=10**9) as api:
+        await api.tcp.publish("t", b"dropped")
+        assert await api.post("/channel/create", topic="t", channel="c") == DONE
+        await api.send("PUT", "/channel/settings?topic=t&channel=c", body=b'{"max_attempts": 7}')
+        assert await api.post("/channel/pause", topic="t", channel="c") == DONE
+        assert await api.post("/channel/empty", topic="t", channel="c") == DONE
+        async with another(api, tmp_path / "d") as api_after:
+            channel = await api_after.channel("t", "c")
+            assert (channel["depth"], channel["paused"], channel["max_attempts"]) == (0, True, 7)
