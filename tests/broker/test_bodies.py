@@ -63,6 +63,10 @@ class Publisher:
             answer += more
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
 
+    async def leave(self) -> None:
+        """End the connection."""
+        await self._raw.stream.aclose()
+
     async def note_close(self) -> None:
         while await self._raw.stream.receive_some(1000):
             pass
@@ -138,6 +142,28 @@ async def test_whoever_stalls_is_closed_when_others_wait(
         await other.end()
         assert sum(publisher.closed for publisher in stalled) == 1
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("kind", ["TCP", "HTTP", "HTTP in chunks"])
+async def test_whoever_leaves_in_the_middle_of_a_body_makes_room_at_once(
+    kind: str, tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with (
+        running_broker(tmp_path / "d", sync="interval", limits=LIMITS) as bound,
+        publishing(bound, *AT_ONCE * [kind]) as (leaving, *stalled),
+        publishing(bound, kind) as (other,),
+        trio.open_nursery() as nursery,
+    ):
+        for publisher in (leaving, *stalled):
+            nursery.start_soon(publisher.begin)
+        await settle()
+        nursery.start_soon(other.begin)
+        await settle()
+        assert (leaving.sent, other.sent) == (True, False)
+        await leaving.leave()
+        await settle()
+        assert other.sent
+        await other.end()
 
 
 async def exactly(client: RawClient, size: int) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.state import Fixture, Received, Subscriber, disk_log
+from broker.state import Fixture, Received, Subscriber, disk_log, effect_of_seek
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.checkpoint import first_needed
 from trio_nsq.broker.state.record_metadata import Reason, only_channel
@@ -107,6 +107,20 @@ def test_without_a_topic_for_it_a_message_is_dropped_and_counted() -> None:
     channel = fixture.channel()
     assert (channel.given_up_count, channel.messages.withdrawn.waiting, fixture.counts()) == (2, 0, (0, 0, 0))
     assert first_needed(saved(fixture)) == 2
+
+
+def test_given_up_messages_are_waiting_whether_they_are_being_moved_or_not() -> None:
+    """Otherwise those that were carried forward could not be found by their ids."""
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber()
+    fixture.publish(b"a", b"b", b"c")
+    attempt(subscriber, 1)
+    attempt(subscriber, 1)
+    messages = fixture.channel().messages
+    assert messages.waiting_before(2) == [0, 1]
+    messages.withdrawn.take(1)
+    assert (messages.waiting_before(2), messages.waiting_before(1)) == ([0, 1], [0])
+    assert effect_of_seek(fixture.channel(), 3).skipped == 3
 
 
 def test_given_up_messages_count_in_the_depth_and_keep_the_log() -> None:

@@ -94,3 +94,14 @@ def test_each_message_is_sampled_once_however_large_it_is() -> None:
     got = [message.body.rstrip(b"\0") for message in subscriber.receive()]
     assert got == [b"%d" % index for index in range(0, 20, 2)]
     assert len(asked) == 20
+
+
+def test_what_is_not_wanted_a_second_time_is_gone_after_a_restart_too() -> None:
+    fixture = Fixture()
+    subscriber = sampling(fixture, [True, False])
+    fixture.publish(b"a")
+    (message,) = subscriber.receive()
+    subscriber.requeue(message)
+    fixture.topic.snapshot()
+    assert subscriber.receive() == []
+    assert fixture.restarted(fixture.topic.snapshot()).drain() == []

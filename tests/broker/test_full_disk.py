@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,30 @@ class FullFiles(Files):
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().allocate(fd, size)
+
+
+class UnwritableFiles(FullFiles):
+    """The same; nothing can be written either."""
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(fd, offset, parts)
+
+
+async def test_topics_in_memory_are_published_to_on_a_full_disk(tmp_path: Path) -> None:
+    files = UnwritableFiles()
+    async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=10**9) as api:
+        await api.tcp.publish("t", b"makes the segment")
+        files.full = True
+        assert (await api.post("/channel/create", topic="t", channel="c"))[0] == 503
+        status, text = await api.post("/pub", b"x", topic="t")
+        assert (status, "messages are refused until" in text) == (503, True)
+        assert await api.post("/pub", b"over HTTP", topic="t#ephemeral") == OK
+        await api.tcp.publish("t#ephemeral", b"over TCP")
+        await api.tcp.subscribe("t#ephemeral", "c#ephemeral", ready_count=2)
+        assert [(await api.tcp.message()).body for _ in range(2)] == [b"over HTTP", b"over TCP"]
+        files.full = False
 
 
 def no_room_once(path: Path) -> Any:

@@ -1,19 +1,29 @@
 """A channel is on disk before anybody uses it, and a request that is refused has changed nothing."""
 
 import errno
+import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from broker.api import DONE, OK, Api, running_api
+from broker.letters import another
 from broker.support import FailingFiles, HeldFiles, RawClient, connected, dpub, mpub, settle
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.log import Files
 
 NO_SCHEDULE = {"checkpoint_interval_ms": 3_600_000}
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
 
 
 class UnsavedStates(Files):
@@ -169,6 +179,61 @@ async def test_dead_letters_that_cannot_be_dropped_are_still_there(tmp_path: Pat
         assert (await api.post("/dead_letters/drop", topic="dead"))[0] == 503
         await api.tcp.subscribe("dead", "dead-letters", ready_count=5)
         assert [(await api.tcp.message()).body for _ in range(2)] == [b"1", b"2"]
+
+
+class HeldUnsavedStates(HeldFiles, UnsavedStates):
+    """States that wait to be saved, and then cannot be."""
+
+
+async def test_dead_letters_that_cannot_be_dropped_come_to_a_consumer_that_waits(tmp_path: Path) -> None:
+    files = HeldUnsavedStates()
+    async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
+        await api.tcp.publish("dead", b"1", b"2")
+        await api.tcp.subscribe("dead", "dead-letters")
+        files.hold("replace")
+        files.fails = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(api.post, "/dead_letters/drop", topic="dead"))
+            await files.reached()
+            await api.tcp.send(b"RDY 5\n")
+            await settle()  # there is nothing for it: they are withdrawn
+            files.release()
+        assert [(await api.tcp.message()).body for _ in range(2)] == [b"1", b"2"]
+
+
+async def test_a_message_that_comes_due_while_it_is_cancelled_outlasts_a_kill(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    """The state that was saved lacks it, and it is kept."""
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.tcp.send(dpub("t", 1000, b"due meanwhile") + dpub("t", 9000, b"cancelled"))
+        await api.tcp.ok()
+        await api.tcp.ok()
+        lines = (await api.get("/channel/deferred", topic="t", channel="c")).text.splitlines()
+        due, cancelled = (json.loads(line)["id"] for line in lines)
+        files.hold("replace")
+        answers: list[object] = []
+
+        async def cancel() -> None:
+            answer = await api.send(
+                "POST", f"/channel/deferred/cancel?topic=t&channel=c&id={due},{cancelled}"
+            )
+            answers.append(answer.json())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel)
+            await files.reached()
+            clock.jump(1)
+            await settle()
+            files.release()
+        assert answers == [{"cancelled": [cancelled], "not_deferred": [due]}]
+        async with another(api, tmp_path / "d") as after:
+            await after.tcp.subscribe("t", "c", ready_count=5)
+            assert (await after.tcp.message()).body == b"due meanwhile"
+            assert (await after.channel("t", "c"))["deferred_count"] == 0
 
 
 async def test_a_refused_publish_leaves_no_topic_behind(tmp_path: Path) -> None:
