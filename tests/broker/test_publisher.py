@@ -20,6 +20,7 @@ from broker.support import (
     TopicsFiles,
     connected,
     identify,
+    is_idle,
     pub,
     running_broker,
     settle,
@@ -634,6 +635,68 @@ async def test_what_follows_a_failed_sync_is_refused_with_it(tmp_path: Path, fai
         assert one.topic.end == len(kept)
 
 
+class FailsLater(threading.Event):
+    """As a gate of `TopicsFiles`: the sync that waits for it fails."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        super().wait(timeout)
+        raise OSError(errno.EIO, "broken")
+
+
+class HeldRewrites(TopicsFiles):
+    """Where threads wait before they write: they do so when what a failed sync has left is written again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rewriting = threading.Event()
+        self.go_on = threading.Event()
+        self._event_loop = threading.get_ident()
+        self.holds = False
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        if self.holds and threading.get_ident() != self._event_loop:
+            self.rewriting.set()
+            assert self.go_on.wait(PATIENCE_S)
+        super().write(fd, offset, parts)
+
+
+async def test_a_log_is_not_written_again_before_what_a_failed_sync_left_is_taken_back(
+    tmp_path: Path,
+) -> None:
+    """A thread that went on by itself would write what was refused over what is published next."""
+    files = HeldRewrites()
+    pacing = {"min_commit_threads": 1, "max_commit_threads": 1}
+    async with running_publisher(tmp_path, files=files, **pacing) as running:
+        one = running.add("t")
+        one.publish()
+        await until(lambda: bool(one.stored) and not running.publisher.is_busy)
+        errors: list[PublishRefused | None] = []
+
+        def publish(body: bytes) -> None:
+            running.publisher.submit(one.topic, [Publication([pack_messages([body])])], errors.append)
+
+        gate = files.gates["t"] = FailsLater()
+        publish(b"fails")
+        await until(lambda: files.syncing == ["t"])
+        publish(b"comes after it")
+        await settle()
+        files.holds = True
+        del files.gates["t"]
+        gate.set()
+        while not (files.rewriting.is_set() or any(map(is_idle, threading.enumerate()))):
+            pass  # the event loop has not been told of the failure yet
+        await until(lambda: len(errors) == 2)
+        assert None not in errors
+        publish(b"stored")
+        await until(lambda: files.rewriting.is_set() or len(errors) == 3)
+        files.go_on.set()
+        await until(lambda: len(errors) == 3)
+        assert errors[2] is None
+    log = DiskLog(tmp_path / "d" / "topics" / "t.topic")
+    assert [body for record in log.read(0) for body in record.messages.bodies()] == [b"x", b"stored"]
+    log.close()
+
+
 async def test_what_was_written_is_synced_when_it_is_closed(tmp_path: Path) -> None:
     files = Counted()
     async with running_publisher(tmp_path, "interval", files) as running:
@@ -765,13 +828,6 @@ async def test_a_sync_that_is_asked_for_is_not_told_of_the_failure_of_the_one_be
 
         async def sync(which: str) -> None:
             told[which] = await running.publisher.sync(one.topic)
-
-        class FailsLater(threading.Event):
-            """The sync that waits for it fails."""
-
-            def wait(self, timeout: float | None = None) -> bool:
-                super().wait(timeout)
-                raise OSError(errno.EIO, "broken")
 
         gate = files.gates["t"] = FailsLater()
         async with trio.open_nursery() as nursery:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import trio
 
-from broker.support import PATIENCE_S, connected, pub, running_broker, settle
+from broker.support import PATIENCE_S, HeldFiles, connected, pub, running_broker, settle
 from lookup.fake_lookupd import FakeLookupd, fake_lookupd
 from trio_nsq.broker import BoundAddresses, BrokerOptions, StartupError, serve
 
@@ -145,6 +145,58 @@ async def test_a_first_publish_waits_for_the_channels_and_nothing_else_does(tmp_
             assert await depths(broker, "t") == {"a": 2, "b": 2, "c": 0}
             await one.publish("t", b"3")
             assert lookupd.asked == ["other", "t"]
+
+
+async def test_channels_elsewhere_count_for_the_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fake_lookupd() as lookupd:
+        async with running_broker(tmp_path, **around(lookupd, max_channels=2)) as broker:
+            await lookupd.conversation(0)
+            lookupd.channels = {"t": ["a", "b", "c"], "u": ["a", "b", "own"], "fits": ["a", "b"]}
+            async with connected(broker.tcp_address) as client, connected(broker.tcp_address) as consumer:
+                await client.publish("fits", b"1")
+                assert await depths(broker, "fits") == {"a": 1, "b": 1}
+                assert not caplog.messages
+                await client.publish("t", b"1")
+                assert await depths(broker, "t") == {"a": 1, "b": 1}
+                warning = "topic t: --max-channels allows only some of its channels elsewhere"
+                assert caplog.messages == [warning]
+                lookupd.gate = trio.Event()
+                await consumer.subscribe("u", "own")
+                lookupd.gate.set()
+                await client.publish("u", b"1")
+                assert await depths(broker, "u") == {"own": 1, "a": 1}
+
+
+async def test_channels_elsewhere_and_those_of_clients_together_keep_to_the_limit(tmp_path: Path) -> None:
+    """Whichever of them are on their way to disk when the others come."""
+    files = HeldFiles()
+    async with fake_lookupd() as lookupd:
+        async with running_broker(tmp_path, files=files, **around(lookupd, max_channels=2)) as broker:
+            await lookupd.conversation(0)
+            lookupd.channels = {"t": ["a", "b"], "u": ["a", "b"]}
+            async with connected(broker.tcp_address) as client, connected(broker.tcp_address) as consumer:
+                lookupd.gate = trio.Event()
+                files.hold("replace")
+                await consumer.send(b"SUB t own\n")
+                await files.reached()
+                lookupd.gate.set()
+                await settle()
+                files.release()
+                await consumer.ok()
+                await client.publish("t", b"1")
+                assert await depths(broker, "t") == {"own": 1, "a": 1}
+                files.hold("replace")
+                await client.send(pub("u", b"1"))
+                await files.reached()
+                async with connected(broker.tcp_address) as late:
+                    await late.send(b"SUB u own\n")
+                    await settle()
+                    files.release()
+                    assert (await late.error()).endswith("as many as --max-channels allows")
+                await client.ok()
+                assert await depths(broker, "u") == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("how", ["SUB", "create"])

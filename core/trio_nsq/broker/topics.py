@@ -300,16 +300,21 @@ class Topics:
 
     async def _precreate(self, topic: Topic, lookup: "LookupRegistration") -> None:
         """Make the channels that a new topic has elsewhere, durably, so that they miss none of its messages."""
+        coming = self._coming.setdefault(topic, set())
+        names: list[str] = []
         try:
             names = await lookup.channels(topic.name)
             if self.broker.stopping or self.broker.topics.get(topic.name) is not topic:
                 return
-            if 0 < self.options.max_channels < len(topic.channels.keys() | set(names)):
+            known = topic.channels.keys() | coming
+            new = [name for name in names if name not in known]
+            room = self.options.max_channels - len(known)
+            if self.options.max_channels and room < len(new):
                 logger.warning(
                     "topic %s: --max-channels allows only some of its channels elsewhere", topic.name
                 )
-                room = self.options.max_channels - len(topic.channels)
-                names = [name for name in names if name not in topic.channels][:room]
+                names = [*known.intersection(names), *new[: max(0, room)]]
+            coming.update(names)
             durable = [name for name in names if not is_ephemeral(name)]
 
             def plan(checkpoint: Checkpoint) -> None:
@@ -328,6 +333,7 @@ class Topics:
             # A mistake of ours: the topic has to do without.
             logger.exception("%s: channels could not be made in advance", topic.name)
         finally:
+            coming.difference_update(names)
             self._precreating.pop(topic).set()
 
     def _add_channel(self, topic_name: str, channel_name: str, *, private: bool = False) -> Channel:
