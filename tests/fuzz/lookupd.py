@@ -4,8 +4,7 @@ from random import Random
 
 from fuzz.engine import ways
 from lookup.support import identify
-from trio_nsq.lookup.protocol import Register, Unregister
-from trio_nsq.lookup.service.commands import CommandReader, Identify, Ping
+from trio_nsq.lookup.protocol import CommandReader, Identify, Ping, Register, Unregister
 from trio_nsq.protocol import CommandError, is_valid_name
 
 CODES = frozenset({"E_BAD_PROTOCOL", "E_INVALID", "E_BAD_BODY", "E_BAD_TOPIC", "E_BAD_CHANNEL"})

@@ -5,8 +5,7 @@ from struct import pack
 import pytest
 
 from lookup.support import identify
-from trio_nsq.lookup.protocol import PeerInfo, Register, Unregister
-from trio_nsq.lookup.service.commands import Command, CommandReader, Identify, Ping
+from trio_nsq.lookup.protocol import Command, CommandReader, Identify, PeerInfo, Ping, Register, Unregister
 from trio_nsq.protocol import CommandError
 from trio_nsq.protocol.limits import MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES
 

@@ -55,15 +55,13 @@ async def _call(handler: Handler, message: Message, auto_touch: bool) -> Excepti
 async def _result_of(handler: Handler, message: Message) -> Exception | None:
     try:
         work = handler(message)
+        if inspect.isawaitable(work):
+            await work
+            return None
     except Exception as failure:
         return failure
-    if not inspect.isawaitable(work):  # its author has to know, not the message to come again and again
-        raise TypeError(f"a handler must be an async function; {handler!r} returned {work!r:.100}")
-    try:
-        await work
-    except Exception as failure:
-        return failure
-    return None
+    # The author of the handler has to know; requeueing the message would not help.
+    raise TypeError(f"a handler must be an async function; {handler!r} returned {work!r:.100}")
 
 
 async def _touch(message: Message) -> None:

@@ -16,8 +16,7 @@ from ...protocol import CommandError
 from ...protocol.errors import quote
 from ...under_trio import require_trio
 from ...wording import count_of
-from ..protocol import OK, PeerInfo, Register, encode_response
-from .commands import Command, CommandReader, Identify, Ping
+from ..protocol import OK, Command, CommandReader, Identify, PeerInfo, Ping, Register, encode_response
 from .http_api import make_router
 from .names_file import NamesFile
 from .options import LookupdOptions
