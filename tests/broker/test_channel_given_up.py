@@ -11,7 +11,9 @@ from broker.state import Fixture, Received, Subscriber, disk_log, effect_of_seek
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.checkpoint import first_needed
 from trio_nsq.broker.state.record_metadata import Reason, only_channel
+from trio_nsq.broker.state.seek import Seek
 from trio_nsq.broker.state.settings import SettingsError
+from trio_nsq.log import MemoryLog
 
 
 def limited(max_attempts: int = 2, dead_letter_topic: str = "dead", **options: Any) -> Fixture:
@@ -121,6 +123,33 @@ def test_given_up_messages_are_waiting_whether_they_are_being_moved_or_not() -> 
     messages.withdrawn.take(1)
     assert (messages.waiting_before(2), messages.waiting_before(1)) == ([0, 1], [0])
     assert effect_of_seek(fixture.channel(), 3).skipped == 3
+
+
+def test_given_up_messages_that_the_log_has_no_more_outlast_a_move_to_its_beginning() -> None:
+    """Also a kill between the moment when the move is saved and the moment when it is made."""
+    fixture = limited(max_attempts=1, log=MemoryLog(max_messages=2), name="topic#ephemeral")
+    subscriber = fixture.subscriber(ready=2)
+    fixture.publish(b"being moved")
+    fixture.publish(b"waits")
+    for message in subscriber.receive():
+        subscriber.requeue(message)
+    subscriber.leave()
+    channel = fixture.channel()
+    taken = channel.messages.withdrawn.take(1)
+    fixture.publish_many(4)
+    assert fixture.log.first_sequence == 4
+    seek = Seek(channel, 4, fixture.now_ns)
+    for _ in seek.prepare():
+        pass
+    state = seek.state()
+    for _ in state.encode():
+        pass
+    assert sorted(state.sequences()) == [0, 1]
+    seek.close()
+    fixture.seek(4)
+    channel.configure({"max_attempts": 0})
+    channel.put_back(taken)
+    assert sorted(fixture.drain()) == [b"being moved", b"m2", b"m3", b"waits"]
 
 
 def test_given_up_messages_count_in_the_depth_and_keep_the_log() -> None:
