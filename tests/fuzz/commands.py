@@ -248,7 +248,7 @@ class Identities:
             if isinstance(value, str):
                 value.encode()  # it goes into /stats
         try:
-            settings = negotiate(request, LIMITS)
+            settings = negotiate(request, LIMITS, IdentifySettings.default(LIMITS))
         except CommandError as error:
             _check_error(error)
             return

@@ -144,9 +144,14 @@ def test_refused(body: bytes) -> None:
 DEFAULTS = IdentifySettings(30_000, 16_384, 250, 0, 60_000)
 
 
+def negotiated(request: IdentifyRequest, limits: Limits) -> IdentifySettings:
+    """The settings after the first request of a connection."""
+    return negotiate(request, limits, IdentifySettings.default(limits))
+
+
 def test_defaults() -> None:
     assert IdentifySettings.default(Limits()) == DEFAULTS
-    assert negotiate(IdentifyRequest(), Limits()) == DEFAULTS
+    assert negotiated(IdentifyRequest(), Limits()) == DEFAULTS
 
 
 @pytest.mark.parametrize(
@@ -171,12 +176,12 @@ def test_defaults() -> None:
     ],
 )
 def test_settled(asked: dict[str, int], got: dict[str, int]) -> None:
-    assert negotiate(IdentifyRequest(**asked), Limits()) == replace(DEFAULTS, **got)  # type: ignore[arg-type]
+    assert negotiated(IdentifyRequest(**asked), Limits()) == replace(DEFAULTS, **got)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rate", [0, 1, 99])
 def test_sample_rates_in_range_are_no_error(rate: int) -> None:
-    negotiate(IdentifyRequest(sample_rate=rate), Limits())
+    negotiated(IdentifyRequest(sample_rate=rate), Limits())
 
 
 @pytest.mark.parametrize(
@@ -192,7 +197,7 @@ def test_sample_rates_in_range_are_no_error(rate: int) -> None:
 def test_out_of_range(field: str, name: str, values: list[int]) -> None:
     for value in values:
         with pytest.raises(CommandError) as caught:
-            negotiate(IdentifyRequest(**{field: value}), Limits())  # type: ignore[arg-type]
+            negotiated(IdentifyRequest(**{field: value}), Limits())  # type: ignore[arg-type]
         assert str(caught.value) == f"E_BAD_BODY IDENTIFY {name} ({value}) is invalid"
         assert caught.value.fatal
 
@@ -207,7 +212,7 @@ def test_of_several_out_of_range_the_first_in_nsqds_order_is_named() -> None:
     }
     for field, value in list(wrong.items()):
         with pytest.raises(CommandError) as caught:
-            negotiate(IdentifyRequest(**wrong), Limits())  # type: ignore[arg-type]
+            negotiated(IdentifyRequest(**wrong), Limits())  # type: ignore[arg-type]
         assert str(caught.value) == f"E_BAD_BODY IDENTIFY {field.replace('_', ' ')} ({value}) is invalid"
         del wrong[field]
 
@@ -228,11 +233,11 @@ def test_ranges_are_the_limits() -> None:
     most = IdentifyRequest(
         heartbeat_interval=2000, output_buffer_size=128, output_buffer_timeout=10, msg_timeout=1200
     )
-    assert negotiate(most, limits) == IdentifySettings(2000, 128, 10, 0, 1200)
-    assert negotiate(IdentifyRequest(output_buffer_timeout=5), limits).output_buffer_timeout_ms == 5
+    assert negotiated(most, limits) == IdentifySettings(2000, 128, 10, 0, 1200)
+    assert negotiated(IdentifyRequest(output_buffer_timeout=5), limits).output_buffer_timeout_ms == 5
     for field in ("heartbeat_interval", "output_buffer_size", "output_buffer_timeout", "msg_timeout"):
         with pytest.raises(CommandError, match="is invalid"):
-            negotiate(replace(most, **{field: getattr(most, field) + 1}), limits)
+            negotiated(replace(most, **{field: getattr(most, field) + 1}), limits)
 
 
 def test_what_a_later_request_does_not_say_stays() -> None:
@@ -243,7 +248,7 @@ def test_what_a_later_request_does_not_say_stays() -> None:
         msg_timeout=5000,
         sample_rate=7,
     )
-    before = negotiate(first, Limits())
+    before = negotiated(first, Limits())
     assert negotiate(IdentifyRequest(), Limits(), before) == replace(before, sample_rate=0)
     later = negotiate(IdentifyRequest(heartbeat_interval=1000, msg_timeout=6000), Limits(), before)
     assert later == IdentifySettings(1000, 64, 25, 0, 6000)
@@ -254,7 +259,7 @@ def test_what_a_later_request_does_not_say_stays() -> None:
 
 def reply(request: IdentifyRequest, limits: Limits, version: str, *, tls: bool, auth: bool) -> bytes:
     upgrades = choose_upgrades(request, limits, tls=tls)
-    return identify_reply(negotiate(request, limits), upgrades, limits, version, auth_required=auth)
+    return identify_reply(request, negotiated(request, limits), upgrades, limits, version, auth_required=auth)
 
 
 def test_the_reply_is_nsqds_byte_for_byte() -> None:
@@ -284,10 +289,12 @@ def test_the_reply_shows_what_is_in_force() -> None:
 
 
 def test_what_nsqd_does_not_know_is_told_to_those_who_asked() -> None:
-    settings = negotiate(IdentifyRequest(), Limits())
-    told = identify_reply(settings, Upgrades(), Limits(), "1", auth_required=False, survive_refusals=True)
+    settings = negotiated(IdentifyRequest(), Limits())
+    asked = IdentifyRequest(survive_refusals=True)
+    told = identify_reply(asked, settings, Upgrades(), Limits(), "1", auth_required=False)
     assert told.endswith(b',"survive_refusals":true}')
-    told = identify_reply(settings, Upgrades(), Limits(), "1", auth_required=False, private_channel=True)
+    asked = IdentifyRequest(private_channel=True)
+    told = identify_reply(asked, settings, Upgrades(), Limits(), "1", auth_required=False)
     assert told.endswith(b'":250,"private_channel":true}')
 
 

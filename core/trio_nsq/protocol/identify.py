@@ -58,7 +58,13 @@ class IdentifySettings:
     @staticmethod
     def default(limits: Limits) -> "IdentifySettings":
         """Return the settings of a connection that has not sent IDENTIFY."""
-        return negotiate(IdentifyRequest(), limits)
+        return IdentifySettings(
+            limits.heartbeat_interval_ms,
+            limits.output_buffer_size,
+            limits.output_buffer_timeout_ms,
+            0,
+            limits.msg_timeout_ms,
+        )
 
 
 _DEFLATE_LEVEL = 6
@@ -91,25 +97,12 @@ def parse_identify(body: bytes) -> IdentifyRequest:
     return request
 
 
-def negotiate(
-    request: IdentifyRequest, limits: Limits, before: IdentifySettings | None = None
-) -> IdentifySettings:
-    """Return a connection's settings after a request.
-
-    Args:
-        before: The settings so far, for fields that are missing; None: the defaults.
+def negotiate(request: IdentifyRequest, limits: Limits, before: IdentifySettings) -> IdentifySettings:
+    """Return a connection's settings after a request; `before` has the values of fields that are missing.
 
     Raises:
         CommandError: `E_BAD_BODY` naming the first value out of range; nothing is clamped.
     """
-    if before is None:
-        before = IdentifySettings(
-            limits.heartbeat_interval_ms,
-            limits.output_buffer_size,
-            limits.output_buffer_timeout_ms,
-            0,
-            limits.msg_timeout_ms,
-        )
     heartbeat_ms = request.heartbeat_interval
     if heartbeat_ms == -1:
         heartbeat_ms = 0
@@ -175,14 +168,13 @@ def choose_upgrades(request: IdentifyRequest, limits: Limits, *, tls: bool) -> U
 
 
 def identify_reply(
+    request: IdentifyRequest,
     settings: IdentifySettings,
     upgrades: Upgrades,
     limits: Limits,
     version: str,
     *,
     auth_required: bool,
-    survive_refusals: bool = False,
-    private_channel: bool = False,
 ) -> bytes:
     """Encode the JSON reply for feature negotiation, keys in nsqd's order.
 
@@ -203,8 +195,8 @@ def identify_reply(
         "output_buffer_size": settings.output_buffer_size,
         "output_buffer_timeout": settings.output_buffer_timeout_ms,
     }
-    if survive_refusals:
+    if request.survive_refusals:
         reply["survive_refusals"] = True
-    if private_channel:
+    if request.private_channel:
         reply["private_channel"] = True
     return json.dumps(reply, separators=(",", ":")).encode()

@@ -59,14 +59,9 @@ class Handshake:
         upgrades = Upgrades()
         if self._transport.bare:  # a connection is upgraded once
             upgrades = choose_upgrades(request, limits, tls=services.tls_context is not None)
+        auth_required = bool(services.options.auth_http_addresses)
         reply = identify_reply(
-            settings,
-            upgrades,
-            limits,
-            services.version,
-            auth_required=bool(services.options.auth_http_addresses),
-            survive_refusals=request.survive_refusals,
-            private_channel=request.private_channel,
+            request, settings, upgrades, limits, services.version, auth_required=auth_required
         )
         buffer.put(encode_response(reply))
         if not (upgrades.tls or upgrades.snappy or upgrades.deflate):
