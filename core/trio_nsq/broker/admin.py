@@ -141,8 +141,7 @@ class Admin:
         try:
             await self._change(channel, lambda: channel.state_if_disposed(messages), apply)
         except BaseException:
-            channel.put_back(messages)
-            self.delivery.deliver(channel)
+            self.delivery.put_back(channel, messages)
             raise
         return disposed
 

@@ -110,15 +110,15 @@ class DeadLetterMover:
                 await self.topics.create(topic_name, DEAD_LETTERS)
                 await self.topics.publish_durably(topic_name, Publication([bodies], metadata=metadata))
         except (PublishRefused, LogError, SaveError) as exc:
-            self._put_back(channel, taken)
+            self.delivery.put_back(channel, taken)
             return str(exc)
         except BaseException:
-            self._put_back(channel, taken)
+            self.delivery.put_back(channel, taken)
             raise
         moved = [message for message, _, _ in letters]
         channel.dispose(gone)
         channel.dispose_dead_letters(moved)
-        self._put_back(channel, taken)  # those that were too many
+        self.delivery.put_back(channel, taken)  # those that were too many
         if letters:
             self._record_moved(channel, topic_name, metadata)
         return ""
@@ -134,10 +134,6 @@ class DeadLetterMover:
         found = await self.readers.call_for_channels(lambda: store.read(Wanted(None, missing)))
         known = {sequence: batch for sequence, batch in batches.items() if batch is not None}
         return known | found.again, found.error
-
-    def _put_back(self, channel: Channel, messages: Iterable[Withdrawn]) -> None:
-        channel.put_back(messages)
-        self.delivery.deliver(channel)  # the settings may have changed: then they are ready
 
     def _record_moved(self, channel: Channel, topic_name: str, metadata: bytes) -> None:
         """Let the next checkpoint of a topic tell the dead-letter topic that it does not have these any more."""

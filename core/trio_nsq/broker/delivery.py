@@ -6,6 +6,7 @@ a bound on what is done at a time: the rest stands in line until the clients had
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import trio
@@ -18,6 +19,7 @@ from .state.broker import Broker
 from .state.channel import Channel
 from .state.consumer import Subscriber
 from .state.topic import Topic
+from .state.withdrawn import Withdrawn
 from .timers import Timers
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -161,6 +163,11 @@ class Delivery:
         """Send what is ready, also what waits for more to be sent with it."""
         if channel.dispatcher.can_deliver and not self._broker.stopping:
             self._deliver_now(channel)
+
+    def put_back(self, channel: Channel, messages: Iterable[Withdrawn]) -> None:
+        """Let a channel deliver messages again that were withdrawn, or give them up, as its settings are now."""
+        channel.put_back(messages)
+        self.deliver(channel)
 
     def look_for_given_up(self, channel: Channel) -> None:
         """Have what a channel has given up moved to its dead-letter topic."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from .._version import __version__
 from ..listening import Listening, StartupError, listen, loopback_host
 from ..log import Files
 from ..lookup.protocol import PeerInfo
@@ -93,7 +94,11 @@ async def _serve_folder(
     _log_start(server)
     opened: dict[str, Listening] = {}
     try:
-        await _open(opened, options, https=tls_context is not None)
+        opened["TCP"] = await listen("--tcp-address", options.tcp_address)
+        if options.http_address:
+            opened["HTTP"] = await listen("--http-address", options.http_address)
+        if tls_context is not None and options.https_address:
+            opened["HTTPS"] = await listen("--https-address", options.https_address)
         addresses = {name: there.address for name, there in opened.items()}
         bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
         for job in server.jobs:
@@ -110,15 +115,10 @@ async def _serve_folder(
             "HTTP": Admission("HTTP", most, http_server.handle_http, http_refusal(most)),
             "HTTPS": Admission("HTTPS", most, http_server.handle_https, https_refusal()),
         }
+        accept = partial(trio.serve_listeners, handler_nursery=workers)
         async with trio.open_nursery() as accepting:
             for name, there in opened.items():
-                accept = partial(
-                    trio.serve_listeners,
-                    server.admissions[name].handle,
-                    there.listeners,
-                    handler_nursery=workers,
-                )
-                accepting.start_soon(accept)
+                accepting.start_soon(accept, server.admissions[name].handle, there.listeners)
                 logger.info("%s: listening on %s", name, there.address)
             run = lookup.run  # nobody is to be sent to a broker that stops
             accepting.start_soon(_keep_running, run, name=run)
@@ -164,18 +164,9 @@ async def _keep_running(job: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await trio.sleep(_RESTART_S)
 
 
-async def _open(opened: dict[str, Listening], options: BrokerOptions, *, https: bool) -> None:
-    """Listen wherever the options say, adding each to `opened` by its name, so that they can be closed."""
-    opened["TCP"] = await listen("--tcp-address", options.tcp_address)
-    if options.http_address:
-        opened["HTTP"] = await listen("--http-address", options.http_address)
-    if https and options.https_address:
-        opened["HTTPS"] = await listen("--https-address", options.https_address)
-
-
 def _log_start(server: Server) -> None:
     """Say who starts and with what; what the log's recovery cut or found damaged it has said itself."""
-    logger.info("trio-nsq v%s (Python %s)", server.version, platform.python_version())
+    logger.info("trio-nsq v%s (Python %s)", __version__, platform.python_version())
     logger.info("ID: %d", server.node_id)
     channels = messages = 0
     for topic in server.broker.topics.values():
@@ -214,7 +205,7 @@ def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistr
                 hostname=socket.gethostname(),
                 http_port=broadcast.http_port,
                 tcp_port=broadcast.tcp_port,
-                version=server.version,
+                version=__version__,
             ),
             options.nsqlookupd_tcp_addresses,
             connect_timeout_s=options.http_client_connect_timeout_ms / 1000,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .._version import __version__
 from ..log import DiskLog, Log, MemoryLog, is_disk_full
 from ..protocol import is_ephemeral
 from ..reactor import Poller
@@ -54,8 +53,6 @@ class Server:
         process: What the process itself uses.
     """
 
-    version = __version__
-
     def __init__(
         self,
         options: BrokerOptions,
@@ -91,7 +88,7 @@ class Server:
         self.admin = Admin(broker, timers, delivery, self.checkpointer, self.readers)
         self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers)
         self.services = Services(
-            self.version, options, broker, timers, poller, publisher, delivery, self.topics, tls_context, auth_client
+            options, broker, timers, poller, publisher, delivery, self.topics, tls_context, auth_client
         )  # fmt: skip
         self.sessions = Sessions(self.services)
         self._loader.load_all()

@@ -174,8 +174,7 @@ async def drop(server: Server, request: Request) -> Response:
             letters = await reader.next()
             taken += channel.withdraw([letter.sequence for letter in letters])
     except BaseException:
-        channel.put_back(taken)
-        server.delivery.deliver(channel)
+        server.delivery.put_back(channel, taken)
         raise
     done = await server.admin.dispose(channel, taken)
     return Response.json({"dropped": done, "next_sequence": reader.position})
@@ -213,8 +212,7 @@ async def _requeue_to(
         with trio.CancelScope(shield=True):  # bounded by the disk; once stored, they must be gone here
             await server.topics.publish_durably(topic, publication)
     except BaseException:
-        channel.put_back(taken.values())
-        server.delivery.deliver(channel)
+        server.delivery.put_back(channel, taken.values())
         raise
     return channel.dispose(taken.values())
 

@@ -4,6 +4,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from ..._version import __version__
 from ...http import Request, Response
 from ...listening import port_of
 from ..addresses import BoundAddresses, Broadcast
@@ -36,7 +37,7 @@ class Status:
         limits = self._server.options.limits
         return Response.json(
             {
-                "version": self._server.version,
+                "version": __version__,
                 "broadcast_address": Broadcast.of(self._server.options, self._bound).address,
                 "hostname": socket.gethostname(),
                 # Those bound, and not those others are told.

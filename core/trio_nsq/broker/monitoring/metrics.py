@@ -25,6 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from ..._version import __version__
 from ...http import Request, Response
 from ...log import Log, LogReadError
 from ..server import Server
@@ -151,7 +152,7 @@ class MetricsExposition:
 
     def _of_broker(self) -> Iterator[Metric]:
         server, publisher = self._server, self._server.publisher
-        about = {"version": server.version, "python_version": platform.python_version()}
+        about = {"version": __version__, "python_version": platform.python_version()}
         yield InfoMetricFamily("nsq_build", "The broker's version.", about)
         yield GaugeMetricFamily(
             "nsq_healthy",

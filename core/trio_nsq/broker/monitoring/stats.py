@@ -5,6 +5,7 @@ from dataclasses import asdict
 from operator import itemgetter
 from typing import Any
 
+from ..._version import __version__
 from ..server import Server
 from ..session.session import Session
 from ..state.channel import Channel
@@ -63,7 +64,7 @@ def broker_stats(
     if include_clients and not unknown:
         publishing = [session for session in server.sessions.connected if session.pub_counts]
     stats: dict[str, Any] = {
-        "version": server.version,
+        "version": __version__,
         "health": server.health,
         "start_time": server.start_time_s,
         "topics": topics if topics is not None or unknown else [],

@@ -2,6 +2,7 @@
 
 import trio
 
+from ..._version import __version__
 from ...protocol.command_reader import CommandReader
 from ...protocol.compression import Deflate, Snappy
 from ...protocol.frames import OK_FRAME, encode_response
@@ -60,9 +61,7 @@ class Handshake:
         if self._transport.bare:  # a connection is upgraded once
             upgrades = choose_upgrades(request, limits, tls=services.tls_context is not None)
         auth_required = bool(services.options.auth_http_addresses)
-        reply = identify_reply(
-            request, settings, upgrades, limits, services.version, auth_required=auth_required
-        )
+        reply = identify_reply(request, settings, upgrades, limits, __version__, auth_required=auth_required)
         buffer.put(encode_response(reply))
         if not (upgrades.tls or upgrades.snappy or upgrades.deflate):
             return None

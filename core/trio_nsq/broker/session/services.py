@@ -24,14 +24,12 @@ class Services:
     """The parts of a broker that serve its clients.
 
     Attributes:
-        version: Of the broker.
         tls_context: For clients' sessions to come; None: no TLS.
         auth_client: Asks who may do what; None: everybody may do everything.
         bodies: Room for large bodies that clients have begun to send.
         parsing: Held while something large that a client sent is decoded on the event loop.
     """
 
-    version: str
     options: BrokerOptions
     broker: Broker
     timers: Timers

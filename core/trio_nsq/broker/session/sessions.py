@@ -27,13 +27,12 @@ class ClientTask:
     def __init__(self, session: Session, services: Services) -> None:
         self._session = session
         self._services = services
-        self._settings = session.handshake.settings
         self._settings_changed = trio.Event()
         session.send_buffer.patience_s = self._heartbeat_interval_s
 
     @property
     def _heartbeat_interval_s(self) -> float:
-        return self._settings.heartbeat_interval_ms / 1000 or math.inf
+        return self._session.handshake.settings.heartbeat_interval_ms / 1000 or math.inf
 
     async def run(self) -> None:
         """Serve the client."""
@@ -221,11 +220,10 @@ class ClientTask:
             await self._let_others()
 
     async def _identify(self, command: Identify) -> None:
-        session = self._session
+        session, before = self._session, self._session.handshake.settings
         received = await session.handshake.identify(command.body)
         session.answered = True
-        if self._settings is not session.handshake.settings:
-            self._settings = session.handshake.settings
+        if session.handshake.settings is not before:
             session.send_buffer.patience_s = self._heartbeat_interval_s
             self._settings_changed.set()
         if received is not None:
@@ -234,7 +232,8 @@ class ClientTask:
     async def _subscribe(self, command: Subscribe) -> None:
         session = self._session
         await session.authorizer.check("SUB", command.topic, command.channel)
-        settings, rate = self._settings, self._settings.sample_rate
+        settings = session.handshake.settings
+        rate = settings.sample_rate
         private = session.handshake.identity.private_channel
         if private and not is_ephemeral(command.channel):
             reason = "a private channel's name must end in #ephemeral"

@@ -9,12 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
@@ -84,29 +78,20 @@ def server_context(options: BrokerOptions) -> SSL.Context | None:
 def _use_certificate(context: SSL.Context, certificate: Path, key: Path) -> None:
     _readable("--tls-cert", certificate)
     _readable("--tls-key", key)
-
+    if b"ENCRYPTED" in key.read_bytes():  # OpenSSL would ask for the password on the terminal
+        raise StartupError(f"--tls-key: {key} is encrypted; give one that needs no password")
+    try:
+        context.use_privatekey_file(str(key))
+    except SSL.Error as exc:
+        raise StartupError(f"--tls-key: {key} is no PEM key for TLS") from exc
     try:
         context.use_certificate_chain_file(str(certificate))
     except SSL.Error as exc:
         raise StartupError(f"--tls-cert: {certificate} is no PEM certificate ({_reason(exc)})") from exc
     try:
-        context.use_privatekey(_load_key(key))
         context.check_privatekey()
     except SSL.Error as exc:
         raise StartupError(f"--tls-key: {key} is not the key of {certificate} ({_reason(exc)})") from exc
-
-
-def _load_key(path: Path) -> RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey | Ed448PrivateKey:
-    useless = StartupError(f"--tls-key: {path} is no PEM key for TLS")
-    try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
-    except TypeError as exc:  # so cryptography says that it is encrypted
-        raise StartupError(f"--tls-key: {path} is encrypted; give one that needs no password") from exc
-    except (ValueError, UnsupportedAlgorithm) as exc:
-        raise useless from exc
-    if not isinstance(key, RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey | Ed448PrivateKey):
-        raise useless
-    return key
 
 
 def _ask_for_certificates(context: SSL.Context, options: BrokerOptions) -> None:
