@@ -1,7 +1,6 @@
 """The broker: nsqd's job, over one durable log per topic.
 
-`topic`, `channel`, `consumer` and `broker` are synchronous state that takes the time as a parameter; `server`,
-`connection`, `publisher` and `data_folder` are the IO around it.
+`state/` is synchronous and takes the time as a parameter. The other folders are the IO around it; `server` wires them.
 """
 
 from .addresses import BoundAddresses

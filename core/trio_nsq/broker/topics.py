@@ -192,24 +192,13 @@ class Topics:
                 channel = self._add_channel(topic_name, name, private=private)
                 break
 
-            def plan(checkpoint: Checkpoint, topic: Topic = topic) -> None:
-                if name not in topic.channels:  # another request may just have made it
-                    checkpoint.add_channel(name)
-
-            def apply() -> None:
-                self._add_channel(topic_name, name)
-
-            coming = self._coming.setdefault(topic, set())
-            coming.add(name)
             try:
-                await self.checkpointer.change(topic, plan, apply, with_others=True)
+                await self._save_and_add(topic, [name], with_others=True)
             except DeletedError:
                 continue  # the topic was deleted meanwhile
             except SaveError:
                 await self._forget_new(topic)
                 raise
-            finally:
-                coming.discard(name)
         self._mark_publishable(topic)
         return channel
 
@@ -300,13 +289,11 @@ class Topics:
 
     async def _precreate(self, topic: Topic, lookup: "LookupRegistration") -> None:
         """Make the channels that a new topic has elsewhere, durably, so that they miss none of its messages."""
-        coming = self._coming.setdefault(topic, set())
-        names: list[str] = []
         try:
             names = await lookup.channels(topic.name)
             if self.broker.stopping or self.broker.topics.get(topic.name) is not topic:
                 return
-            known = topic.channels.keys() | coming
+            known = topic.channels.keys() | self._coming.get(topic, set())
             new = [name for name in names if name not in known]
             room = self.options.max_channels - len(known)
             if self.options.max_channels and room < len(new):
@@ -314,27 +301,34 @@ class Topics:
                     "topic %s: --max-channels allows only some of its channels elsewhere", topic.name
                 )
                 names = [*known.intersection(names), *new[: max(0, room)]]
-            coming.update(names)
-            durable = [name for name in names if not is_ephemeral(name)]
-
-            def plan(checkpoint: Checkpoint) -> None:
-                for name in durable:
-                    if name not in topic.channels:
-                        checkpoint.add_channel(name)
-
-            def apply() -> None:
-                for name in names:
-                    self._add_channel(topic.name, name)
-
-            await self.checkpointer.change(topic, plan, apply)
+            await self._save_and_add(topic, names)
         except (SaveError, DeletedError):
             pass  # an error is logged; what cannot be saved is not made
         except Exception:
             # A mistake of ours: the topic has to do without.
             logger.exception("%s: channels could not be made in advance", topic.name)
         finally:
-            coming.difference_update(names)
             self._precreating.pop(topic).set()
+
+    async def _save_and_add(self, topic: Topic, names: Sequence[str], *, with_others: bool = False) -> None:
+        """Make channels; arguments and errors as of `Checkpointer.change`. Ephemeral ones are not saved."""
+
+        def plan(checkpoint: Checkpoint) -> None:
+            for name in names:
+                # Another request may just have made it.
+                if name not in topic.channels and not is_ephemeral(name):
+                    checkpoint.add_channel(name)
+
+        def apply() -> None:
+            for name in names:
+                self._add_channel(topic.name, name)
+
+        coming = self._coming.setdefault(topic, set())
+        coming.update(names)
+        try:
+            await self.checkpointer.change(topic, plan, apply, with_others=with_others)
+        finally:
+            coming.difference_update(names)
 
     def _add_channel(self, topic_name: str, channel_name: str, *, private: bool = False) -> Channel:
         """The channel of this name, made if need be: it may begin with messages that wait for their time."""
