@@ -52,7 +52,7 @@ class Connection:
         stream: trio.abc.Stream,
         reader: RequestReader,
         on_request: OnRequest | None,
-        bodies: Bodies | None,
+        bodies: Bodies,
     ) -> None:
         self.peer = reader.peer
         self._stream = stream
@@ -84,7 +84,7 @@ class Connection:
                     await self._linger()
                     return
             self._time_request()
-            if self._bodies is not None and not self._has_room():
+            if not self._has_room():
                 await self._bodies.wait(self, self._reader.unfinished_bytes)
             if self._reader.continue_expected:
                 self._reader.continue_expected = False
@@ -108,18 +108,19 @@ class Connection:
 
     def _has_room(self) -> bool:
         """Whether the rest of a large body may come."""
-        if not self._reader.unfinished_bytes or self._bodies is None:
+        missing = self._reader.unfinished_bytes
+        if not missing:
             return True
         self._takes_room = True
-        return self._bodies.admit(self, self._reader.unfinished_bytes)
+        return self._bodies.admit(self, missing)
 
     def _give_room_back(self) -> None:
-        if self._takes_room and self._bodies is not None:
+        if self._takes_room:
             self._takes_room = False
             self._bodies.leave(self)
 
     def _time_request(self) -> None:
-        """Once everything before it is answered: let the time run that a request has to arrive."""
+        """All before it is answered: let the time run that a request has to arrive."""
         if self._has_begun:
             self._has_begun = False
             self._allow(REQUEST_TIMEOUT_S)
@@ -160,8 +161,11 @@ class Connection:
                 self._set_deadline(math.inf)
                 async for piece in body:
                     framed = b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece
-                    if piece and not await self._sent(framed):
-                        return False
+                    if piece:
+                        try:
+                            await self._send(framed)
+                        except trio.BrokenResourceError:
+                            return False
                     self._set_deadline(math.inf)
         except CutOff as reason:
             request = exchange.request
@@ -172,13 +176,6 @@ class Connection:
             logger.exception("the response to %s %s was cut off", request.method, request.path)
             return False
         await self._send(b"0\r\n\r\n" if chunked else b"")
-        return True
-
-    async def _sent(self, data: bytes) -> bool:
-        try:
-            await self._send(data)
-        except trio.BrokenResourceError:
-            return False
         return True
 
     async def _linger(self) -> None:

@@ -32,7 +32,7 @@ class PolledConnection(PolledEndpoint, Connection):
         stream: trio.SocketStream,
         reader: RequestReader,
         on_request: OnRequest | None,
-        bodies: Bodies | None,
+        bodies: Bodies,
         *,
         sock: socket.socket,
         poller: Poller,
@@ -192,6 +192,7 @@ async def serve_connection(
             task does.
         bodies: Gives large bodies room, for which the client waits; None: there is always room.
     """
+    bodies = bodies or Bodies()
     reader = RequestReader(router, peer_of(stream) if peer is None else peer)
     connection: Connection
     if poller is None or not isinstance(stream, trio.SocketStream):
