@@ -18,7 +18,7 @@ NOW = 1_800_000_000 * SECOND
 
 
 def taken(messages: DeferredMessages, now_ns: int, at_most: int = 10**9) -> list[tuple[int, int]]:
-    return [(each.sequence, each.attempts) for each in messages.release(now_ns, at_most)]
+    return [each[:2] for each in messages.release(now_ns, at_most)]
 
 
 def saved(messages: DeferredMessages) -> list[str]:
@@ -58,7 +58,7 @@ def test_any_history_against_a_sorted_list(steps: list[tuple[str, int, int]]) ->
                 naive = naive[len(due) :]
             elif what == "withdraw":
                 wanted = range(number, number + count)
-                found = sorted((each.sequence, each.attempts) for each in real.withdraw(wanted))
+                found = sorted(each[:2] for each in real.withdraw(wanted))
                 assert found == sorted(row[1:] for row in naive if row[1] in wanted)
                 naive = [row for row in naive if row[1] not in wanted]
             else:
@@ -99,10 +99,10 @@ def test_what_only_memory_has_is_held_until_it_is_released() -> None:
     messages.add(1, range(2), 0, batch)
     messages.add(2, range(2, 3), 0, None)
     assert (messages.held(1), messages.held(2)) == (batch, None)
-    assert [each.held for each in messages.release(2, 10)] == [batch, batch, None]
+    assert [held for *_, held in messages.release(2, 10)] == [batch, batch, None]
     assert messages.held(1) is None
     messages.add(1, range(2), 0, batch)
-    assert [each.held for each in messages.withdraw([1])] == [batch]
+    assert [held for *_, held in messages.withdraw([1])] == [batch]
     messages.clear()
     assert (len(messages), messages.held(0), list(messages)) == (0, None, [])
 

@@ -326,7 +326,7 @@ class Channel:
 
     def cancel(self, sequences: Collection[int]) -> list[int]:
         """Drop those of these messages that are deferred, and return them."""
-        return [released.sequence for released in self.messages.deferred.withdraw(sequences)]
+        return [sequence for sequence, _, _ in self.messages.deferred.withdraw(sequences)]
 
     def withdraw(self, sequences: Collection[int]) -> list[Withdrawn]:
         """Withdraw those of these messages that are not in flight. Then `dispose` of them, or `put_back`."""

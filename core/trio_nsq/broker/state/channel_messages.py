@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from .batch import Batch
 from .consumer import Consumer
 from .cursor import Cursor, spans
-from .deferred import DeferredMessages
+from .deferred import DeferredMessages, Requeued
 from .in_flight import LOOKED_AT
 from .steps import Runs, in_steps
 from .topic_view import TopicView
@@ -22,9 +22,6 @@ from .version import Version
 from .withdrawn import Withdrawn, WithdrawnMessages
 
 _COUNTED = 10_000
-
-Requeued = tuple[int, int, Batch | None]
-"""(sequence, attempts so far, the batch that holds the message if nothing but memory has it)."""
 
 State = Literal["requeued", "fresh", "deferred"]
 STATES: tuple[State, ...] = ("requeued", "fresh", "deferred")

@@ -12,8 +12,6 @@ from .version import Version
 class DeadLetterLedger:
     """The ledger of one topic, which may be a dead-letter topic, and may have channels with dead letters."""
 
-    __slots__ = ("_moved", "_unconfirmed", "_version")
-
     def __init__(self, version: Version) -> None:
         self._version = version
         # The first sequence of the dead letters here, by their metadata, ascending.

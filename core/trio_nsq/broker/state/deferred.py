@@ -24,16 +24,8 @@ _MAX_ATTEMPTS = 0xFFFF
 _ROW_BYTES = 8 + 8 + 2
 
 
-class Released(NamedTuple):
-    """A message that is no longer deferred.
-
-    Attributes:
-        held: The batch that holds it, if only memory has it.
-    """
-
-    sequence: int
-    attempts: int
-    held: Batch | None
+Requeued = tuple[int, int, Batch | None]
+"""(sequence, attempts so far, the batch that holds the message if only memory has it): it is deferred no longer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -221,9 +213,9 @@ class DeferredMessages:
             half = BLOCK_MESSAGES // 2
             blocks[index : index + 1] = [block[at : at + half] for at in range(0, len(block), half)]
 
-    def release(self, now_ns: int, at_most: int) -> list[Released]:
+    def release(self, now_ns: int, at_most: int) -> list[Requeued]:
         """Remove and return the messages due by `now_ns`, the earliest first, at most `at_most` of them."""
-        released: list[Released] = []
+        released: list[Requeued] = []
         whole = 0
         for block in self._blocks:
             count = bisect_right(block.due_ns, now_ns, hi=min(len(block), at_most - len(released)))
@@ -236,10 +228,10 @@ class DeferredMessages:
         del self._blocks[:whole]
         return released
 
-    def withdraw(self, sequences: Collection[int]) -> list[Released]:
+    def withdraw(self, sequences: Collection[int]) -> list[Requeued]:
         """Remove and return those of these messages that are deferred, whenever they are due."""
         wanted, ascending = set(sequences), sorted(sequences)
-        released: list[Released] = []
+        released: list[Requeued] = []
         for number, block in enumerate(self._blocks):
             first = bisect_left(ascending, block.lowest)
             if (
@@ -257,12 +249,12 @@ class DeferredMessages:
         self._blocks = [block for block in self._blocks if len(block)]
         return released
 
-    def _take(self, part: Block) -> Iterator[Released]:
+    def _take(self, part: Block) -> Iterator[Requeued]:
         if part:
             self._version.increment()
         self._count -= len(part)
         for sequence, attempts in zip(part.sequence, part.attempts, strict=True):
-            yield Released(sequence, attempts, self._held.pop(sequence, None) if self._held else None)
+            yield sequence, attempts, self._held.pop(sequence, None) if self._held else None
 
     def clear(self) -> None:
         self._version.increment()

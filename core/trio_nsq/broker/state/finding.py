@@ -28,7 +28,7 @@ def find_ids(store: MessageStore, ids: Iterable[int], carried: Sequence[int]) ->
     for message_id in ids:
         sequence = _in_log(store.log, message_id)
         if sequence is None:
-            sequence = _search(carried, _id_in(store), message_id)
+            sequence = _search(carried, lambda at: int(store.id_at(at) or "0", 16), message_id)
         if sequence is not None:
             found[message_id] = sequence
     return found
@@ -46,10 +46,6 @@ def _in_log(log: Log, message_id: int) -> int | None:
     header = next(log.headers(sequence), None) if sequence is not None else None
     # What is missing has got the id of the next.
     return sequence if header is not None and header.base_sequence <= (sequence or 0) else None
-
-
-def _id_in(store: MessageStore) -> Callable[[int], int]:
-    return lambda sequence: int(store.id_at(sequence) or "0", 16)
 
 
 def _search(sequences: Sequence[int], id_at: Callable[[int], int], message_id: int) -> int | None:

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from .batch import Batch
 from .channel import Channel
-from .channel_messages import Requeued
 from .checkpoint import ChannelState
 from .cursor import Cursor, spans
-from .deferred import Block, DeferredMessages
+from .deferred import Block, DeferredMessages, Requeued
 from .steps import Runs, forget, in_steps
 from .withdrawn import Withdrawn
 

@@ -32,10 +32,6 @@ class Timeouts:
         heappush(self._capped, (deadline_ns, self._capped_count, consumer, message_id))
 
     @property
-    def watched(self) -> int:
-        return len(self._capped)
-
-    @property
     def next_ns(self) -> int | None:
         """When to look for due messages next; None is never."""
         if not self._capped:

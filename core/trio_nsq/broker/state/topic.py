@@ -207,7 +207,7 @@ class Topic:
 
     def _show(self, start: int) -> None:
         """Let the private channels have what was accepted from `start` on."""
-        new = self._undistributed.deferred_since(start)
+        new = list(self._undistributed.waiting.since(start))
         self.has_distributed_deferred |= bool(new)
         count = self.view.end - start - sum(len(waiting.sequences) for waiting in new)
         _give(self._private.values(), count, new)
@@ -307,7 +307,7 @@ class Topic:
                 "settled": self.dead_letters.confirmed_before(self.view.end),
                 "producers_used": self.producers.used_s(),
             },
-            self._undistributed.copy_deferred(),
+            self._undistributed.waiting.copy(),
             self.producers.state(),
             {name: c.state() for name, c in self.channels.items() if not c.ephemeral},
             [c.state() for c in self.channels.values() if c.ephemeral],

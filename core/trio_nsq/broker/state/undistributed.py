@@ -6,32 +6,28 @@ from .version import Version
 
 
 class UndistributedMessages:
-    """Moves the high watermark of one topic."""
+    """Moves the high watermark of one topic.
 
-    __slots__ = ("_topic", "_version", "_waiting")
+    Attributes:
+        waiting: Messages deferred by their publisher, or for one channel only; changed by this class only.
+    """
 
     def __init__(self, topic: TopicView, version: Version) -> None:
         self._topic = topic
         self._version = version
-        self._waiting = WaitingMessages()  # deferred by their publisher, or for one channel only
+        self.waiting = WaitingMessages()
 
     @property
     def depth(self) -> int:
         """How many there are, without those that wait for their time."""
         topic = self._topic
         # A bounded memory may have lost the place of a deferred message, though not the message.
-        return topic.end - topic.high_watermark - self._waiting.messages_from(topic.high_watermark)
+        return topic.end - topic.high_watermark - self.waiting.messages_from(topic.high_watermark)
 
     def defer(self, waiting: Waiting) -> None:
         """Let messages wait for their time, or for one channel."""
-        self._waiting.add(waiting)
+        self.waiting.add(waiting)
         self._version.increment()
-
-    def deferred_since(self, sequence: int) -> list[Waiting]:
-        return list(self._waiting.since(sequence))
-
-    def copy_deferred(self) -> WaitingMessages:
-        return self._waiting.copy()
 
     def take(self) -> tuple[int, list[Waiting]]:
         """Move the high watermark to the end of the topic.
@@ -41,25 +37,25 @@ class UndistributedMessages:
         """
         topic = self._topic
         end, point = topic.end, topic.high_watermark
-        if not self._waiting:
+        if not self.waiting:
             if end > point:
                 topic.high_watermark = end
                 self._version.increment()
             return end - point, []
-        count, deferred = self.depth, list(self._waiting)
+        count, deferred = self.depth, list(self.waiting)
         self.clear()
         return count, deferred
 
     def clear(self) -> None:
         """Move the high watermark to the end of the topic: channels do not get these messages."""
         self._topic.high_watermark = self._topic.end
-        self._waiting = WaitingMessages()
+        self.waiting = WaitingMessages()
         self._version.increment()
 
     def after(self, count: int) -> int:
         """The sequence after the first `count` of the messages that `depth` counts."""
         to = self._topic.high_watermark
-        for waiting in self._waiting:
+        for waiting in self.waiting:
             start = waiting.sequences.start
             if to + count < start:
                 break
@@ -72,11 +68,11 @@ class UndistributedMessages:
         point = self._topic.high_watermark
         if (sequence := min(sequence, self._topic.end)) <= point:
             return 0
-        return sequence - point - self._waiting.messages_from(point) + self._waiting.messages_from(sequence)
+        return sequence - point - self.waiting.messages_from(point) + self.waiting.messages_from(sequence)
 
     def pass_over(self, sequence: int) -> int:
         """Move the high watermark; returns how many messages that drops. What waits for its time goes on to wait."""
-        for waiting in self._waiting:
+        for waiting in self.waiting:
             if waiting.sequences.start < sequence < waiting.sequences.stop:
                 sequence = waiting.sequences.stop
         sequence = min(sequence, self._topic.end)
