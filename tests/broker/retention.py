@@ -1,22 +1,11 @@
 """A topic with many small files, and what is left of them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import trio
-
 from broker.api import Api
-from broker.support import PATIENCE_S
 
 FAST: dict[str, Any] = {"max_bytes_per_file": 2000, "checkpoint_interval_ms": 10}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that takes real time: timers of a few milliseconds."""
-    with trio.fail_after(PATIENCE_S):
-        while not condition():
-            await trio.sleep(0.01)
 
 
 def segments(data_path: Path) -> list[int]:

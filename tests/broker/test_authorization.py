@@ -18,7 +18,7 @@ from broker.auth_server import (
     running_auth_server,
     threaded_auth_server,
 )
-from broker.support import PATIENCE_S
+from broker.support import PATIENCE_S, until
 from interop.peers import nsqd
 from trio_nsq.broker import BrokerOptions, StartupError
 from trio_nsq.broker.session.authorization import (
@@ -319,8 +319,7 @@ async def test_many_ask_at_once_without_waiting_for_each_other() -> None:
             async with trio.open_nursery() as nursery:
                 for number in range(count):
                     nursery.start_soon(one, number)
-                while len(server.headers) < count:
-                    await trio.sleep(0)
+                await until(lambda: len(server.headers) == count)
                 server.gate.set()
         assert len(answers) == len(set(server.queries)) == count
         await client.aclose()
@@ -332,8 +331,7 @@ async def test_cancelling_a_query_leaves_nothing_behind() -> None:
         client = AuthClient(options(server.address))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: client.query(**ASKED, secret=b"s"))  # type: ignore[arg-type]
-            while not server.headers:
-                await trio.sleep(0)
+            await until(lambda: bool(server.headers))
             nursery.cancel_scope.cancel()
         server.gate.set()
         with trio.fail_after(PATIENCE_S):

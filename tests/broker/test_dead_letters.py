@@ -457,9 +457,7 @@ async def test_what_is_settled_is_not_looked_at_again(tmp_path: Path) -> None:
         await fail(api.tcp, 1)
         await take(reader, 1)
         state = data_path / "topics" / "dead.topic" / "state.json"
-        with trio.fail_after(PATIENCE_S):
-            while json.loads(state.read_bytes())["settled"] != 1:
-                await trio.sleep(0.01)
+        await until(lambda: bool(json.loads(state.read_bytes())["settled"] == 1))
 
 
 async def settled(data_path: Path) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from broker.api import Api, running_api
-from broker.retention import FAST, fill, segments, until
-from broker.support import dpub
+from broker.retention import FAST, fill, segments
+from broker.support import dpub, until
 from trio_nsq.broker.storage import retention
 from trio_nsq.protocol import Limits
 

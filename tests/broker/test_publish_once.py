@@ -14,8 +14,7 @@ import pytest
 import trio
 
 from broker.api import Api, running_api
-from broker.retention import until
-from broker.support import FailingFiles, HeldFiles, connected, mpub, running_broker, settle
+from broker.support import FailingFiles, HeldFiles, connected, mpub, running_broker, settle, until
 from log.support import CountingFiles
 from trio_nsq.broker.state import producers
 from trio_nsq.broker.storage import retention

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from broker.api import Api, running_api
-from broker.retention import FAST, fill, segments, until
-from broker.support import RawClient, connected, dpub, identify
+from broker.retention import FAST, fill, segments
+from broker.support import RawClient, connected, dpub, identify, until
 from trio_nsq.broker.storage import retention
 from trio_nsq.broker.storage.verify import verify_topic
 from trio_nsq.log.disk.carried_forward import FILE_NAME

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from broker.api import running_api
-from broker.support import HeldFiles, RawClient, connected, mpub, pub, running_broker, settle
+from broker.support import HeldFiles, RawClient, connected, mpub, pub, running_broker, settle, until
 
 BODY = b"x" * 600
 
@@ -97,9 +97,7 @@ async def test_deleting_old_files_holds_up_nobody(tmp_path: Path) -> None:
         assert await finish(client, 1) == [b"goes on"]
         files.release()
         folder = tmp_path / "d" / "topics" / "t.topic"
-        with trio.fail_after(20):
-            while len(list(folder.glob("*.log"))) > 1:
-                await trio.sleep(0.01)
+        await until(lambda: len(list(folder.glob("*.log"))) == 1)
 
 
 class BadSector(HeldFiles):
