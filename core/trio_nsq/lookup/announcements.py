@@ -1,4 +1,4 @@
-"""What one discovery service has to be told: the difference between its state and the broker's. Pure.
+"""The commands for one discovery service: the difference between its state and the broker's. Pure.
 
 There is no queue of events that could overflow: a comparison finds what is missing. Only changed names are compared, so
 that one change among ten thousand channels is cheap.

@@ -28,7 +28,7 @@ _BLANKS = " \t\n\v\f\r"
 
 
 class LookupdError(NSQError):
-    """The other side does not speak the protocol, or refuses what it was told; the text says which."""
+    """The other side does not speak the protocol, or refuses a command; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class ResponseReader:
         self._buffer = bytearray()
 
     def receive_data(self, data: bytes) -> None:
-        """Take in what was received."""
+        """Add received bytes."""
         self._buffer += data
 
     def next_response(self) -> bytes | None:

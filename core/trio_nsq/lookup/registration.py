@@ -184,7 +184,7 @@ class _Peer:
         self._info = info
         self._random_fraction = random_fraction
         self._topics = topics
-        self._announcements: Announcements | None = None  # there are some while it is connected
+        self._announcements: Announcements | None = None  # None while it is not connected
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
         self._identity: PeerInfo | None = (
@@ -316,21 +316,22 @@ class _Connection:
 
     async def wait_unless_closed(self, event: trio.Event) -> None:
         """Wait for an event. Raises LookupdError if the service sends anything, or closes the connection."""
-        heard: list[bytes | Exception] = []
+        failure: Exception | None = None
 
-        async def hear() -> None:
+        async def receive() -> None:
+            nonlocal failure
             try:
-                heard.append(await self._received())
+                failure = LookupdError(f"unasked - {_excerpt(await self._received())}")
             except (LookupdError, trio.BrokenResourceError) as exc:
-                heard.append(exc)
+                failure = exc
             nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(hear)
+            nursery.start_soon(receive)
             await event.wait()
             nursery.cancel_scope.cancel()
-        for what in heard:
-            raise what if isinstance(what, Exception) else LookupdError(f"unasked - {_excerpt(what)}")
+        if failure is not None:
+            raise failure
 
 
 def _excerpt(data: bytes) -> str:

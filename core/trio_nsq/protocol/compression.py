@@ -29,7 +29,7 @@ class CompressionError(NSQError):
 
 
 class Codec(Protocol):
-    """One layer of a connection: it encodes what is sent and decodes what is received."""
+    """One layer of a connection: it encodes sent data and decodes received data."""
 
     @property
     def ended(self) -> bool:

@@ -216,7 +216,7 @@ class Consumer:
     @mirrors(client.Consumer.batches)
     def batches(self, max_messages: int | None = None, max_wait_s: float = 0) -> Iterator[MessageBatch]:
         batches = self._consumer.batches(max_messages, max_wait_s)
-        # What has come by then is gathered for as long as it may be.
+        # Messages that arrive within the idle timeout are combined for max_wait_s more.
         timeout_s = self._idle_timeout_s + max_wait_s
         return _Batches(partial(self._receive, batches.__anext__, timeout_s), self._portal)
 
@@ -322,7 +322,7 @@ class _Batches:
 
 
 async def _received(receive: Callable[[], Awaitable[_Item]], timeout_s: float) -> _Item | None:
-    """What is received; None if nothing is in time, or the consumer was closed."""
+    """What `receive` returns; None after the timeout, or if the consumer was closed."""
     with trio.move_on_after(timeout_s):
         try:
             return await receive()

@@ -18,7 +18,7 @@ class Closable(Protocol):
     """What can be run in a portal."""
 
     async def aclose(self) -> None:
-        """End what is under way, and let go of everything."""
+        """End all work and release everything."""
 
 
 class PortalClosed(Exception):

@@ -93,7 +93,7 @@ class CodecStack:
         return data
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """Yield the data in what was received. Raises NSQError; the pieces before it are good."""
+        """Decode received bytes and yield the data. Raises NSQError; the pieces before it are good."""
         pieces: Iterator[bytes] = iter((data,))
         for codec in self._codecs:
             pieces = chain.from_iterable(map(codec.decode, pieces))

@@ -33,7 +33,7 @@ from .options import ConnectionSettings
 
 READ_BYTES = 256 * KIB
 HANDSHAKE_TIMEOUT_S = 10.0
-"""For each answer before the heartbeats take over the watch; nsqd gives a TLS handshake five seconds."""
+"""For each answer during the handshake, when there are no heartbeats; nsqd gives a TLS handshake five seconds."""
 SLOWEST_BYTES_PER_S = 16 * KIB
 """So much longer than a heartbeat may a frame take. If its size field is wrong, heartbeats and answers are taken for
 parts of it, and the connection looks alive."""

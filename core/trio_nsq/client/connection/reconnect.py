@@ -53,7 +53,7 @@ class Retry:
     """Decides whether to try again, and sleeps before that.
 
     Args:
-        patience_s: Give up when the broker has not been heard of for so long.
+        patience_s: Give up when the broker has not answered for so long.
         first_delay_s: The first pause; the following ones double, up to 2 s.
     """
 
@@ -63,7 +63,7 @@ class Retry:
         self.reset()
 
     def reset(self) -> None:
-        """The broker has been heard of: start again."""
+        """The broker has answered: start again."""
         self._delays.reset()
         self._give_up_at_s = time.monotonic() + self._patience_s
 

@@ -48,7 +48,7 @@ class TLSFiles:
 
 
 def reason_of(error: OSError) -> str:
-    """What an error of TLS, or of a file for it, says."""
+    """The text of an error of TLS, or of a file for it."""
     if isinstance(error, ssl.SSLError):
         return (error.reason or "no PEM file").lower().replace("_", " ")
     return error.strerror or str(error)

@@ -12,7 +12,7 @@ from .message import Message
 Handler = Callable[[Message], Awaitable[object]]
 
 MIN_TOUCH_INTERVAL_S = 0.1
-"""Whatever a broker says of its timeouts; nsqd's are at least a second."""
+"""The least, for any timeout that a broker announces; nsqd's are at least a second."""
 
 _logger = logging.getLogger("trio_nsq.client")
 

@@ -63,7 +63,7 @@ class ReadyDistribution(Generic[Key]):
         self._distribute(now)
 
     def remove(self, key: Key, now: float) -> None:
-        """A connection was lost; what it had goes to the others."""
+        """A connection was lost; its share goes to the others."""
         del self._shares[key]
         self._distribute(now)
 
@@ -137,8 +137,8 @@ class ReadyDistribution(Generic[Key]):
 def even_shares(total: int, maxima: list[int]) -> list[int]:
     """Divide `total` into shares as even as the maximum of each allows; of those alike, the earlier get more."""
     shares = [0] * len(maxima)
-    # The smallest first, as what they cannot take is there for the others; of equal ones the last, as what does not
-    # divide stays for the end.
+    # The smallest first: the others get what these cannot take. Of equal ones the last first: the remainder goes to
+    # those that come later in this order.
     order = sorted(range(len(maxima)), key=lambda place: (maxima[place], -place))
     for left, place in zip(range(len(order), 0, -1), order, strict=True):
         shares[place] = min(maxima[place], total // left)

@@ -70,7 +70,7 @@ class ReceiveQueue:
         return CombinedBatch(parts) if len(parts) > 1 else parts[0] if parts else None
 
     def discard(self, source: Acknowledger) -> None:
-        """Forget what came from a connection that is lost: the broker will deliver it again."""
+        """Drop the messages of a lost connection: the broker will deliver them again."""
         if self._batches and self._batches[0]._source is source:
             self._offset = 0
         self._batches = deque(batch for batch in self._batches if batch._source is not source)

@@ -102,7 +102,7 @@ class FlowControl:
         )
 
     async def run(self) -> None:
-        """Do what is due in time; never ends."""
+        """Handle deadlines of the backoff and the distribution; never ends."""
         while True:
             self._changed = trio.Event()
             deadline = min(self._backoff.next_deadline(), self._distribution.next_deadline())
@@ -143,7 +143,7 @@ class Subscription:
         address: The broker, `host:port`.
         max_rdy_count: The highest ready count it allows.
         msg_timeout_s: How long it waits for an answer to a message.
-        ready_count: How many messages may be in flight; what it was told last.
+        ready_count: How many messages may be in flight, as the last RDY said.
         last_message_at: When the last messages came, on trio's clock.
     """
 
@@ -165,7 +165,7 @@ class Subscription:
         self._deliver = deliver
         self._held: dict[MessageBatch, None] = {}  # a set that keeps the order of arrival
         self._finished: list[bytes] = []  # one by one; a FIN each with the next write
-        self._live = True  # answers still have an effect
+        self._live = True  # answers have an effect
         self._close_wait = trio.Event()
 
     async def run(self) -> NSQError:
@@ -203,7 +203,7 @@ class Subscription:
             self._flow.record_success(1)
 
     def _write(self, data: bytes) -> None:
-        """Queue what is to leave after all that was said before."""
+        """Queue a command behind all earlier answers."""
         for before in self._take_finished():
             self._connection.write(before)
         self._connection.write(data)
@@ -215,7 +215,7 @@ class Subscription:
     def requeue(
         self, ids: Sequence[bytes], attempts: Sequence[int], delay_ms: int | None, backoff: bool
     ) -> None:
-        """REQ for each, after the delay or, if that is None, what its attempts make it; nothing once all is over."""
+        """REQ for each; a delay of None depends on the attempts. Nothing once the connection is over."""
         if self._live:
             delay_of = self._settings.requeue_delay_ms
             delays_ms = [delay_of(count) if delay_ms is None else delay_ms for count in attempts]

@@ -163,7 +163,7 @@ class IdempotentProducer:
     def _request(
         self, method: str, path: str, parameters: dict[str, str], body: bytes | None = None
     ) -> str | None:
-        """Make a request and return what the answer says of a batch."""
+        """Make a request and return the answer's header about the batch."""
         try:
             with self._http.stream(method, path, parameters, body) as answer:
                 answer.read()

@@ -54,7 +54,7 @@ class BrokerLink:
         self._refused = False  # the broker is about to close the connection
 
     def wake(self) -> None:
-        """See to it that what is in the queue is sent, and that there is a connection."""
+        """Have the queue sent, over a new connection if there is none."""
         self._wanted.set()
         if self._connection is not None:
             self._connection.wake()
@@ -109,7 +109,7 @@ class BrokerLink:
             raise error
 
     def _lost(self, reason: NSQError) -> None:
-        """What is published from here on takes the next connection."""
+        """The connection is lost: later publishes take the next one."""
         self._connection = None
         if not self._refused:
             self._give_up(reason)

@@ -22,7 +22,7 @@ class BrokerRotation:
         self, addresses: Sequence[str], min_s: float, max_s: float, random: Callable[[], float]
     ) -> None:
         self._delays = {address: ReconnectDelays(min_s, max_s, random) for address in addresses}
-        self._connected_at: dict[str, float] = {}  # when the connections that there are were made
+        self._connected_at: dict[str, float] = {}  # of the brokers that are connected
         self._order = deque(addresses)  # whose turn it is, comes first
         # The others are in good standing.
         self._excluded_until = dict.fromkeys(addresses, float("-inf"))

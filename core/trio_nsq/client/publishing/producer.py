@@ -354,7 +354,7 @@ class Producer:
             raise future.failure
 
     async def _settle_first(self, pending: deque[PublishFuture]) -> Command:
-        """Wait for the oldest of these and remove it, unless it fails; return what it was for."""
+        """Wait for the oldest of these and remove it, unless it fails; return its command."""
         await pending[0].settled.wait()
         if (failure := pending[0].failure) is not None:
             raise failure

@@ -85,8 +85,8 @@ class TopicReader:
         self._answer: StreamedAnswer | None = None
         self._decoder = RawStreamReader()
         self._began_at = 0  # the answer, that is
-        # Where what was there at the beginning ends, while that is read: only of what has an end it is known that
-        # nothing comes any more, and so that what is left of it is damaged.
+        # The end of the range that is read; None while following. If an answer for a range ends early, the rest of the
+        # range is damaged: nothing more will come for it.
         self._until: int | None = None
         self._delays = ReconnectDelays(reconnect_min_s, reconnect_max_s, random.random)
         self._failures = 0
@@ -108,10 +108,10 @@ class TopicReader:
         except AnswerLost as exc:
             raise ConnectionFailed(self._address, str(exc)) from exc
         self.start_sequence = self.position
-        # Whoever asks for a sequence wants to be told that it is gone.
+        # A sequence that is no longer kept is reported as a gap.
         if _is_sequence(self._start):
             self.position = min(int(self._start), self.position)
-        # The broker's end is not before what is kept; what was asked for may be, and nothing else is missing.
+        # The broker's end is never before the oldest sequence that is kept; the requested end may be.
         if self._until is not None and not self._follow:
             if _is_sequence(self._end):
                 self._until = max(self.position, min(int(self._end), self._until))
