@@ -12,6 +12,12 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from OpenSSL import SSL
 from snappy import StreamCompressor
 
@@ -432,6 +438,9 @@ async def test_a_stop_does_not_wait_for_a_handshake(
         ({"tls_cert": Path("/nowhere"), "tls_key": Path("/nowhere")}, "cannot read /nowhere"),
         ({"tls_cert": "key", "tls_key": "key"}, "is no PEM certificate"),
         ({"tls_cert": "cert", "tls_key": "cert"}, "is no PEM key for TLS"),
+        ({"tls_cert": "cert", "tls_key": "other key"}, "is not the key of"),
+        ({"tls_cert": "cert", "tls_key": "new encrypted"}, "is encrypted"),
+        ({"tls_cert": "cert", "tls_key": "old encrypted"}, "is encrypted"),
         (
             {
                 "tls_cert": "cert",
@@ -446,7 +455,14 @@ async def test_a_stop_does_not_wait_for_a_handshake(
 async def test_settings_that_cannot_work_are_refused_at_the_start(
     tmp_path: Path, certificates: Certificates, options: dict[str, Any], text: str
 ) -> None:
-    files = {"cert": certificates.options["tls_cert"], "key": certificates.options["tls_key"]}
+    key = certificates.options["tls_key"]
+    _, other_key = certificates.client_files("somebody")
+    files = {"cert": certificates.options["tls_cert"], "key": key, "other key": other_key}
+    private = load_pem_private_key(key.read_bytes(), password=None)
+    for name, form in (("new", PrivateFormat.PKCS8), ("old", PrivateFormat.TraditionalOpenSSL)):
+        files[f"{name} encrypted"] = tmp_path / name
+        pem = private.private_bytes(Encoding.PEM, form, BestAvailableEncryption(b"x"))
+        files[f"{name} encrypted"].write_bytes(pem)
     options = {name: files.get(value, value) for name, value in options.items()}
     with pytest.raises(BaseExceptionGroup) as caught:
         async with running_broker(tmp_path / "d", **options):
