@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import trio
 
 from ..http import CutOff
-from ..log import LogReadError
+from ..log import LogReadError, RecordBatch
 from ..log.gaps import Gap, gaps
+from ..log.records import RawRecord
 from .state.broker import Broker
 from .state.message_store import Found, MessageStore, Wanted
 from .state.topic import Topic
@@ -19,17 +20,7 @@ _THREADS = 8
 """For channels, and as many for HTTP clients. A failing disk blocks a thread for seconds: publishes use others."""
 
 _T = TypeVar("_T")
-
-
-class _Placed(Protocol):
-    @property
-    def base_sequence(self) -> int: ...
-
-    @property
-    def next_sequence(self) -> int: ...
-
-
-_Record = TypeVar("_Record", bound=_Placed)
+_Record = TypeVar("_Record", RecordBatch, RawRecord)
 
 
 @dataclass(slots=True)
