@@ -23,22 +23,17 @@ _FEWEST = 16
 """Each listener accepts this many clients, however low the limit of open files is."""
 
 
-def possible_connections(listeners: int) -> int:
-    """Compute how many clients each listener can serve, so that descriptors remain for logs."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return 2**31
-    return max(_FEWEST, (limit - reasonable_limit() - _OTHER_DESCRIPTORS) // listeners)
-
-
 def connection_limit(asked: int, listeners: int = 2) -> int:
-    """Compute how many clients each listener accepts.
+    """Compute how many clients each listener accepts, so that descriptors remain for logs.
 
     Args:
         asked: `--max-connections`; 0: as many as the limit of open files allows.
         listeners: They share the descriptors evenly.
     """
-    possible = possible_connections(listeners)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = max(_FEWEST, (limit - reasonable_limit() - _OTHER_DESCRIPTORS) // listeners)
+    if limit == resource.RLIM_INFINITY:
+        possible = 2**31
     if asked > possible:
         logger.warning(
             "--max-connections is %d, but the limit of open files allows only %d. Raise that limit: ulimit -n",

@@ -13,7 +13,6 @@ from ...http import HTTPError, Request, Response, given
 from ...log import RecordBatch
 from ...log.gaps import Gap
 from ...log.interface import READ_BYTES
-from ...protocol.frames import MESSAGE_FRAME_BYTES
 from ..positions import EARLIEST, Position
 from ..readers import Readers
 from ..server import Server
@@ -172,9 +171,8 @@ class _WaitingLines:
 
     def _held_line(self, waiting: Waiting, batch: Batch) -> bytes:
         index = waiting.sequence - batch.base_sequence
-        message_id, frame = batch.frame(index, 1)
         return self._message_line(
-            waiting, message_id.decode(), batch.timestamp_ns(index), frame[MESSAGE_FRAME_BYTES:]
+            waiting, batch.id(index).decode(), batch.timestamp_ns(index), batch.body(index)
         )
 
     async def _line(self, waiting: Waiting) -> bytes:
