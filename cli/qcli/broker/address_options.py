@@ -28,14 +28,12 @@ MAY_BE_SEVERAL = "Several: with commas, or given several times."
 _TCP: dict[str, Any] = {
     "envvar": TCP_VARIABLE,
     "metavar": "HOST:PORT",
-    "show_default": True,
     "show_envvar": True,
 }
 _HTTP: dict[str, Any] = {
     "type": params.http_address,
     "envvar": HTTP_VARIABLE,
     "metavar": "[https://]HOST:PORT|PATH",
-    "show_default": True,
     "show_envvar": True,
 }
 
@@ -125,7 +123,6 @@ def broker_http_options(command: _F) -> _F:
         BROKER,
         TCP_OPTION,
         multiple=True,
-        default=(DEFAULT_TCP_ADDRESS,),
         envvar=TCP_VARIABLE,
         metavar="HOST:PORT",
         expose_value=False,

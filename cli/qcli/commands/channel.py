@@ -14,7 +14,7 @@ from ..broker.fan_out import broker_suffix, change_each, channels_by_topic, with
 from ..broker.json_api import post_json
 from ..broker.name_completion import complete_channel, complete_topic
 from ..broker.topic_log import CANNOT_BE_READ
-from ..framework.command import DocumentedCommand, DocumentedGroup, Example
+from ..framework.command import DocumentedGroup, Example
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import option, output_format
 from ..framework.output import json_lines, write
@@ -92,7 +92,6 @@ for _command in settings_commands("channel"):
 
 @command.command(
     "list",
-    cls=DocumentedCommand,
     examples=[
         Example("all there are", "qcli channel list"),
         Example("those of one topic", "qcli channel list clicks"),
@@ -100,7 +99,6 @@ for _command in settings_commands("channel"):
     ],
     exits={
         ExitCode.FAILURE: "There is no such topic, or standard output cannot be written.",
-        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
     },
 )
 @click.argument("topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_topic)
@@ -140,7 +138,6 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
 
 @command.command(
     "seek",
-    cls=DocumentedCommand,
     short_help="Move a channel back or forward in its topic.",
     examples=[
         Example("have the last two hours delivered again", "qcli channel seek clicks/archive --to 2h"),
@@ -151,7 +148,6 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
     ],
     exits={
         ExitCode.FAILURE: "It was not moved: no such channel, nobody agreed, or the broker refused.",
-        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         ExitCode.PARTIAL: "It was moved on some of the brokers only; standard error says what failed on the others.",
     },
     notes={

@@ -11,7 +11,7 @@ from ..broker.address_options import broker_http_options
 from ..broker.fan_out import broker_suffix, change_each, read_each, with_broker
 from ..broker.json_api import ChannelNotFound, get_json_lines, post_json
 from ..broker.name_completion import complete_channel
-from ..framework.command import DocumentedCommand, DocumentedGroup, Example
+from ..framework.command import DocumentedGroup, Example
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import option, output_format
 from ..framework.output import json_lines, plain_table, print_diagnostic, write
@@ -43,14 +43,12 @@ def command() -> None:
 
 @command.command(
     "list",
-    cls=DocumentedCommand,
     examples=[
         Example("the next ten", "qcli deferred list clicks/archive -n 10"),
         Example("when the first is due", "qcli deferred list clicks/archive -n 1 --format json | jq .due_ns"),
     ],
     exits={
         ExitCode.FAILURE: "There is no such channel, or standard output cannot be written.",
-        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
     },
     notes={
         "JSON": "One object per line: topic, channel, id, due_ns (Unix nanoseconds), sequence, timestamp_ns (when it "
@@ -67,7 +65,6 @@ def command() -> None:
     type=click.IntRange(min=1, max=10_000),
     default=100,
     metavar="N",
-    show_default=True,
     help="How many, at most: those that are due first.",
 )
 @output_format("table: for people, bodies cut short. json: an object per line, see below.", "table", "json")
@@ -104,7 +101,6 @@ def _row(message: dict[str, Any]) -> tuple[str, ...]:
 
 @command.command(
     "cancel",
-    cls=DocumentedCommand,
     examples=[
         Example("one", "qcli deferred cancel clicks/archive 0cb2f1a3c9400001"),
         Example(
@@ -115,7 +111,6 @@ def _row(message: dict[str, Any]) -> tuple[str, ...]:
     ],
     exits={
         ExitCode.FAILURE: "None of them is deferred there, or the broker refused.",
-        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         ExitCode.PARTIAL: "Some of them are not deferred there; standard error says which. Or a broker failed.",
     },
 )

@@ -43,7 +43,6 @@ STATES = ("requeued", "fresh", "deferred")
     exits={
         ExitCode.OK: "They were shown; also if there were none.",
         ExitCode.FAILURE: "There is no such topic or channel, or standard output cannot be written.",
-        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         ExitCode.DAMAGED: "Damaged messages were passed over; standard error says which.",
     },
     notes={
@@ -66,7 +65,6 @@ STATES = ("requeued", "fresh", "deferred")
     type=click.IntRange(min=1, max=10_000),
     default=DEFAULT_COUNT,
     metavar="N",
-    show_default=True,
     help="How many, at most.",
 )
 @from_option(

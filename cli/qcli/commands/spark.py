@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ..framework.command import DocumentedCommand, DocumentedGroup, Example
+from ..framework.command import DocumentedGroup, Example
 from ..framework.errors import ExitCode
 from ..framework.output import print_diagnostic, write
 
@@ -36,7 +36,6 @@ if __name__ == "__main__":
 
 @command.command(
     "bundle",
-    cls=DocumentedCommand,
     short_help="Write what spark-submit needs.",
     examples=[
         Example("write it", "qcli spark bundle ./submit"),

@@ -8,7 +8,7 @@ import click
 
 from ..broker.address_options import broker_http_options
 from ..broker.fan_out import channels_by_topic
-from ..framework.command import DocumentedCommand, DocumentedGroup, Example
+from ..framework.command import DocumentedGroup, Example
 from ..framework.errors import ExitCode
 from ..framework.options import output_format
 from ..framework.output import json_lines, plain_table, write
@@ -81,13 +81,11 @@ for _command in settings_commands("topic"):
 
 @command.command(
     "list",
-    cls=DocumentedCommand,
     examples=[
         Example("what there is", "qcli topic list"),
         Example("the names of the topics alone", "qcli topic list | awk '{print $1}'"),
         Example("the channels of one topic", "qcli channel list clicks"),
     ],
-    exits={ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning},
 )
 @broker_http_options
 @output_format(

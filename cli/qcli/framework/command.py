@@ -43,7 +43,8 @@ class DocumentedCommand(click.Command):
 
     Args:
         examples: At least one; a test insists.
-        exits: What each exit code means here; those that every command shares may be left out.
+        exits: What each exit code means here; those may be left out that all commands share, or
+            all that connect to a broker.
         notes: Titled paragraphs about things a user has to know, shown after the options.
     """
 
@@ -60,7 +61,9 @@ class DocumentedCommand(click.Command):
         )
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
-        shared = (ExitCode.OK, ExitCode.FAILURE, ExitCode.USAGE, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+        shared = [ExitCode.OK, ExitCode.FAILURE, ExitCode.USAGE, ExitCode.INTERRUPTED, ExitCode.TERMINATED]
+        if any(getattr(param, "section", None) == CONNECTION_OPTIONS for param in self.params):
+            shared.append(ExitCode.UNREACHABLE)
         meanings = {code: code.meaning for code in shared} | dict(exits or {})
         self.exits = dict(sorted(meanings.items()))
         self.notes = dict(notes or {})
@@ -126,6 +129,8 @@ def _write_text(formatter: click.HelpFormatter, text: str) -> None:
 
 class DocumentedGroup(DocumentedCommand, click.Group):
     """A group with examples and exit codes in its help; without a subcommand it shows that help."""
+
+    command_class = DocumentedCommand
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

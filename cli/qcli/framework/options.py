@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 class GroupedOption(click.Option):
-    """An option that names the heading it stands under in `--help`.
+    """An option that names the heading it stands under in `--help`. Its default is shown unless it is None or empty.
 
     Args:
         section: The heading.
@@ -35,6 +35,7 @@ class GroupedOption(click.Option):
     def __init__(
         self, *args: Any, section: str = OTHER_OPTIONS, alone: str | None = None, **kwargs: Any
     ) -> None:
+        kwargs.setdefault("show_default", kwargs.get("default") not in (None, ""))
         super().__init__(*args, **kwargs)
         self.section = section
         self.alone = alone
@@ -130,7 +131,7 @@ def given_flags(*names: str) -> list[str]:
 def output_format(text: str, *formats: str) -> Callable[[_F], _F]:
     """`--format`; the first of the formats is the default."""
     choice = click.Choice(formats)
-    return option("Output", "--format", "form", type=choice, default=formats[0], show_default=True, help=text)
+    return option("Output", "--format", "form", type=choice, default=formats[0], help=text)
 
 
 def count_option(section: str, text: str) -> Callable[[_F], _F]:
@@ -154,7 +155,6 @@ def delimiter_options(section: str, text: str, null_text: str) -> Callable[[_F],
         type=delimiter,
         default=r"\n",
         metavar="TEXT",
-        show_default=True,
         help=rf"{text}. \n, \t, \0, \xNN and the like are understood.",
     )
     null_option = option(

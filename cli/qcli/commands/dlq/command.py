@@ -10,7 +10,7 @@ import click
 from ...broker.address_options import broker_http_options
 from ...broker.fan_out import read_each, with_broker
 from ...broker.json_api import get_json, get_json_lines
-from ...framework.command import DocumentedCommand, DocumentedGroup, Example
+from ...framework.command import DocumentedGroup, Example
 from ...framework.errors import ExitCode, NotFound
 from ...framework.options import option, output_format
 from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
@@ -49,7 +49,6 @@ def command() -> None:
 
 @command.command(
     "list",
-    cls=DocumentedCommand,
     examples=[
         Example("all there are", "qcli dlq list"),
         Example("of one dead-letter topic", "qcli dlq list clicks.dead"),
@@ -58,7 +57,6 @@ def command() -> None:
     exits={
         ExitCode.OK: "They were listed; also if there are none.",
         ExitCode.FAILURE: "There is no such dead-letter topic, or standard output cannot be written.",
-        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
     },
     notes={
         "Dead letters": NOTE,
@@ -131,7 +129,6 @@ _PAGE = 1000
 
 @command.command(
     "show",
-    cls=DocumentedCommand,
     examples=[
         Example("the first ten", "qcli dlq show clicks.dead"),
         Example(
@@ -144,7 +141,6 @@ _PAGE = 1000
     exits={
         ExitCode.OK: "They were shown; also if there were none.",
         ExitCode.FAILURE: "There is no such dead-letter topic, or standard output cannot be written.",
-        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
     },
     notes={
         "Dead letters": NOTE,
@@ -164,7 +160,6 @@ _PAGE = 1000
     type=click.IntRange(min=0),
     default=DEFAULT_COUNT,
     metavar="N",
-    show_default=True,
     help="How many, at most: the oldest; 0: all.",
 )
 @output_format(

@@ -32,7 +32,6 @@ _DONE = {"requeue": "requeued", "drop": "dropped"}
     exits={
         ExitCode.FAILURE: "None of them was requeued: no such dead-letter topic, their channels are gone, or the "
         "broker refused.",
-        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         ExitCode.PARTIAL: "Some of them were requeued; standard error says why others were not.",
     },
     notes={
@@ -76,7 +75,6 @@ def requeue(to_topic: bool, **selected: Any) -> None:
     ],
     exits={
         ExitCode.FAILURE: "None of them was dropped: no such dead-letter topic, nobody agreed, or the broker refused.",
-        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         ExitCode.PARTIAL: "Some of them were dropped, then a broker failed; standard error says which.",
     },
     notes={"Dead letters": NOTE},

@@ -82,7 +82,6 @@ _LEFT_COLUMNS = 4
     "if_exists",
     type=click.Choice(["refuse", "skip", "replace"]),
     default="refuse",
-    show_default=True,
     help="What to do if there are topics of the same name that do not come from this import. refuse: nothing at all. "
     "skip: import the others. replace: delete them, with their messages.",
 )

@@ -93,7 +93,6 @@ INPUT, SENDING = "Input", "Sending"
     type=click.IntRange(min=1),
     default=LIMITS.max_msg_size,
     metavar="BYTES",
-    show_default=True,
     help="The broker's limit. A longer message ends the command, with its number, before it is sent.",
 )
 @option(
@@ -117,6 +116,7 @@ INPUT, SENDING = "Input", "Sending"
     "defer_ms",
     type=long_duration,
     default="0",
+    show_default=False,
     metavar="DURATION",
     help="Deliver each message so long after it is published, such as 500ms, 1m30s or 7d. Slower: one DPUB per "
     "message.",

@@ -165,7 +165,6 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
     type=click.IntRange(min=1),
     default=1024 * 1024,
     metavar="BYTES",
-    show_default=True,
     help="The broker's limit. Longer messages are not published; they are counted, and the first ones named.",
 )
 @option(

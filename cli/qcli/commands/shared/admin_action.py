@@ -88,7 +88,6 @@ def action_command(kind: str, action: Action) -> DocumentedCommand:
     run = name_argument("names", kind, several=True)(run)
     exits = {
         ExitCode.FAILURE: f"None of it was done: no such {kind}, or the broker refused.",
-        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
     }
     make = click.command(

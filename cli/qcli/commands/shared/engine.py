@@ -38,7 +38,6 @@ def engine_options(reachable: str, report: str) -> Callable[[_F], _F]:
             "--engine",
             type=click.Choice(["auto", "inline", "spark"]),
             default="auto",
-            show_default=True,
             help="inline: this process, without Java. spark: Spark's tasks, on all cores. auto: whichever is done "
             "sooner; standard error says which.",
         ),

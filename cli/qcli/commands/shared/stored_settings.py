@@ -245,7 +245,6 @@ def _set_command(kind: str) -> DocumentedCommand:
         examples=_SET_EXAMPLES[kind],
         exits={
             ExitCode.FAILURE: f"Nothing was changed: no such {kind}, nobody agreed, or the broker refused.",
-            ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
             ExitCode.PARTIAL: "It was changed on some of the brokers only; standard error says why not on the others.",
         },
         notes={"Settings": f"{about}. 0 is no such rule, and {DEFAULT} what the broker has for all."},
@@ -283,7 +282,6 @@ def _settings_command(kind: str) -> DocumentedCommand:
         examples=_SETTINGS_EXAMPLES[kind],
         exits={
             ExitCode.FAILURE: f"There is no such {kind}, or standard output cannot be written.",
-            ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         },
     )(name_argument("wanted", kind)(broker_http_options(_format(kind)(run))))
 

@@ -91,7 +91,6 @@ FORMATS = ("table", "json", "csv", "tsv")
     type=positive_duration,
     default="2s",
     metavar="DURATION",
-    show_default=True,
     help="From one report to the next.",
 )
 def command(

@@ -109,7 +109,6 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
     type=click.IntRange(min=1),
     default=MAX_IN_FLIGHT,
     metavar="N",
-    show_default=True,
     help="Messages to receive ahead, per topic; never more than -n asks for.",
 )
 @option(

@@ -64,7 +64,6 @@ _CONSUME_OPTIONS = (
         type=params.positive_duration,
         default="2s",
         metavar="DURATION",
-        show_default=True,
         help="Without --follow: end after so long without a message that was published before the command began.",
     ),
     option(
@@ -73,7 +72,6 @@ _CONSUME_OPTIONS = (
         type=click.IntRange(min=1),
         default=MAX_IN_FLIGHT,
         metavar="N",
-        show_default=True,
         help="Messages under way at most; fewer, if they are large: about 64 MiB.",
     ),
 )
@@ -141,7 +139,6 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     exits={
         ExitCode.OK: "All that was wanted is in files; also if there was nothing.",
         ExitCode.FAILURE: "Nothing was written: no such topic, no use of the folder, or something not installed.",
-        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         ExitCode.PARTIAL: "Some files were written, then it failed. Standard error says how to go on.",
         ExitCode.DAMAGED: "Damaged messages were passed over; standard error says which. All others are in files.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). The same command goes on from there.",
@@ -185,7 +182,6 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     default=(DEFAULT_TCP_ADDRESS,),
     envvar=TCP_VARIABLE,
     metavar="HOST:PORT",
-    show_default=True,
     show_envvar=True,
     help="An nsqd's TCP address: consume --channel there, which is at least once. Several with commas, or given "
     "several times. Not used if --nsqd-http-address is given besides, or if it is in the environment only; see "
@@ -217,7 +213,6 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     type=params.positive_duration,
     default="1m",
     metavar="DURATION",
-    show_default=True,
     help="With --follow: how long from the beginning of one round to the next. Each writes at least a file, if there "
     "is anything to write.",
 )
@@ -244,7 +239,6 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     "--partition-by",
     type=click.Choice(["none", "date", "hour"]),
     default="none",
-    show_default=True,
     help="Folders for the date, or for date and hour, of the publish: date=2026-11-21/hour=04. UTC.",
 )
 @option(
@@ -254,7 +248,6 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     type=file_bytes,
     default="256MiB",
     metavar="SIZE",
-    show_default=True,
     help="About so many bytes of the log go into one range, before compression.",
 )
 @option(
@@ -264,7 +257,6 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     type=file_bytes,
     default="64MiB",
     metavar="SIZE",
-    show_default=True,
     help="About so many bytes of bodies go into one row group.",
 )
 @option(
@@ -272,7 +264,6 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     "--compression",
     type=click.Choice(COMPRESSIONS),
     default="zstd",
-    show_default=True,
     help="How pages are compressed.",
 )
 @option(
