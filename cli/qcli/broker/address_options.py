@@ -123,6 +123,8 @@ def broker_http_options(command: _F) -> _F:
         BROKER,
         TCP_OPTION,
         multiple=True,
+        default=(DEFAULT_TCP_ADDRESS,),
+        show_default=False,
         envvar=TCP_VARIABLE,
         metavar="HOST:PORT",
         expose_value=False,

@@ -13,7 +13,6 @@ from ..framework.command import Example
 from ..framework.daemon.config_file import CONFIG
 from ..framework.daemon.run import log_ignored_settings, reload_log_level, run_server
 from ..framework.daemon.setting import (
-    ADDRESSES,
     DURATION,
     FILE,
     FOLDER,
@@ -22,10 +21,10 @@ from ..framework.daemon.setting import (
     LOG_SETTINGS,
     POSITIVE,
     POSITIVE_DURATION,
-    STORAGE,
     Kind,
     Setting,
     field_names,
+    under_headings,
     verbose_setting,
 )
 from ..framework.errors import ExitCode
@@ -37,43 +36,35 @@ if TYPE_CHECKING:
     from trio_nsq.lookup.service.options import LookupdOptions
     from trio_nsq.lookup.service.server import LookupdAddresses
 
-PRODUCERS = "Producers"
-IGNORED = "Accepted from nsqlookupd, without effect here"
 
 LISTEN = Kind(tcp_listen_address, "HOST:PORT")
 
-SETTINGS = [
+SETTINGS = under_headings(
+    "Addresses",
     Setting(
         "tcp-address",
-        ADDRESSES,
         LISTEN,
         "127.0.0.1:4160",
         help="Where brokers register. Port 0 picks a free one; :4160 is every interface.",
     ),
     Setting(
-        "http-address",
-        ADDRESSES,
-        LISTEN,
-        "127.0.0.1:4161",
-        help="Where consumers and administrators ask, likewise.",
+        "http-address", LISTEN, "127.0.0.1:4161", help="Where consumers and administrators ask, likewise."
     ),
     Setting(
         "broadcast-address",
-        ADDRESSES,
         HOST,
         help="The host that brokers are told to ask at. Not given: this machine's host name, or the loopback address "
         "if HTTP is served there alone.",
     ),
     Setting(
         "address-file",
-        ADDRESSES,
         FILE,
         help="Once ready, write the bound addresses here, as JSON with the keys tcp_address and http_address. The "
         "file appears whole, and goes away with the service.",
     ),
+    "Producers",
     Setting(
         "inactive-producer-timeout",
-        PRODUCERS,
         POSITIVE_DURATION,
         "5m",
         help="A broker that has not pinged for longer is not told to anybody; after twice that, and a minute at "
@@ -81,28 +72,23 @@ SETTINGS = [
     ),
     Setting(
         "tombstone-lifetime",
-        PRODUCERS,
         DURATION,
         "45s",
         help="How long a tombstone hides a broker from the consumers of a topic that is being deleted there.",
     ),
-    Setting(
-        "max-registrations",
-        PRODUCERS,
-        POSITIVE,
-        100_000,
-        help="Topics and channels that one broker may register.",
-    ),
+    Setting("max-registrations", POSITIVE, 100_000, help="Topics and channels that one broker may register."),
+    "Storage",
     Setting(
         "data-path",
-        STORAGE,
         FOLDER,
         help="A folder in which the names of topics and channels outlive a restart. Made if it is missing; its parent "
         "has to exist. Not given: those that no broker has at the time are forgotten.",
     ),
+    "Logging",
     *LOG_SETTINGS,
-    verbose_setting(IGNORED),
-]
+    "Accepted from nsqlookupd, without effect here",
+    verbose_setting(),
+)
 
 
 def lookupd_options(values: dict[str, Any]) -> LookupdOptions:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...framework.daemon.setting import (
-    ADDRESSES,
     BOOLEAN,
     COUNT,
     COUNT_BYTES,
@@ -26,13 +25,13 @@ from ...framework.daemon.setting import (
     POSITIVE,
     POSITIVE_BYTES,
     POSITIVE_DURATION,
-    STORAGE,
     TEXT,
     Kind,
     Setting,
-    _duration,
-    _number,
+    duration_kind,
     field_names,
+    number_kind,
+    under_headings,
     verbose_setting,
 )
 from ...framework.errors import Failure
@@ -53,89 +52,70 @@ from ...framework.params import (
 if TYPE_CHECKING:
     from trio_nsq.broker import BrokerOptions
 
-TIMES = "Message timeouts"
-LIMITS = "What clients may ask for"
-TLS = "TLS"
-COMPRESSION = "Compression"
-AUTH = "Authorization"
-DISCOVERY = "Discovery"
-STATSD = "statsd"
-LATENCY = "End-to-end latency"
-REQUESTS = "HTTP requests of the broker's own"
-IGNORED = "Accepted from nsqd, without effect here"
-
 
 def _descending(_ctx: click.Context, _param: click.Parameter, given: tuple[tuple[float, ...], ...]) -> Any:
     return tuple(sorted(itertools.chain(*given), reverse=True))
 
 
-SETTINGS = [
+SETTINGS = under_headings(
+    "Addresses",
     Setting(
         "tcp-address",
-        ADDRESSES,
         Kind(listen_address, LISTEN),
         "127.0.0.1:4150",
         help="Where clients connect. Port 0 picks a free one; :4150 is every interface; a path is a unix socket.",
     ),
     Setting(
         "http-address",
-        ADDRESSES,
         Kind(or_nothing(listen_address), LISTEN),
         "127.0.0.1:4151",
         help="Where HTTP is served, likewise; '' serves none.",
     ),
     Setting(
         "https-address",
-        ADDRESSES,
         Kind(or_nothing(tcp_listen_address), "HOST:PORT"),
         "127.0.0.1:4152",
         help="Where HTTPS is served, if there is a certificate; '' serves none.",
     ),
     Setting(
         "address-file",
-        ADDRESSES,
         FILE,
         help="Once ready, write the bound addresses here, as JSON with the keys tcp_address, http_address and "
         "https_address. The file appears whole, and goes away with the broker.",
     ),
     Setting(
         "node-id",
-        ADDRESSES,
-        _number(Integer(0, 1023)),
+        number_kind(Integer(0, 1023)),
         key="id",
         help="Part of every message id, 0 to 1023. Not given: derived from the host name.",
     ),
+    "Storage",
     Setting(
         "data-path",
-        STORAGE,
         FOLDER,
         ".",
         help="Where messages are kept. Made if it is missing; its parent has to exist.",
     ),
     Setting(
         "sync",
-        STORAGE,
         Kind(Word(["always", "interval"]), None),
         "always",
         help="always: every OK is on stable storage. interval: see --sync-every and --sync-timeout.",
     ),
     Setting(
         "sync-every",
-        STORAGE,
         POSITIVE,
         2500,
         help="With --sync interval: sync a topic's file after so many messages, or 16 MiB.",
     ),
     Setting(
         "sync-timeout",
-        STORAGE,
         POSITIVE_DURATION,
         "2s",
         help="With --sync interval: sync after so long, if there is anything to sync.",
     ),
     Setting(
         "checkpoint-interval",
-        STORAGE,
         POSITIVE_DURATION,
         "2s",
         help="How often the positions of channels are written. After a crash, what was finished since is "
@@ -143,124 +123,103 @@ SETTINGS = [
     ),
     Setting(
         "mem-queue-size",
-        STORAGE,
         COUNT,
         10_000,
         help="Messages of each topic, the newest, that are kept in memory besides the file.",
     ),
     Setting(
         "cache-bytes",
-        STORAGE,
         COUNT_BYTES,
         64 * MIB,
         help="Bytes of messages kept in memory, over all topics, whatever --mem-queue-size says.",
     ),
     Setting(
         "max-bytes-per-file",
-        STORAGE,
         POSITIVE_BYTES,
         100 * MIB,
         help="Size at which a topic's log goes on in a new file.",
     ),
     Setting(
         "retention-time",
-        STORAGE,
-        _duration(retention_time),
+        duration_kind(retention_time),
         "0",
         help="Messages that every channel has passed stay readable for this long, such as 7d, or forever. With 0, and "
         "--retention-bytes 0, they go at once. This, too, can be set for a single topic: PUT /topic/settings.",
     ),
     Setting(
         "retention-bytes",
-        STORAGE,
         Kind(byte_size, "BYTES", (int, str), 'an integer, or a size such as "10GB"'),
         "0",
         help="And no more than the newest so many bytes of a topic's messages, such as 10GB. With 0, or unlimited, "
         "--retention-time alone decides; if that is 0, unlimited keeps all.",
     ),
+    "Message timeouts",
     Setting(
         "msg-timeout",
-        TIMES,
         POSITIVE_DURATION,
         "1m",
         help="A message not finished in this time is delivered again, unless the client asks for another time.",
     ),
     Setting(
         "max-msg-timeout",
-        TIMES,
         POSITIVE_DURATION,
         "15m",
         help="The longest such time a client may ask for, also by touching a message.",
     ),
     Setting(
         "max-req-timeout",
-        TIMES,
         DURATION,
         "1h",
         help="How long a message that a consumer hands back (REQ) may be deferred at most.",
     ),
     Setting(
         "max-defer",
-        TIMES,
         DURATION,
         "8760h",
         help="How long a message may be deferred by its publisher (DPUB, /pub?defer=) at most.",
     ),
-    Setting("max-msg-size", LIMITS, POSITIVE_BYTES, MIB, help="Size of one message."),
+    "What clients may ask for",
+    Setting("max-msg-size", POSITIVE_BYTES, MIB, help="Size of one message."),
     Setting(
-        "max-body-size",
-        LIMITS,
-        POSITIVE_BYTES,
-        5 * MIB,
-        help="Size of one command's body, such as that of an MPUB.",
+        "max-body-size", POSITIVE_BYTES, 5 * MIB, help="Size of one command's body, such as that of an MPUB."
     ),
-    Setting("max-rdy-count", LIMITS, POSITIVE, 2500, help="Messages one connection may have in flight."),
-    Setting("max-channel-consumers", LIMITS, COUNT, 0, help="Consumers of one channel; 0: any number."),
+    Setting("max-rdy-count", POSITIVE, 2500, help="Messages one connection may have in flight."),
+    Setting("max-channel-consumers", COUNT, 0, help="Consumers of one channel; 0: any number."),
     Setting(
         "max-connections",
-        LIMITS,
         COUNT,
         0,
         help="Clients connected over TCP, and as many over HTTP; others are refused. 0: as many as the limit of open "
         "files allows (ulimit -Hn), less those that logs need.",
     ),
-    Setting("max-topics", LIMITS, COUNT, 0, help="Topics; further ones are not made. 0: any number."),
-    Setting("max-channels", LIMITS, COUNT, 0, help="Channels of one topic, likewise. 0: any number."),
+    Setting("max-topics", COUNT, 0, help="Topics; further ones are not made. 0: any number."),
+    Setting("max-channels", COUNT, 0, help="Channels of one topic, likewise. 0: any number."),
+    Setting("max-heartbeat-interval", POSITIVE_DURATION, "1m", help="Longest time between heartbeats."),
     Setting(
-        "max-heartbeat-interval", LIMITS, POSITIVE_DURATION, "1m", help="Longest time between heartbeats."
-    ),
-    Setting(
-        "max-output-buffer-size",
-        LIMITS,
-        POSITIVE_BYTES,
-        64 * 1024,
-        help="Largest output buffer of a connection.",
+        "max-output-buffer-size", POSITIVE_BYTES, 64 * 1024, help="Largest output buffer of a connection."
     ),
     Setting(
         "max-output-buffer-timeout",
-        LIMITS,
         POSITIVE_DURATION,
         "30s",
         help="Longest time messages may wait in that buffer.",
     ),
-    Setting("min-output-buffer-timeout", LIMITS, DURATION, "25ms", help="Shortest such time."),
+    Setting("min-output-buffer-timeout", DURATION, "25ms", help="Shortest such time."),
     Setting(
         "output-buffer-timeout",
-        LIMITS,
         POSITIVE_DURATION,
         "250ms",
         help="That time for a client that does not ask for another.",
     ),
+    "TLS",
     Setting(
         "tls-cert",
-        TLS,
         FILE,
         help="PEM file with the certificate, and those up to its CA. Clients may have TLS if it is given.",
     ),
-    Setting("tls-key", TLS, FILE, help="PEM file with the certificate's key, without a password."),
+    Setting("tls-key", FILE, help="PEM file with the certificate's key, without a password."),
     Setting(
         "tls-required",
-        TLS,
         Kind(
             BooleanOrWord(["tcp-https"]),
             "[=true|false|tcp-https]",
@@ -273,7 +232,6 @@ SETTINGS = [
     ),
     Setting(
         "tls-client-auth-policy",
-        TLS,
         Kind(Word(["require", "require-verify"], empty=""), None),
         "",
         help="require: clients need a certificate, whoever signed it. require-verify: one that --tls-root-ca-file "
@@ -281,38 +239,36 @@ SETTINGS = [
     ),
     Setting(
         "tls-root-ca-file",
-        TLS,
         FILE,
         help="PEM file with the CAs of clients' certificates, and of authorization services. Not given: the system's.",
     ),
     Setting(
         "tls-min-version",
-        TLS,
         Kind(Word(["tls1.0", "tls1.1", "tls1.2", "tls1.3"], empty="tls1.2"), None),
         "tls1.2",
         help="The oldest TLS that is spoken. nsqd's default is tls1.0, which is out of use.",
     ),
-    Setting("deflate", COMPRESSION, BOOLEAN, "true", alone="true", help="Clients may have deflate."),
+    "Compression",
+    Setting("deflate", BOOLEAN, "true", alone="true", help="Clients may have deflate."),
     Setting(
         "max-deflate-level",
-        COMPRESSION,
-        _number(Integer(1, 9)),
+        number_kind(Integer(1, 9)),
         6,
         help="A client that asks for a higher level gets this one.",
     ),
-    Setting("snappy", COMPRESSION, BOOLEAN, "true", alone="true", help="Clients may have snappy."),
+    Setting("snappy", BOOLEAN, "true", alone="true", help="Clients may have snappy."),
+    "Authorization",
     Setting(
         "auth-http-address",
-        AUTH,
         Kind(http_service, "HOST:PORT|URL"),
         field="auth_http_addresses",
         multiple=True,
         help="A service that says who may publish and subscribe to what. May be given several times; they are asked "
         "in turn until one answers. Not given: everybody may.",
     ),
+    "Discovery",
     Setting(
         "lookupd-tcp-address",
-        DISCOVERY,
         Kind(address, "HOST:PORT"),
         field="nsqlookupd_tcp_addresses",
         multiple=True,
@@ -320,80 +276,50 @@ SETTINGS = [
     ),
     Setting(
         "broadcast-address",
-        DISCOVERY,
         HOST,
         help="The address others are told. Not given: this machine's host name; an nsqlookupd is told the loopback "
         "address if clients connect there alone.",
     ),
-    Setting(
-        "broadcast-tcp-port",
-        DISCOVERY,
-        PORT,
-        0,
-        help="The TCP port others are told; 0: the one that is bound.",
-    ),
-    Setting(
-        "broadcast-http-port",
-        DISCOVERY,
-        PORT,
-        0,
-        help="The HTTP port others are told; 0: the one that is bound.",
-    ),
+    Setting("broadcast-tcp-port", PORT, 0, help="The TCP port others are told; 0: the one that is bound."),
+    Setting("broadcast-http-port", PORT, 0, help="The HTTP port others are told; 0: the one that is bound."),
+    "HTTP requests of the broker's own",
     Setting(
         "http-client-connect-timeout",
-        REQUESTS,
         POSITIVE_DURATION,
         "2s",
         help="How long a connection may take, to an authorization service or an nsqlookupd.",
     ),
-    Setting(
-        "http-client-request-timeout",
-        REQUESTS,
-        POSITIVE_DURATION,
-        "5s",
-        help="How long such a request may take.",
-    ),
+    Setting("http-client-request-timeout", POSITIVE_DURATION, "5s", help="How long such a request may take."),
+    "statsd",
     Setting(
         "statsd-address",
-        STATSD,
         Kind(or_nothing(address), "HOST:PORT"),
         "",
         help="Where statistics are sent, over UDP. Not given: nowhere.",
     ),
     Setting(
         "statsd-prefix",
-        STATSD,
         TEXT,
         "nsq.%s",
         help="What their names begin with; %s is replaced by the broadcast address and HTTP port.",
     ),
-    Setting("statsd-interval", STATSD, POSITIVE_DURATION, "1m", help="How often they are sent."),
+    Setting("statsd-interval", POSITIVE_DURATION, "1m", help="How often they are sent."),
     Setting(
-        "statsd-mem-stats",
-        STATSD,
-        BOOLEAN,
-        "true",
-        alone="true",
-        help="Send those of the process's memory too.",
+        "statsd-mem-stats", BOOLEAN, "true", alone="true", help="Send those of the process's memory too."
     ),
     Setting(
-        "statsd-udp-packet-size",
-        STATSD,
-        POSITIVE_BYTES,
-        508,
-        help="Size of one datagram, unless one line is longer.",
+        "statsd-udp-packet-size", POSITIVE_BYTES, 508, help="Size of one datagram, unless one line is longer."
     ),
     Setting(
         "statsd-exclude-ephemeral",
-        STATSD,
         BOOLEAN,
         "false",
         alone="true",
         help="Leave out ephemeral topics and channels.",
     ),
+    "End-to-end latency",
     Setting(
         "e2e-processing-latency-percentile",
-        LATENCY,
         Kind(percentiles, "Q[,Q...]", (float, int, str), "a number"),
         field="e2e_processing_latency_percentiles",
         multiple=True,
@@ -402,37 +328,32 @@ SETTINGS = [
         "times. Not given: it is not measured.",
     ),
     Setting(
-        "e2e-processing-latency-window-time",
-        LATENCY,
-        POSITIVE_DURATION,
-        "10m",
-        help="Over how long they are taken.",
+        "e2e-processing-latency-window-time", POSITIVE_DURATION, "10m", help="Over how long they are taken."
     ),
+    "Logging",
     *LOG_SETTINGS,
+    "Accepted from nsqd, without effect here",
     Setting(
         "queue-scan-worker-pool-max",
-        IGNORED,
         Kind(click.STRING, "N", (int, str), "an integer"),
         ignored="timers do not scan channels",
         help="Timers do not scan channels here.",
     ),
     Setting(
         "queue-scan-selection-count",
-        IGNORED,
         Kind(click.STRING, "N", (int, str), "an integer"),
         ignored="timers do not scan channels",
         help="Likewise.",
     ),
     Setting(
         "worker-id",
-        IGNORED,
         Kind(click.STRING, "[=TEXT]", (int, bool, str), "anything"),
         alone="true",
         ignored="see --node-id",
         help="See --node-id.",
     ),
-    verbose_setting(IGNORED),
-]
+    verbose_setting(),
+)
 
 
 def broker_options(values: dict[str, Any]) -> BrokerOptions:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import click
 
 from ..errors import Failure
-from .setting import CONFIGURATION, FILE, Setting
+from .setting import FILE, Setting
 
 
 class ConfigFile(NamedTuple):
@@ -94,8 +94,8 @@ def _use(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Conf
 
 CONFIG = Setting(
     "config",
-    CONFIGURATION,
     FILE,
+    section="Configuration",
     is_eager=True,
     callback=_use,
     help="A TOML file with values for all other options; that of NSQ's own server will do. See below.",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..options import GroupedOption
+from ..options import OTHER_OPTIONS, GroupedOption
 from ..params import Boolean, Integer, PathOrNothing, Word, duration, optional_text, positive_duration
 
 PREFIX = "QCLI_"
@@ -16,14 +16,6 @@ PREFIX = "QCLI_"
 LOG_LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
 
 MIB = 1024**2
-
-ADDRESSES = "Addresses"
-
-STORAGE = "Storage"
-
-CONFIGURATION = "Configuration"
-
-LOGGING = "Logging"
 
 
 class Kind(NamedTuple):
@@ -40,11 +32,11 @@ class Kind(NamedTuple):
     """What is put behind a number in a configuration file to make it the text of a flag."""
 
 
-def _number(range_: Integer, metavar: str = "N") -> Kind:
+def number_kind(range_: Integer, metavar: str = "N") -> Kind:
     return Kind(range_, metavar, (int, str), "an integer")
 
 
-def _duration(convert: Any) -> Kind:
+def duration_kind(convert: Any) -> Kind:
     return Kind(
         convert, "DURATION", (int, str), 'a duration such as "1m30s", or an integer, milliseconds', "ms"
     )
@@ -60,19 +52,19 @@ FOLDER = Kind(PathOrNothing(file_okay=False), "FOLDER")
 
 BOOLEAN = Kind(Boolean(), "[=BOOL]", (bool, str), "true or false")
 
-COUNT = _number(Integer(min=0))
+COUNT = number_kind(Integer(min=0))
 
-POSITIVE = _number(Integer(min=1))
+POSITIVE = number_kind(Integer(min=1))
 
-COUNT_BYTES = _number(Integer(min=0), "BYTES")
+COUNT_BYTES = number_kind(Integer(min=0), "BYTES")
 
-POSITIVE_BYTES = _number(Integer(min=1), "BYTES")
+POSITIVE_BYTES = number_kind(Integer(min=1), "BYTES")
 
-PORT = _number(Integer(0, 65535), "PORT")
+PORT = number_kind(Integer(0, 65535), "PORT")
 
-DURATION = _duration(duration)
+DURATION = duration_kind(duration)
 
-POSITIVE_DURATION = _duration(positive_duration)
+POSITIVE_DURATION = duration_kind(positive_duration)
 
 LISTEN = "HOST:PORT|PATH"
 
@@ -82,7 +74,6 @@ class Setting(GroupedOption):
 
     Args:
         flag: The name on the command line, without dashes.
-        section: The heading it stands under.
         kind: How its values are written.
         default: As it would be written; None: there is none, and the help says what then holds.
         field: The field of `BrokerOptions` or `Limits` it sets; as a rule the flag's name with underscores, and
@@ -95,7 +86,6 @@ class Setting(GroupedOption):
     def __init__(
         self,
         flag: str,
-        section: str,
         kind: Kind,
         default: str | int | None = None,
         *,
@@ -105,15 +95,12 @@ class Setting(GroupedOption):
         **attributes: Any,
     ) -> None:
         name = field or flag.replace("-", "_") + ("_ms" if kind.unit == "ms" else "")
-        if default is not None:
-            attributes["default"] = default
         super().__init__(
             [f"--{flag}", name],
-            section=section,
             type=kind.type,
             metavar=kind.metavar,
+            default=default,
             envvar=PREFIX + flag.replace("-", "_").upper(),
-            show_default=default not in (None, ""),
             **attributes,
         )
         self.kind = kind
@@ -123,26 +110,29 @@ class Setting(GroupedOption):
 
 LOG_SETTINGS = [
     Setting(
-        "log-level",
-        LOGGING,
-        Kind(Word(list(LOG_LEVELS)), None),
-        "info",
-        help="How much is logged, on standard error.",
+        "log-level", Kind(Word(list(LOG_LEVELS)), None), "info", help="How much is logged, on standard error."
     ),
-    Setting("log-prefix", LOGGING, TEXT, "[qcli] ", help="What every line of the log begins with."),
+    Setting("log-prefix", TEXT, "[qcli] ", help="What every line of the log begins with."),
 ]
 
 
-def verbose_setting(section: str) -> Setting:
-    """`--verbose`, which NSQ's servers have and which is accepted without effect."""
-    return Setting(
-        "verbose",
-        section,
-        Kind(click.STRING, "[=BOOL]", (bool, str), "true or false"),
-        alone="true",
-        ignored="see --log-level",
-        help="See --log-level.",
-    )
+def verbose_setting() -> Setting:
+    """`--verbose`, which NSQ's servers have and which has no effect here."""
+    kind = Kind(click.STRING, "[=BOOL]", (bool, str), "true or false")
+    return Setting("verbose", kind, alone="true", ignored="see --log-level", help="See --log-level.")
+
+
+def under_headings(*table: Setting | str) -> list[Setting]:
+    """The settings of a table, each under the heading that stands last before it."""
+    settings: list[Setting] = []
+    heading = OTHER_OPTIONS
+    for each in table:
+        if isinstance(each, str):
+            heading = each
+        else:
+            each.section = heading
+            settings.append(each)
+    return settings
 
 
 def field_names(options: Any) -> set[str]:
