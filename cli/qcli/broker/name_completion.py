@@ -72,7 +72,7 @@ def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
 def _ask(ctx: click.Context) -> dict[str, list[str]]:
     """The names of the brokers' channels by topic; nothing if one does not answer in time."""
     from .admin_client import AdminClient
-    from .fan_out import channels_by_topic
+    from .requests import channels_by_topic
 
     given = (
         ctx.params.get("nsqd_http_addresses") or ctx.params.get("nsqd_http_address") or DEFAULT_HTTP_ADDRESS

@@ -7,27 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..framework.errors import (
-    NO_ANSWER,
-    Failure,
-    https_required,
-    hung_up,
-    leaf_exceptions,
-    reason_of,
-    tls_failure,
-    unreachable,
-)
+from ..framework.errors import leaf_exceptions, reason_of
 from ..framework.output import print_diagnostic
-from ..framework.params import Source, is_https, is_unix_path
+from ..framework.params import is_https, is_unix_path
 from ..framework.positions import is_in_future
 from .address_options import HTTP_OPTION
-from .json_api import refusal
+from .failures import NO_ANSWER, hung_up, read_failure, tls_failure, unreachable
 
 if TYPE_CHECKING:
     from trio_nsq.client.reading.topic_reader import TopicReader
-
-CANNOT_BE_READ = "cannot be read by sequence or time"
-"""What is said of a broker that does not have the requests for it; see `get_json`."""
 
 
 @contextmanager
@@ -41,8 +29,7 @@ def reading_errors(address: str) -> Iterator[None]:
     except Exception as group:
         for error in leaf_exceptions(group):
             if isinstance(error, RequestRefused):
-                wanted = Source(error.topic, None)
-                raise read_failure(error.address, wanted, error.status, error.text) from error
+                raise read_failure(error) from error
             if isinstance(error, ConnectionFailed):
                 if failure := tls_failure(error.address, error):
                     raise failure from error
@@ -54,15 +41,6 @@ def reading_errors(address: str) -> Iterator[None]:
                     reason = hung_up(address)
                 raise unreachable(error.address, HTTP_OPTION, reason) from error
         raise
-
-
-def read_failure(address: str, wanted: Source, status: int, text: str) -> Failure:
-    """The failure of a command whose request was answered with an error."""
-    if text == "TLS_REQUIRED":
-        return https_required(address, HTTP_OPTION)
-    if failure := refusal(address, wanted, text, CANNOT_BE_READ):
-        return failure
-    return Failure(f"The broker at {address} refused with HTTP status {status}: {text}.")
 
 
 def report_start(topic: str, reader: TopicReader, first: str | None) -> None:

@@ -10,10 +10,9 @@ import click
 from trio_nsq.wording import count_of
 
 from ..broker.address_options import broker_http_options
-from ..broker.fan_out import broker_suffix, change_each, channels_by_topic, with_broker
-from ..broker.json_api import post_json
+from ..broker.failures import CANNOT_BE_READ
 from ..broker.name_completion import complete_channel, complete_topic
-from ..broker.topic_log import CANNOT_BE_READ
+from ..broker.requests import broker_suffix, change_each, channels_by_topic, request_json, with_broker
 from ..framework.command import DocumentedGroup, Example
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import option, output_format
@@ -211,7 +210,7 @@ def seek(
 
 def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, Any]:
     params = {"to": to} | ({"dry_run": "true"} if dry_run else {})
-    answer: dict[str, Any] = post_json(address, wanted, "/channel/seek", params, CANNOT_BE_READ)
+    answer: dict[str, Any] = request_json("POST", address, wanted, "/channel/seek", params, CANNOT_BE_READ)
     return answer
 
 

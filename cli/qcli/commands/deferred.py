@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from ..broker.address_options import broker_http_options
-from ..broker.fan_out import broker_suffix, change_each, read_each, with_broker
-from ..broker.json_api import ChannelNotFound, get_json_lines, post_json
+from ..broker.failures import ChannelNotFound
 from ..broker.name_completion import complete_channel
+from ..broker.requests import broker_suffix, change_each, read_records, request_json
 from ..framework.command import DocumentedGroup, Example
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import option, output_format
@@ -72,9 +72,11 @@ def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: i
     """List what waits for its time in a channel, the earliest first, and take none of it."""
     params = {"max_messages": str(count)}
     try:
-        found = read_each(
+        lines = read_records(
             nsqd_http_addresses,
-            lambda address: get_json_lines(address, wanted, "/channel/deferred", params, _WHAT),
+            lambda address: request_json(
+                "GET", address, wanted, "/channel/deferred", params, _WHAT, lines=True
+            ),
         )
     except ChannelNotFound as error:
         # Whoever has just published is not wrong to look here: what a topic defers waits for its first channel.
@@ -82,7 +84,6 @@ def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: i
             f"{error.message} What is deferred waits in channels: make it with 'qcli channel create {wanted}', or with "
             "its first consumer."
         ) from error
-    lines = [line for each in found for line in with_broker(found[each], each, nsqd_http_addresses)]
     messages = [line for line in lines if "gap" not in line]  # those are damaged; 'peek' says more
     messages = sorted(messages, key=lambda message: int(message["due_ns"]))[:count]
     if form == "json":
@@ -128,7 +129,9 @@ def cancel(wanted: Source, ids: Sequence[str], nsqd_http_addresses: tuple[str, .
         done: list[str] = []
         for start in range(0, len(ids), _AT_ONCE):
             params = {"id": ",".join(ids[start : start + _AT_ONCE])}
-            done += post_json(address, wanted, "/channel/deferred/cancel", params, _WHAT)["cancelled"]
+            done += request_json("POST", address, wanted, "/channel/deferred/cancel", params, _WHAT)[
+                "cancelled"
+            ]
         if done:
             print_diagnostic(
                 f"channel {wanted}: {len(done):,} cancelled{broker_suffix(address, nsqd_http_addresses)}"

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from ..broker.address_options import broker_http_options
-from ..broker.fan_out import read_each, with_broker
-from ..broker.json_api import get_json, get_json_lines
+from ..broker.failures import CANNOT_BE_READ
 from ..broker.name_completion import complete_source
-from ..broker.topic_log import CANNOT_BE_READ, report_gap
+from ..broker.requests import read_each, request_json, with_broker
+from ..broker.topic_log import report_gap
 from ..framework.command import DocumentedCommand, Example
 from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
@@ -103,10 +103,15 @@ def command(
         raise click.UsageError("--state is for channels: write TOPIC/CHANNEL.")
     refuse_sequence(first, nsqd_http_addresses)
 
-    def ask(address: str) -> list[dict[str, Any]]:
+    def ask(address: str) -> Any:
+        params = {"max_messages": str(count)}
         if wanted.channel is not None:
-            return _ask_channel(address, wanted, count, states)
-        return _ask_topic(address, wanted, count, first)
+            path = "/channel/peek"
+            params |= {"state": ",".join(states)} if states else {}
+        else:
+            path = "/topic/read"
+            params["from"] = first or _newest(address, wanted, count)
+        return request_json("GET", address, wanted, path, params, CANNOT_BE_READ, lines=True)
 
     found = read_each(nsqd_http_addresses, ask)
     lines = [line for each in found for line in with_broker(found[each], each, nsqd_http_addresses)]
@@ -155,22 +160,15 @@ def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[
     return f"Note: {wanted}: nothing comes after --from; {newest}."
 
 
-def _ask_channel(address: str, wanted: Source, count: int, states: Sequence[str]) -> list[dict[str, Any]]:
-    params = {"max_messages": str(count)} | ({"state": ",".join(states)} if states else {})
-    return get_json_lines(address, wanted, "/channel/peek", params, CANNOT_BE_READ)
-
-
-def _ask_topic(address: str, wanted: Source, count: int, first: str | None) -> list[dict[str, Any]]:
-    if first is None:
-        bounds = _bounds(address, wanted)
-        first = str(max(bounds["first_sequence"], bounds["next_sequence"] - count))
-    params = {"from": first, "max_messages": str(count)}
-    return get_json_lines(address, wanted, "/topic/read", params, CANNOT_BE_READ)
+def _newest(address: str, wanted: Source, count: int) -> str:
+    """The sequence with which so many newest messages of a topic begin."""
+    bounds = _bounds(address, wanted)
+    return str(max(bounds["first_sequence"], bounds["next_sequence"] - count))
 
 
 def _bounds(address: str, wanted: Source) -> Any:
     """The sequences between which the messages of a topic are."""
-    return get_json(address, wanted, "/topic/bounds", {}, CANNOT_BE_READ)
+    return request_json("GET", address, wanted, "/topic/bounds", {}, CANNOT_BE_READ)
 
 
 def _report_gaps(gaps: Iterable[dict[str, Any]]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..broker.address_options import broker_http_options
-from ..broker.fan_out import channels_by_topic
+from ..broker.requests import channels_by_topic
 from ..framework.command import DocumentedGroup, Example
 from ..framework.errors import ExitCode
 from ..framework.options import output_format

@@ -9,12 +9,8 @@ import errno
 import os
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from trio_nsq.client import ConnectionFailed
 
 
 class ExitCode(IntEnum):
@@ -65,10 +61,6 @@ class Failure(Exception):
         self.exit_code = code
 
 
-class NotFound(Failure):
-    """A broker has no such topic or channel; another broker may have it."""
-
-
 class OutputClosed(Exception):
     """The reader of standard output is gone: the command ends quietly, as a success."""
 
@@ -77,144 +69,9 @@ class Terminated(BaseException):
     """SIGTERM arrived while a command was running that does not watch for it."""
 
 
-NO_ANSWER = "connected, but no answer"
-"""How a reason begins, the library's too, if something listens and then says nothing."""
-
-
-def unreachable(address: str, option: str, reason: object) -> Failure:
-    """The failure of a command that found no broker, or one that does not answer (see `NO_ANSWER`).
-
-    Args:
-        address: Where it looked.
-        option: The option that names another address.
-        reason: What the attempt came to.
-    """
-    if str(reason).startswith(NO_ANSWER):
-        return Failure(
-            f"The broker at {address} does not answer: {reason}. It runs, but is stopped (SIGSTOP), overloaded, or "
-            f"waits for its disk: look at its log. Or name another address with {option}.",
-            ExitCode.UNREACHABLE,
-        )
-    end = "" if str(reason).endswith("?") else "."
-    return Failure(
-        f"No broker answers at {address}: {reason}{end} "
-        f"Start one with 'qcli serve', or name another address with {option}.",
-        ExitCode.UNREACHABLE,
-    )
-
-
-def lookupd_unreachable(address: str, reason: object) -> Failure:
-    """The failure of a command that found no discovery service.
-
-    Args:
-        address: Where it looked.
-        reason: What the attempt came to.
-    """
-    return Failure(
-        f"No nsqlookupd answers at {address}: {reason}. Start one with 'qcli lookupd', or name another address with "
-        "--lookupd-http-address.",
-        ExitCode.UNREACHABLE,
-    )
-
-
-def not_a_broker(address: str, option: str, wanted: str, other: str) -> Failure:
-    """The failure of a command that was answered by something else than a broker.
-
-    Args:
-        address: Where it looked.
-        option: The option that names another address.
-        wanted: Which of a broker's ports it needs, `TCP` or `HTTP`.
-        other: The one that the user may have named instead.
-    """
-    guess = f"Is it the {other} port, or another program's?"
-    if wanted == "HTTP" and not address.startswith("https://"):
-        guess = f"Is it the {other} port, that of HTTPS (then write https://{address}), or an nsqlookupd's?"
-    return Failure(
-        f"What answers at {address} is not an NSQ broker's {wanted} port. {guess} See {option}.",
-        ExitCode.UNREACHABLE,
-    )
-
-
-def hung_up(address: str) -> str:
-    """Why there was no answer at all to a request in the clear, probably. Ports of TLS hang up when they get one.
-
-    Args:
-        address: `host:port`.
-    """
-    return f"it hung up. Is it the port of HTTPS (then write https://{address})?"
-
-
-def https_required(address: str, option: str) -> Failure:
-    """The failure of a command that spoke to a broker in the clear which does not want that.
-
-    Args:
-        address: Where it looked.
-        option: The option that names another address.
-    """
-    return Failure(
-        f"The broker at {address} wants TLS: write {option} https://HOST:PORT, with its --https-address."
-    )
-
-
-def tls_failure(address: str, error: BaseException) -> Failure | None:
-    """The failure of a command that could not speak TLS with a broker; None if that is not what happened.
-
-    Args:
-        address: Where it looked.
-        error: What came of it; an `ssl.SSLError` is among its causes.
-    """
-    import ssl
-
-    for cause in _chain(error):
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            why = f"its certificate is not trusted: {cause.verify_message}. See --tls-root-ca-file."
-        elif isinstance(cause, ssl.SSLError):
-            why = f"{(cause.reason or str(cause)).lower().replace('_', ' ')}."
-            why += " See --tls-cert." if "certificate" in why else ""
-            why += " Is that the port of plain HTTP?" if "wrong version number" in why else ""
-        else:
-            continue
-        return Failure(f"No TLS with the broker at {address}: {why}", ExitCode.UNREACHABLE)
-    return None
-
-
-def connection_failure(address: str, option: str, error: ConnectionFailed) -> Failure:
-    """The failure of a command that could not open its connection, whatever the reason.
-
-    Args:
-        address: Where it looked.
-        option: The option that names another address.
-        error: What the library said.
-    """
-    from trio_nsq.client import BrokerError
-    from trio_nsq.protocol import FrameError
-
-    cause = error.__cause__
-    if isinstance(cause, BrokerError):
-        hint = " Say --tls." if "TLS required" in cause.text else ""
-        return Failure(f"The broker at {address} refused: {cause}.{hint}")
-    if failure := tls_failure(address, error):
-        return failure
-    # These two are no errors of the protocol; the library knows them by their words only.
-    if "give auth_secret" in error.reason:
-        return Failure(
-            f"The broker at {address} wants to know who we are: give --auth-secret, or QCLI_CLIENT_AUTH_SECRET."
-        )
-    if "does not offer TLS" in error.reason:
-        return Failure(
-            f"The broker at {address} does not offer TLS, and nothing is to be sent in the clear; --no-tls allows it."
-        )
-    # What is no frame, or no answer to IDENTIFY; a UnicodeError is about the host's name.
-    if isinstance(cause, (FrameError, ValueError, TypeError, AttributeError)) and not isinstance(
-        cause, UnicodeError
-    ):
-        return not_a_broker(address, option, "TCP", "HTTP")
-    return unreachable(address, option, reason_of(cause) if isinstance(cause, OSError) else error.reason)
-
-
 def reason_of(error: BaseException) -> str:
     """What an OS error says, without its number and file names."""
-    for cause in _chain(error):
+    for cause in chain(error):
         if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
             return os.strerror(cause.errno).lower()
         if isinstance(cause, OSError) and cause.strerror:
@@ -222,7 +79,7 @@ def reason_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """The error, its causes, and the members of the groups among them; outermost first."""
     pending: list[BaseException] = [error]
     seen: set[int] = set()

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from ...broker.address_options import broker_http_options
-from ...broker.fan_out import read_each, with_broker
-from ...broker.json_api import get_json, get_json_lines
+from ...broker.failures import NotFound
+from ...broker.requests import read_records, request_json, with_broker
 from ...framework.command import DocumentedGroup, Example
-from ...framework.errors import ExitCode, NotFound
+from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
 from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
 from ...framework.params import Source, topic_name
@@ -78,8 +78,7 @@ def list_letters(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: 
         topics = [topic] if topic is not None else _dead_letter_topics(address)
         return [record for name in topics for record in _count(address, name)]
 
-    found = read_each(nsqd_http_addresses, count)
-    records = [record for each in found for record in with_broker(found[each], each, nsqd_http_addresses)]
+    records = read_records(nsqd_http_addresses, count)
     if form == "json":
         write(json_lines(records))
     elif records:
@@ -94,7 +93,7 @@ def list_letters(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: 
 
 
 def _dead_letter_topics(address: str) -> list[str]:
-    found = get_json(address, Source("", None), "/dead_letters", {}, WHAT)
+    found = request_json("GET", address, Source("", None), "/dead_letters", {}, WHAT)
     return [each["topic"] for each in found["topics"]]
 
 
@@ -102,7 +101,9 @@ def _count(address: str, topic: str) -> list[dict[str, Any]]:
     counts: dict[tuple[Any, ...], dict[str, Any]] = {}
     start: int | None = 0
     while start is not None:
-        answer = get_json(address, Source(topic, None), "/dead_letters", {"from": str(start)}, WHAT)
+        answer = request_json(
+            "GET", address, Source(topic, None), "/dead_letters", {"from": str(start)}, WHAT
+        )
         for row in answer["origins"]:
             known = counts.setdefault((row["topic"], row["channel"], row["reason"]), dict(row, count=0))
             known["count"] += row["count"]
@@ -216,12 +217,14 @@ def _read(selection: Selection, address: str, count: int) -> Iterator[list[dict[
         while True:
             wanted = min(_PAGE, count) if count else _PAGE
             more = {"from": str(start), "max_messages": str(wanted)}
-            found = get_json_lines(
+            found = request_json(
+                "GET",
                 address,
                 Source(selection.topic, None),
                 "/dead_letters/messages",
                 selection.params() | page | more,
                 WHAT,
+                lines=True,
             )
             if found:
                 yield found

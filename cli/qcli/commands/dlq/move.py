@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from ...broker.address_options import broker_http_options
-from ...broker.fan_out import broker_suffix, change_each
-from ...broker.json_api import post_json
+from ...broker.requests import broker_suffix, change_each, request_json
 from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option
@@ -153,7 +152,8 @@ def _do(
         while start is not None and count != 0:
             more = {"from": str(start)} | ({} if count is None else {"max_messages": str(count)})
             try:
-                answer = post_json(
+                answer = request_json(
+                    "POST",
                     address,
                     Source(selection.topic, None),
                     f"/dead_letters/{verb}",

@@ -12,9 +12,9 @@ from trio_nsq.client import ConnectionFailed, Producer
 from trio_nsq.protocol import Limits
 from trio_nsq.wording import count_of
 
-from ...broker.address_options import TCP_OPTION
 from ...broker.connection_options import ConnectOptions
-from ...framework.errors import ExitCode, Failure, connection_failure
+from ...broker.failures import connection_failure
+from ...framework.errors import ExitCode, Failure
 from ...framework.output import print_diagnostic, silence_library, size
 from ...framework.output import rate as per_second
 from ...framework.params import duration_text
@@ -87,7 +87,7 @@ async def _connect(
     try:
         await stack.enter_async_context(producer)
     except ConnectionFailed as error:
-        failure = connection_failure(address, TCP_OPTION, error)
+        failure = connection_failure(error, address)
         if len(options.nsqd_tcp_addresses) > 1:
             failure = Failure(f"{failure.message} Nothing was published to any broker.", failure.exit_code)
         raise failure from error

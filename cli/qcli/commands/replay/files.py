@@ -6,19 +6,17 @@ import dataclasses
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trio_nsq.wording import count_of
 
-from ...broker.address_options import HTTP_OPTION
 from ...broker.connection_options import ConnectOptions, refuse_plain_http
-from ...framework.errors import ExitCode, Failure, Terminated, https_required, tls_failure, unreachable
+from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress import message_progress
-from ..shared.engine import better_engine, failure_from, library_failure, spark_engine
+from ..shared.engine import better_engine, failure_from, library_errors, spark_engine
 from .options import ReplayOptions, default_jobs_folder
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ def replay_files(request: ReplayRequest | None, options: ReplayOptions) -> int:
     """
     from trio_nsq.spark.replay.job import open_job, remove_old_jobs
 
-    with _failures(), ExitStack() as stack:
+    with library_errors(), ExitStack() as stack:
         jobs = options.jobs
         if options.dry_run:
             jobs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qcli-replay-")))
@@ -51,27 +49,6 @@ def replay_files(request: ReplayRequest | None, options: ReplayOptions) -> int:
             remove_old_jobs(jobs, time.time())
         job = stack.enter_context(open_job(jobs, options.job, request))
         return _FilesReplay(job, options, stack).run()
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Turn what the library raises inside into failures."""
-    from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
-    from trio_nsq.protocol import NSQError
-
-    try:
-        yield
-    except RequestRefused as error:
-        if error.text == "TLS_REQUIRED":
-            raise https_required(error.address, HTTP_OPTION) from error
-        text = f"The broker at {error.address} refused with HTTP status {error.status}: {error.text}."
-        raise Failure(text) from error
-    except BrokerUnreachable as error:
-        if failure := tls_failure(error.address, error):
-            raise failure from error
-        raise unreachable(error.address, HTTP_OPTION, error.reason) from error
-    except NSQError as error:
-        raise library_failure(error) from error
 
 
 class _FilesReplay:
@@ -209,7 +186,7 @@ class _FilesReplay:
             print_diagnostic(
                 "Note: what tasks had published and not noted yet, two seconds at most, is not counted here."
             )
-        failure = failure_from(error, _failures)
+        failure = failure_from(error)
         text, code = failure.message, failure.exit_code
         # Tasks that were lost may have published more than they came to note.
         if outcome.published or outcome.before or type(error).__name__ == "SparkFailed":

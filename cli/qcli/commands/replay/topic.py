@@ -13,10 +13,10 @@ from trio_nsq.client import BrokerError, ConnectionFailed, Producer
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.wording import count_of
 
-from ...broker.address_options import TCP_OPTION
 from ...broker.connection_options import ConnectOptions
+from ...broker.failures import connection_failure
 from ...broker.topic_log import reading_errors, report_start
-from ...framework.errors import ExitCode, Failure, connection_failure
+from ...framework.errors import ExitCode, Failure
 from ...framework.output import (
     json_lines,
     print_diagnostic,
@@ -107,7 +107,7 @@ async def _replay(options: ReplayOptions) -> TopicReplayResult:
                     await replay.run()
                     nursery.cancel_scope.cancel()
     except ConnectionFailed as error:
-        raise connection_failure(options.nsqd_tcp_address, TCP_OPTION, error) from error
+        raise connection_failure(error, options.nsqd_tcp_address) from error
     return replay.result
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...broker.address_options import broker_http_options
-from ...broker.fan_out import broker_suffix, change_each
+from ...broker.failures import Refused, not_found
 from ...broker.name_completion import complete_channel, complete_topic
+from ...broker.requests import broker_suffix, change_each
 from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option
@@ -109,7 +110,7 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source], 
     Raises:
         Failure: It was not done for all.
     """
-    from ...broker.admin_client import AdminClient, Refused
+    from ...broker.admin_client import AdminClient
 
     done = 0
     complaints: list[str] = []
@@ -122,9 +123,10 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source], 
         try:
             # The broker makes no difference in its answer; it is asked all the same, in case somebody deletes it now.
             there = action.creates and _is_there(broker, source)
-            broker.post(f"/{kind}/{action.name}", params)
+            broker.request("POST", f"/{kind}/{action.name}", params)
         except Refused as error:
-            complaints.append(_complaint(source, address, error))
+            failure = not_found(address, source, error.text)
+            complaints.append(failure.message if failure else f"{source}: {error.message}")
         except Failure as error:
             if not done:
                 raise
@@ -145,14 +147,6 @@ def _is_there(broker: AdminClient, source: Source) -> bool:
         for topic in topics
         if topic["topic_name"] == source.topic
     )
-
-
-def _complaint(source: Source, address: str, error: Any) -> str:
-    if error.text == "TOPIC_NOT_FOUND":
-        return f"There is no topic {source.topic} on {address}."
-    if error.text == "CHANNEL_NOT_FOUND":
-        return f"There is no channel {source} on {address}."
-    return f"{source}: {error.message}"
 
 
 def _ask(kind: str, action: Action, sources: Sequence[Source], addresses: Sequence[str]) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from trio_nsq.wording import count_of
 
+from ...broker.failures import http_failure
 from ...framework.errors import Failure
 from ...framework.options import add_options, option, output_format
 from ...framework.output import size
 
 if TYPE_CHECKING:
+    from trio_nsq.client import RequestRefused
     from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -72,32 +74,43 @@ def check_extra(command: str) -> None:
         ) from error
 
 
-def library_failure(error: Exception) -> Failure:
-    """The failure that says what the library did, as a sentence."""
+_WhenRefused = Callable[["RequestRefused"], Failure]
+
+
+@contextmanager
+def library_errors(when_refused: _WhenRefused = http_failure) -> Iterator[None]:
+    """Turn what the library raises inside into failures; `when_refused` makes that of a request refused."""
+    from trio_nsq.protocol import NSQError
+
+    try:
+        yield
+    except NSQError as error:
+        raise _library_failure(error, when_refused) from error
+
+
+def failure_from(error: Exception, when_refused: _WhenRefused = http_failure) -> Failure:
+    """What to say of an error that came while it was at work; raises it, if it is a mistake of ours."""
+    from trio_nsq.protocol import NSQError
+
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, NSQError):
+        return _library_failure(error, when_refused)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return Failure(f"{where}{error.strerror or error}.")
+    raise error from None
+
+
+def _library_failure(error: Exception, when_refused: _WhenRefused) -> Failure:
+    from trio_nsq.client import BrokerUnreachable, RequestRefused
+
+    if isinstance(error, RequestRefused):
+        return when_refused(error)
+    if isinstance(error, BrokerUnreachable):
+        return http_failure(error)
     text = str(error)
     return Failure(text[:1].upper() + text[1:] + "." * (not text.endswith(".")))
-
-
-def failure_from(error: Exception, failures: Callable[[], AbstractContextManager[None]]) -> Failure:
-    """What to say of an error that came while it was at work; raises it, if it is a mistake of ours.
-
-    Args:
-        error: What came.
-        failures: What turns errors of the library inside it into failures.
-    """
-    try:
-        with failures():
-            raise error
-    except Failure as failure:
-        return failure
-    except OSError as failure:
-        where = f"{failure.filename}: " if failure.filename else ""
-        return Failure(f"{where}{failure.strerror or failure}.")
-    except Exception:
-        raise error from None
-
-
-# ---------------------------------------------------------------------- engines
 
 
 def better_engine(size_bytes: int, tasks: int, what: str) -> tuple[str, str]:

@@ -10,8 +10,7 @@ import click
 from trio_nsq.wording import count_of
 
 from ...broker.address_options import broker_http_options
-from ...broker.fan_out import change_each, read_each, with_broker
-from ...broker.json_api import get_json, put_json
+from ...broker.requests import change_each, read_each, request_json, with_broker
 from ...framework.command import DocumentedCommand, Example, did_you_mean
 from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
@@ -225,7 +224,9 @@ def _set_command(kind: str) -> DocumentedCommand:
             _ask(wanted, dict(assignments), nsqd_http_addresses)
 
         def put(address: str) -> None:
-            values = put_json(address, wanted, f"/{kind}/settings", {}, dict(assignments), _WHAT)
+            values = request_json(
+                "PUT", address, wanted, f"/{kind}/settings", {}, _WHAT, value=dict(assignments)
+            )
             _print(kind, values, form, address, nsqd_http_addresses)
 
         change_each(nsqd_http_addresses, put)
@@ -259,9 +260,9 @@ def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) ->
     """Let the user agree if a change drops messages at once; raises what `confirm` does."""
     dropped = read_each(
         addresses,
-        lambda address: put_json(address, topic, "/topic/settings", {"dry_run": "true"}, changes, _WHAT)[
-            "dropped"
-        ],
+        lambda address: request_json(
+            "PUT", address, topic, "/topic/settings", {"dry_run": "true"}, _WHAT, value=changes
+        )["dropped"],
     )
     if total := sum(dropped.values()):
         messages = count_of(total, "waiting message")
@@ -272,7 +273,7 @@ def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) ->
 def _settings_command(kind: str) -> DocumentedCommand:
     def run(wanted: Source, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
         for address in nsqd_http_addresses:
-            values = get_json(address, wanted, f"/{kind}/settings", {}, _WHAT)
+            values = request_json("GET", address, wanted, f"/{kind}/settings", {}, _WHAT)
             _print(kind, values, form, address, nsqd_http_addresses)
 
     return click.command(

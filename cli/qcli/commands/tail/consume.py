@@ -17,10 +17,11 @@ import trio
 from trio_nsq.client import ConnectionFailed, Consumer, MessageBatch
 from trio_nsq.protocol.names import is_ephemeral
 
-from ...broker.address_options import HTTP_OPTION, TCP_OPTION
+from ...broker.address_options import HTTP_OPTION
 from ...broker.admin_client import AdminClient
 from ...broker.connection_options import ConnectOptions
-from ...framework.errors import ExitCode, Failure, connection_failure, leaf_exceptions, lookupd_unreachable
+from ...broker.failures import connection_failure, lookupd_unreachable
+from ...framework.errors import ExitCode, Failure, leaf_exceptions
 from ...framework.output import body_field, print_diagnostic, show_library_warnings, silence_library
 from ...framework.signals import watch_signals
 from .options import TAKE_BACKLOG, TailOptions
@@ -117,7 +118,7 @@ async def tail_channels(options: TailOptions) -> ExitCode:
         assert isinstance(error, ConnectionFailed)
         if options.lookupd_addresses:
             raise lookupd_unreachable(error.address, error.reason) from None
-        raise connection_failure(error.address, TCP_OPTION, error) from None
+        raise connection_failure(error) from None
     return printer.stopped or ExitCode.OK
 
 

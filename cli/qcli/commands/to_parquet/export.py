@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ...framework.errors import ExitCode, Terminated
-from .export_run import ExportRun, find_brokers, library_errors
+from ..shared.engine import library_errors
+from .export_run import ExportRun, find_brokers, when_refused
 
 if TYPE_CHECKING:
     from .options import ToParquetOptions
@@ -24,7 +25,7 @@ def export(options: ToParquetOptions) -> int:
     from trio_nsq.spark.export.job import open_export
 
     request = options.request()
-    with library_errors(), ExitStack() as stack:
+    with library_errors(when_refused), ExitStack() as stack:
         addresses = find_brokers(options)
         if not options.consume:
             run = ExportRun(stack.enter_context(open_export(request, addresses)), options, stack)

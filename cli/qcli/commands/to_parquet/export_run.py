@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
 from trio_nsq.wording import count_of
 
-from ...broker.address_options import HTTP_OPTION, TCP_OPTION
-from ...framework.errors import ExitCode, Failure, Terminated, lookupd_unreachable, reason_of, unreachable
+from ...broker.address_options import TCP_OPTION
+from ...broker.failures import lookupd_unreachable, read_failure
+from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress import message_progress
-from ..shared.engine import better_engine, failure_from, library_failure, spark_engine
+from ..shared.engine import better_engine, failure_from, spark_engine
 
 if TYPE_CHECKING:
+    from trio_nsq.client import RequestRefused
     from trio_nsq.spark.export.job import ExportJob
     from trio_nsq.spark.export.request import ExportRequest, ExportResult
     from trio_nsq.spark.export.task import ExportTask
@@ -192,7 +194,7 @@ class ExportRun:
         self._report_gaps()
         if self._is_news():  # else a round before has said all
             self.report()
-        message = failure_from(error, library_errors).message
+        message = failure_from(error, when_refused).message
         return Failure(message if isinstance(error, LogReplaced) else f"{message} {GO_ON}", ExitCode.PARTIAL)
 
 
@@ -267,27 +269,10 @@ def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> li
     return sorted(found)
 
 
-@contextmanager
-def library_errors() -> Iterator[None]:
-    """Turn what the library raises inside into failures."""
-    from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
-    from trio_nsq.protocol import NSQError
-
-    from ...broker.topic_log import read_failure
-    from ...framework.params import Source
-
-    try:
-        yield
-    except RequestRefused as error:
-        failure = read_failure(error.address, Source(error.topic, None), error.status, error.text)
-        if error.text == "NOT_FOUND":
-            hint = f"A channel of it can be exported, at least once: {TCP_OPTION} HOST:PORT --channel NAME."
-            failure = Failure(f"{failure.message} {hint}", failure.exit_code)
-        raise failure from error
-    except BrokerUnreachable as error:
-        reason = error.reason
-        if error.cause is not None and not isinstance(error.cause, TimeoutError):
-            reason = reason_of(error.cause)
-        raise unreachable(error.address, HTTP_OPTION, reason) from error
-    except NSQError as error:
-        raise library_failure(error) from error
+def when_refused(error: RequestRefused) -> Failure:
+    """The failure of an export that a broker refused."""
+    failure = read_failure(error)
+    if error.text == "NOT_FOUND":
+        hint = f"A channel of it can be exported, at least once: {TCP_OPTION} HOST:PORT --channel NAME."
+        failure = Failure(f"{failure.message} {hint}", failure.exit_code)
+    return failure

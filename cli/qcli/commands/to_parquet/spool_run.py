@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from ...broker.address_options import TCP_OPTION
 from ...broker.connection_options import ConnectOptions
-from ...framework.errors import ExitCode, Failure, Terminated, connection_failure, leaf_exceptions
+from ...broker.failures import connection_failure
+from ...framework.errors import ExitCode, Failure, Terminated, leaf_exceptions
 from ...framework.output import print_diagnostic, show_library_warnings, silence_library
 from ...terminal.progress import message_progress
 from .export_run import ExportRun
@@ -43,7 +43,7 @@ def check_reachable(addresses: Sequence[str]) -> None:
     try:
         run_until_signal(connect)
     except ConnectionFailed as failure:
-        raise connection_failure(failure.address, TCP_OPTION, failure) from failure
+        raise connection_failure(failure) from failure
 
 
 class SpoolExportRun(ExportRun):
@@ -140,7 +140,7 @@ class SpoolExportRun(ExportRun):
         if isinstance(failure, ConnectionFailed):
             if self._connected:
                 raise BrokerUnreachable(failure.address, failure.reason)
-            raise connection_failure(failure.address, TCP_OPTION, failure)
+            raise connection_failure(failure)
         if failure is not None:
             raise failure
 

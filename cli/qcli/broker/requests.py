@@ -1,14 +1,56 @@
-"""Runs a request on each of several brokers, and merges what they return."""
+"""Requests of one broker, with JSON answers, or of each of several brokers, whose answers are merged."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..framework.errors import ExitCode, Failure, NotFound
+from ..framework.errors import ExitCode, Failure
+from ..framework.params import Source
 from .connection_options import refuse_plain_http
+from .failures import NotFound, Refused, refusal
 
 _T = TypeVar("_T")
+
+
+def request_json(
+    method: str,
+    address: str,
+    wanted: Source,
+    path: str,
+    params: Mapping[str, str],
+    what: str,
+    *,
+    value: object = None,
+    lines: bool = False,
+) -> Any:
+    """Make a request that only `qcli serve` has, and not nsqd, and return the JSON of the answer.
+
+    Args:
+        method: Of the request.
+        address: `host:port`.
+        wanted: The topic or channel; a topic without a name is none.
+        path, params: Of the request, without the names.
+        what: What is said of a broker that does not have this, such as `has no dead letters`.
+        value: Sent as JSON; None: nothing is sent.
+        lines: The answer has an object per line, and a list of them is returned.
+
+    Raises:
+        Failure: There is no such answer.
+    """
+    from .admin_client import AdminClient
+
+    names = {"topic": wanted.topic} if wanted.topic else {}
+    if wanted.channel is not None:
+        names["channel"] = wanted.channel
+    broker = AdminClient(address)
+    body = None if value is None else json.dumps(value).encode()
+    try:
+        answer = broker.request(method, path, names | dict(params), body)
+    except Refused as error:
+        raise refusal(address, wanted, error.text, what) or error from error
+    return [broker.decoded(line) for line in answer.splitlines()] if lines else broker.decoded(answer)
 
 
 def change_each(addresses: Sequence[str], act: Callable[[str], _T]) -> list[_T]:
@@ -69,6 +111,14 @@ def read_each(addresses: Sequence[str], read: Callable[[str], _T]) -> dict[str, 
     if missing is not None and not results:
         raise missing
     return results
+
+
+def read_records(
+    addresses: Sequence[str], read: Callable[[str], Iterable[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """The records that `read_each` reads, one broker after the other, each with its broker if there are several."""
+    found = read_each(addresses, read)
+    return [record for address in found for record in with_broker(found[address], address, addresses)]
 
 
 def broker_suffix(address: str, addresses: Sequence[str]) -> str:
