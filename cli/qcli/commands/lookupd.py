@@ -10,18 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..framework.command import Example
+from ..framework.daemon import kinds
 from ..framework.daemon.config_file import CONFIG
 from ..framework.daemon.run import log_ignored_settings, reload_log_level, run_server
 from ..framework.daemon.setting import (
-    DURATION,
-    FILE,
-    FOLDER,
-    HOST,
     LOG_LEVELS,
     LOG_SETTINGS,
-    POSITIVE,
-    POSITIVE_DURATION,
-    Kind,
     Setting,
     field_names,
     under_headings,
@@ -37,7 +31,7 @@ if TYPE_CHECKING:
     from trio_nsq.lookup.service.server import LookupdAddresses
 
 
-LISTEN = Kind(tcp_listen_address, "HOST:PORT")
+LISTEN = kinds.Kind(tcp_listen_address, "HOST:PORT")
 
 SETTINGS = under_headings(
     "Addresses",
@@ -52,35 +46,37 @@ SETTINGS = under_headings(
     ),
     Setting(
         "broadcast-address",
-        HOST,
+        kinds.HOST,
         help="The host that brokers are told to ask at. Not given: this machine's host name, or the loopback address "
         "if HTTP is served there alone.",
     ),
     Setting(
         "address-file",
-        FILE,
+        kinds.FILE,
         help="Once ready, write the bound addresses here, as JSON with the keys tcp_address and http_address. The "
         "file appears whole, and goes away with the service.",
     ),
     "Producers",
     Setting(
         "inactive-producer-timeout",
-        POSITIVE_DURATION,
+        kinds.POSITIVE_DURATION,
         "5m",
         help="A broker that has not pinged for longer is not told to anybody; after twice that, and a minute at "
         "least, its connection is closed. Brokers ping every 15 seconds.",
     ),
     Setting(
         "tombstone-lifetime",
-        DURATION,
+        kinds.DURATION,
         "45s",
         help="How long a tombstone hides a broker from the consumers of a topic that is being deleted there.",
     ),
-    Setting("max-registrations", POSITIVE, 100_000, help="Topics and channels that one broker may register."),
+    Setting(
+        "max-registrations", kinds.POSITIVE, 100_000, help="Topics and channels that one broker may register."
+    ),
     "Storage",
     Setting(
         "data-path",
-        FOLDER,
+        kinds.FOLDER,
         help="A folder in which the names of topics and channels outlive a restart. Made if it is missing; its parent "
         "has to exist. Not given: those that no broker has at the time are forgotten.",
     ),

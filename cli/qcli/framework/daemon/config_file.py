@@ -14,7 +14,8 @@ from typing import NamedTuple
 import click
 
 from ..errors import Failure
-from .setting import FILE, Setting
+from . import kinds
+from .setting import Setting
 
 
 class ConfigFile(NamedTuple):
@@ -94,7 +95,7 @@ def _use(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Conf
 
 CONFIG = Setting(
     "config",
-    FILE,
+    kinds.FILE,
     section="Configuration",
     is_eager=True,
     callback=_use,

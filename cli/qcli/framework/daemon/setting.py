@@ -3,70 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from ..options import OTHER_OPTIONS, GroupedOption
-from ..params import Boolean, Integer, PathOrNothing, Word, duration, optional_text, positive_duration
+from ..params import Word
+from . import kinds
 
 PREFIX = "QCLI_"
 """What the names of environment variables begin with."""
 
 LOG_LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
-
-MIB = 1024**2
-
-
-class Kind(NamedTuple):
-    """How values of one kind are written."""
-
-    type: Any
-    """Makes the value from text, for click."""
-    metavar: str | None
-    toml: tuple[type, ...] = (str,)
-    """What it may be in a configuration file; a number there means what the same digits mean as text."""
-    wanted: str = "a string"
-    """In words, what it has to be there."""
-    unit: str = ""
-    """What is put behind a number in a configuration file to make it the text of a flag."""
-
-
-def number_kind(range_: Integer, metavar: str = "N") -> Kind:
-    return Kind(range_, metavar, (int, str), "an integer")
-
-
-def duration_kind(convert: Any) -> Kind:
-    return Kind(
-        convert, "DURATION", (int, str), 'a duration such as "1m30s", or an integer, milliseconds', "ms"
-    )
-
-
-TEXT = Kind(click.STRING, "TEXT")
-
-HOST = Kind(optional_text, "HOST")
-
-FILE = Kind(PathOrNothing(dir_okay=False), "FILE")
-
-FOLDER = Kind(PathOrNothing(file_okay=False), "FOLDER")
-
-BOOLEAN = Kind(Boolean(), "[=BOOL]", (bool, str), "true or false")
-
-COUNT = number_kind(Integer(min=0))
-
-POSITIVE = number_kind(Integer(min=1))
-
-COUNT_BYTES = number_kind(Integer(min=0), "BYTES")
-
-POSITIVE_BYTES = number_kind(Integer(min=1), "BYTES")
-
-PORT = number_kind(Integer(0, 65535), "PORT")
-
-DURATION = duration_kind(duration)
-
-POSITIVE_DURATION = duration_kind(positive_duration)
-
-LISTEN = "HOST:PORT|PATH"
 
 
 class Setting(GroupedOption):
@@ -86,7 +34,7 @@ class Setting(GroupedOption):
     def __init__(
         self,
         flag: str,
-        kind: Kind,
+        kind: kinds.Kind,
         default: str | int | None = None,
         *,
         field: str | None = None,
@@ -110,15 +58,18 @@ class Setting(GroupedOption):
 
 LOG_SETTINGS = [
     Setting(
-        "log-level", Kind(Word(list(LOG_LEVELS)), None), "info", help="How much is logged, on standard error."
+        "log-level",
+        kinds.Kind(Word(list(LOG_LEVELS)), None),
+        "info",
+        help="How much is logged, on standard error.",
     ),
-    Setting("log-prefix", TEXT, "[qcli] ", help="What every line of the log begins with."),
+    Setting("log-prefix", kinds.TEXT, "[qcli] ", help="What every line of the log begins with."),
 ]
 
 
 def verbose_setting() -> Setting:
     """`--verbose`, which NSQ's servers have and which has no effect here."""
-    kind = Kind(click.STRING, "[=BOOL]", (bool, str), "true or false")
+    kind = kinds.Kind(click.STRING, "[=BOOL]", (bool, str), "true or false")
     return Setting("verbose", kind, alone="true", ignored="see --log-level", help="See --log-level.")
 
 
