@@ -12,9 +12,7 @@ import click
 from ..framework.command import Example
 from ..framework.daemon import kinds
 from ..framework.daemon.config_file import CONFIG
-from ..framework.daemon.run import log_ignored_settings, reload_log_level, run_server
 from ..framework.daemon.setting import (
-    LOG_LEVELS,
     LOG_SETTINGS,
     Setting,
     field_names,
@@ -152,28 +150,15 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
     The first signal stops it in good order; a second one at once.
     """
-    import logging
-
-    import trio
-
     from trio_nsq.lookup.service.server import serve
 
-    from ..framework.daemon.log_format import log_to_stderr
+    from ..framework.daemon.run import run_server
 
     if values["data_path"] is not None:
         # What is said about the folder is to be clear wherever it is read.
         values["data_path"] = values["data_path"].absolute()
     options = lookupd_options(values)
-    log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"])
-    logger = logging.getLogger("trio_nsq.lookup")
-    log_ignored_settings(ctx, values["config"], logger)
-
-    async def reload() -> None:
-        reload_log_level(ctx, values["config"], logger)
-
-    trio.run(
-        run_server, serve, options, values["address_file"], lambda bound: _described(bound, options), reload
-    )
+    run_server(ctx, serve, options, "trio_nsq.lookup", lambda bound: _described(bound, options))
     return ExitCode.OK
 
 

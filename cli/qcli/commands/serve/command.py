@@ -11,8 +11,6 @@ import click
 
 from ...framework.command import Example
 from ...framework.daemon.config_file import CONFIG
-from ...framework.daemon.run import log_ignored_settings, reload_log_level, run_server
-from ...framework.daemon.setting import LOG_LEVELS
 from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import version_option
@@ -85,35 +83,25 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
     The first signal stops it in good order; a second one at once.
     """
-    import logging
-
     import trio
 
     from trio_nsq.broker import serve
 
-    from ...framework.daemon.log_format import log_to_stderr
+    from ...framework.daemon.run import run_server
 
     # What the broker says about the folder is to be clear wherever it is read.
     values["data_path"] = (values["data_path"] or Path()).absolute()
     options = broker_options(values)
-    log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"])
-    logger = logging.getLogger("trio_nsq.broker")
-    log_ignored_settings(ctx, values["config"], logger)
     _raise_file_limit()
     send, receive = trio.open_memory_channel[None](1)
-
-    async def reload() -> None:
-        reload_log_level(ctx, values["config"], logger)
-        await send.send(None)
-
     with send, receive:
-        trio.run(
-            run_server,
+        run_server(
+            ctx,
             partial(serve, reloads=receive),
             options,
-            values["address_file"],
+            "trio_nsq.broker",
             lambda bound: _described(bound, options.data_path),
-            reload,
+            lambda: send.send(None),
         )
     return ExitCode.OK
 
