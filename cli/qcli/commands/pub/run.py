@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import trio
 
-from trio_nsq.client import ConnectionFailed, Producer
+from trio_nsq.client import BrokerError, ConnectionFailed, Producer
 from trio_nsq.protocol import Limits
 from trio_nsq.wording import count_of
 
@@ -147,14 +147,10 @@ def _stands_after_echo(options: PubOptions) -> bool:
 
 
 def _is_gone(broker: BrokerResult) -> bool:
-    from trio_nsq.client import BrokerError
-
     return broker.failure is not None and not isinstance(broker.failure.__cause__, BrokerError)
 
 
 def _failure(options: PubOptions, broker: BrokerResult) -> str:
-    from trio_nsq.client import BrokerError
-
     error = broker.failure
     assert error is not None
     if _is_gone(broker):

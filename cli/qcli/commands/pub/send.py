@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import http.client
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from uuid import uuid4
 
 import trio
 
-from trio_nsq.client import BrokerError, PublishFailed
-from trio_nsq.client.errors import ConnectionLost
+from trio_nsq.client import BrokerError, Producer, PublishFailed
+from trio_nsq.client.errors import BrokerUnreachable, ConnectionLost, RequestRefused
+from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 from trio_nsq.protocol import pack_messages
 
 from ...broker.admin_client import AdminClient
 from ...broker.connection_options import ConnectOptions
 from ...framework.errors import Failure
 from ...framework.params import is_https, is_unix_path
-
-if TYPE_CHECKING:
-    from trio_nsq.client import Producer
-    from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 
 MAX_PRODUCERS = 10_000
 """As many does a broker remember at a time; it says so when it refuses one more."""
@@ -113,8 +110,6 @@ class NumberedSender:
 
     async def end(self) -> None:
         """See `Sender`."""
-        from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
-
         try:
             if self._number:
                 await trio.to_thread.run_sync(self._publisher.forget, abandon_on_cancel=True)
@@ -124,8 +119,6 @@ class NumberedSender:
 
     async def send(self, batch: list[bytes]) -> None:
         """See `Sender`. If it fails, the next call must be with the same batch, but for what was acknowledged."""
-        from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
-
         if self._falls_back:
             await self._fallback.send(batch)
             return
@@ -165,8 +158,6 @@ class NumberedSender:
 
 def _as_over_tcp(address: str, error: Exception) -> BrokerError:
     """The error frame that says the same as a refusal over HTTP."""
-    from trio_nsq.client.errors import RequestRefused
-
     assert isinstance(error, RequestRefused)
     if error.status == http.client.SERVICE_UNAVAILABLE:
         code = "E_TOPIC_FULL" if error.text.startswith("topic ") else "E_MPUB_FAILED"
@@ -208,9 +199,6 @@ async def numbered_sender(
 def _publisher(
     tcp_address: str, http_address: str, topic: str, connecting: ConnectOptions
 ) -> IdempotentProducer | None:
-    from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
-    from trio_nsq.client.http.idempotent_producer import IdempotentProducer
-
     try:
         if not AdminClient(http_address, connecting).listens_at(tcp_address):
             return None

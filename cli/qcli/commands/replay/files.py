@@ -8,8 +8,13 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from trio_nsq.client.http.idempotent_producer import IdempotentProducer
+from trio_nsq.spark.replay.filter import select_rows
+from trio_nsq.spark.replay.job import ReplayJob, open_job, remove_old_jobs
+from trio_nsq.spark.replay.request import ReplayRequest, ReplayResult
+from trio_nsq.spark.runtime.engine import Engine, run_inline
+from trio_nsq.spark.runtime.spark_engine import SparkEngine
 from trio_nsq.wording import count_of
 
 from ...broker.connection_options import ConnectOptions, refuse_plain_http
@@ -18,12 +23,6 @@ from ...framework.output import json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress import message_progress
 from ..shared.engine import better_engine, failure_from, library_errors, spark_engine
 from .options import ReplayOptions, default_jobs_folder
-
-if TYPE_CHECKING:
-    from trio_nsq.spark.replay.job import ReplayJob
-    from trio_nsq.spark.replay.request import ReplayRequest, ReplayResult
-    from trio_nsq.spark.runtime.engine import Engine
-    from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
 _FILTER_MEMORY = "2g"
 """Of Spark's JVM if it looks at rows itself, whole row groups at a time."""
@@ -39,8 +38,6 @@ def replay_files(request: ReplayRequest | None, options: ReplayOptions) -> int:
     Raises:
         Failure: It did not go well.
     """
-    from trio_nsq.spark.replay.job import open_job, remove_old_jobs
-
     with library_errors(), ExitStack() as stack:
         jobs = options.jobs
         if options.dry_run:
@@ -101,8 +98,6 @@ class _FilesReplay:
 
     def _check_broker(self) -> None:
         """Find out early whether there is a broker, and what it can do."""
-        from trio_nsq.client.http.idempotent_producer import IdempotentProducer
-
         request = self._job.request
         refuse_plain_http(request.address)
         with IdempotentProducer(
@@ -120,8 +115,6 @@ class _FilesReplay:
         job, quiet = self._job, self._options.quiet
         begins = job.is_new
         if begins and job.request.where is not None:
-            from trio_nsq.spark.replay.filter import select_rows
-
             spark = self._open_spark(job.request.where)
             if not quiet:
                 print_diagnostic("Note: Spark looks for the messages that --where chooses.")
@@ -151,8 +144,6 @@ class _FilesReplay:
         return self._spark
 
     def _choose_engine(self) -> Engine:
-        from trio_nsq.spark.runtime.engine import run_inline
-
         job, outcome = self._job, self._job.result
         wanted, why = "spark" if self._options.master is not None else self._options.engine, ""
         if job.request.ordered:

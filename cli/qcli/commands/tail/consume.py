@@ -10,11 +10,12 @@ import random
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import trio
 
 from trio_nsq.client import ConnectionFailed, Consumer, MessageBatch
+from trio_nsq.lookup.query import LookupFailed, ProducerAddress, lookup_topic
+from trio_nsq.protocol.address import format_address
 from trio_nsq.protocol.names import is_ephemeral
 
 from ...broker.address_options import HTTP_OPTION
@@ -26,9 +27,6 @@ from ...framework.output import body_field, print_diagnostic, show_library_warni
 from ...framework.signals import watch_signals
 from .options import TAKE_BACKLOG, TailOptions
 from .printer import Printer
-
-if TYPE_CHECKING:
-    from trio_nsq.lookup.query import ProducerAddress
 
 IDLE_S, REDISTRIBUTE_S = 1.0, 0.5
 """With more brokers than messages wanted: how soon another is asked if one has nothing. Somebody is watching."""
@@ -205,9 +203,6 @@ class SharedChannel:
         return {channel["channel_name"] for topic in topics for channel in topic["channels"] or []}
 
     async def _named_by_lookupds(self, address: str) -> list[str]:
-        from trio_nsq.lookup.query import LookupFailed, lookup_topic
-        from trio_nsq.protocol.address import format_address
-
         found: list[ProducerAddress] = []
         for lookupd in self._lookupd_addresses:
             try:

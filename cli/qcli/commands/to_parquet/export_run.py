@@ -6,25 +6,29 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+import trio
+
+from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
+from trio_nsq.lookup.query import LookupFailed, lookup_topic
+from trio_nsq.protocol.address import format_address
+from trio_nsq.spark.broker_log import LogReplaced
+from trio_nsq.spark.export.job import ExportJob
+from trio_nsq.spark.export.request import ExportRequest, ExportResult
+from trio_nsq.spark.export.task import ExportTask
+from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.wording import count_of
 
 from ...broker.address_options import TCP_OPTION
 from ...broker.failures import lookupd_unreachable, read_failure
+from ...broker.topic_log import report_gap
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
+from ...framework.signals import run_until_signal
 from ...terminal.progress import message_progress
 from ..shared.engine import better_engine, failure_from, spark_engine
-
-if TYPE_CHECKING:
-    from trio_nsq.client import RequestRefused
-    from trio_nsq.spark.export.job import ExportJob
-    from trio_nsq.spark.export.request import ExportRequest, ExportResult
-    from trio_nsq.spark.export.task import ExportTask
-    from trio_nsq.spark.runtime.engine import Engine
-
-    from .options import ToParquetOptions
+from .options import ToParquetOptions
 
 _RETRY_S = 5.0
 """So long after a failed round at the latest the next one is begun."""
@@ -65,8 +69,6 @@ class ExportRun:
 
     def follow(self, addresses: Sequence[str], every_s: float) -> NoReturn:
         """Round after round, until interrupted; then the outcome is that of all of them, for people."""
-        from trio_nsq.spark.export.request import ExportResult
-
         begun_s, total = time.monotonic(), ExportResult()
         try:
             self._rounds(addresses, every_s, total)
@@ -85,8 +87,6 @@ class ExportRun:
 
     def _rounds(self, addresses: Sequence[str], every_s: float, total: ExportResult) -> NoReturn:
         """The same. A round that fails for a temporary reason is reported once, and repeated."""
-        from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
-
         failing = False
         while True:
             begun_s = self._begun_s = time.monotonic()
@@ -138,8 +138,6 @@ class ExportRun:
 
     def _choose(self, tasks: Sequence[ExportTask]) -> Engine:
         """The engine of this and all further rounds."""
-        from trio_nsq.spark.runtime.engine import run_inline
-
         wanted = self._options.engine
         why = ""
         if wanted == "auto":
@@ -156,8 +154,6 @@ class ExportRun:
     # ------------------------------------------------------------------ what is said
 
     def _report_gaps(self) -> None:
-        from ...broker.topic_log import report_gap
-
         gaps = self.job.result.gaps
         for broker, first, end, reason in gaps[self._gaps_reported :]:
             self._damaged |= report_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
@@ -189,8 +185,6 @@ class ExportRun:
 
     def _partial(self, error: Exception) -> Failure:
         """A failure after some of it was done."""
-        from trio_nsq.spark.broker_log import LogReplaced
-
         self._report_gaps()
         if self._is_news():  # else a round before has said all
             self.report()
@@ -236,13 +230,6 @@ def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> li
     Raises:
         Failure: There is none, or no service answers.
     """
-    import trio
-
-    from trio_nsq.lookup.query import LookupFailed, lookup_topic
-    from trio_nsq.protocol.address import format_address
-
-    from ...framework.signals import run_until_signal
-
     found: dict[str, None] = {}
     failures: list[LookupFailed] = []
 

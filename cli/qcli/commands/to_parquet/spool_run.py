@@ -7,23 +7,25 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+
+import trio
+
+from trio_nsq.client import ConnectionFailed, Consumer, Producer
+from trio_nsq.client.errors import BrokerUnreachable
+from trio_nsq.protocol import NSQError
+from trio_nsq.spark.export.job import ExportJob
+from trio_nsq.spark.runtime.engine import Advance
+from trio_nsq.spark.spool.collect import FIRST_IN_FLIGHT, CollectLimits, Collector, StopReason
+from trio_nsq.spark.spool.spool import Spool
 
 from ...broker.connection_options import ConnectOptions
 from ...broker.failures import connection_failure
 from ...framework.errors import ExitCode, Failure, Terminated, leaf_exceptions
 from ...framework.output import print_diagnostic, show_library_warnings, silence_library
+from ...framework.signals import run_until_signal, watch_signals
 from ...terminal.progress import message_progress
 from .export_run import ExportRun
-
-if TYPE_CHECKING:
-    from trio_nsq.protocol import NSQError
-    from trio_nsq.spark.export.job import ExportJob
-    from trio_nsq.spark.runtime.engine import Advance
-    from trio_nsq.spark.spool.collect import StopReason
-    from trio_nsq.spark.spool.spool import Spool
-
-    from .options import ToParquetOptions
+from .options import ToParquetOptions
 
 _FILES_AT_ONCE = 4
 """So many files' worth is received before it is exported: a channel may hold more than there is room for twice."""
@@ -31,9 +33,6 @@ _FILES_AT_ONCE = 4
 
 def check_reachable(addresses: Sequence[str]) -> None:
     """Raises Failure if none of them can be reached: before there is a spool, nothing is made for those."""
-    from trio_nsq.client import ConnectionFailed, Producer
-
-    from ...framework.signals import run_until_signal
 
     async def connect() -> None:
         async with Producer(addresses, close_timeout_s=0, **ConnectOptions.of_command().options()):
@@ -71,8 +70,6 @@ class SpoolExportRun(ExportRun):
             )
 
     def _all(self, addresses: Sequence[str]) -> None:
-        from trio_nsq.spark.spool.collect import StopReason
-
         while self._end in (None, StopReason.FULL):
             self._round(addresses)
         if self._end is StopReason.UNREACHABLE:
@@ -123,12 +120,6 @@ class SpoolExportRun(ExportRun):
             BrokerUnreachable: No broker can be reached any more.
             NSQError: Messages cannot be stored.
         """
-        import trio
-
-        from trio_nsq.client import ConnectionFailed
-        from trio_nsq.client.errors import BrokerUnreachable
-        from trio_nsq.protocol import NSQError
-
         if not self._connected:
             silence_library()
         failure: NSQError | None = None
@@ -145,13 +136,6 @@ class SpoolExportRun(ExportRun):
             raise failure
 
     async def _receive_some(self, addresses: Sequence[str], advance: Advance) -> None:
-        import trio
-
-        from trio_nsq.client import Consumer
-        from trio_nsq.spark.spool.collect import FIRST_IN_FLIGHT, CollectLimits, Collector
-
-        from ...framework.signals import watch_signals
-
         request, options = self.job.request, self._options
         assert request.channel is not None
         consumer = Consumer(
