@@ -68,11 +68,7 @@ def root() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line.
-
-    Returns:
-        The exit code. Errors that mean a bug in qcli are raised.
-    """
+    """Run a command line and return the exit code. Errors that mean a bug in qcli are raised."""
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         return answer_shell(root, instruction)
     before = signal.signal(signal.SIGTERM, _terminate)
@@ -120,12 +116,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def notices(names: Iterable[str], root: click.Command) -> list[str]:
-    """A line for each variable that begins as ours do and that no command knows: it is probably misspelled.
-
-    Args:
-        names: Of all variables there are.
-        root: The command line; its commands are imported only if there are other variables than clients'.
-    """
+    """A line for each variable among `names` that begins as ours do and that no command knows: probably misspelled."""
     ours = {name for name in names if name.startswith(_PREFIX)} - _OF_MOST_COMMANDS
     if not ours:
         return []

@@ -39,15 +39,12 @@ _HTTP: dict[str, Any] = {
 
 
 def tcp_address(text: str) -> Callable[[_F], _F]:
-    """`--nsqd-tcp-address`, and `QCLI_NSQD_TCP_ADDRESS`, with this help."""
+    """`--nsqd-tcp-address` with this help."""
     return option(BROKER, TCP_OPTION, type=params.tcp_address, default=DEFAULT_TCP_ADDRESS, help=text, **_TCP)
 
 
 def tcp_addresses(text: str) -> Callable[[_F], _F]:
-    """The same, but it may be given several times: a tuple, `nsqd_tcp_addresses`.
-
-    One that is none is not refused before it is needed: see `check_tcp_address`.
-    """
+    """The same, for several brokers: a tuple, `nsqd_tcp_addresses`. Checked when used: see `check_tcp_address`."""
     return several(
         BROKER,
         TCP_OPTION,
@@ -70,12 +67,12 @@ def check_tcp_address(text: str) -> None:
 
 
 def http_address(text: str) -> Callable[[_F], _F]:
-    """`--nsqd-http-address`, and `QCLI_NSQD_HTTP_ADDRESS`."""
+    """`--nsqd-http-address` with this help."""
     return option(BROKER, HTTP_OPTION, default=DEFAULT_HTTP_ADDRESS, help=text, **_HTTP)
 
 
 def http_addresses(text: str) -> Callable[[_F], _F]:
-    """The same, but it may be given several times; a tuple, `nsqd_http_addresses`."""
+    """The same, for several brokers; a tuple, `nsqd_http_addresses`."""
     return several(
         BROKER,
         HTTP_OPTION,

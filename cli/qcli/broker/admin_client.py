@@ -44,11 +44,7 @@ class AdminClient:
         )
 
     def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
-        """The answer of `/stats`, without clients and memory.
-
-        Args:
-            topic: Of this topic only; None: of all.
-            channel: Of the channels of this name only; None: of all.
+        """The answer of `/stats` without clients and memory, of all topics and channels or of these.
 
         Raises:
             Failure: No broker answers, or what answers is none.

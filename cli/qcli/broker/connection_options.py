@@ -129,11 +129,7 @@ def http_connection(command: _F) -> _F:
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """What the command line and the environment say; the names are those of the options.
-
-    Raises:
-        click.UsageError: It contradicts itself.
-    """
+    """What the command line and the environment say, by the names of the options. Raises UsageError: contradictions."""
 
     tls: bool | None = None
     tls_root_ca_file: str | None = None
@@ -164,11 +160,7 @@ class ConnectOptions:
         return bool(self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify)
 
     def options(self) -> ConnectionOptions:
-        """What a `Producer` or a `Consumer` is to be given.
-
-        Raises:
-            Failure: A file cannot be used.
-        """
+        """What a `Producer` or a `Consumer` is to be given. Raises Failure: a file cannot be used."""
         return {
             "user_agent": USER_AGENT,
             "tls_v1": self.encrypts_tcp,
@@ -202,12 +194,9 @@ class ConnectOptions:
 
 
 def refuse_plain_http(address: str) -> None:
-    """For a command that speaks HTTP only to this address: whoever asks for TLS is not to be answered in the clear.
+    """Raises UsageError if the command line asks for TLS, and this HTTP address is none of https.
 
-    The environment does not count, which is there for other commands and brokers, too.
-
-    Raises:
-        click.UsageError: The command line asks for TLS, and the address is none of https.
+    The environment does not count: it is there for other commands and brokers, too.
     """
     ctx = click.get_current_context(silent=True)
     if ctx is None or is_https(address) or is_unix_path(address):

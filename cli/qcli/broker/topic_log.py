@@ -44,14 +44,9 @@ def reading_errors(address: str) -> Iterator[None]:
 
 
 def report_start(topic: str, reader: TopicReader, first: str | None) -> None:
-    """Say so if it begins elsewhere than was asked for, and if nothing can come of it.
+    """Say so if a reader that was just opened begins elsewhere than `first`, or if nothing can come of it.
 
     Where a sequence is no longer kept, a gap says so later.
-
-    Args:
-        topic: Its name.
-        reader: Just opened.
-        first: What was asked for; None: nothing.
     """
     why = ""
     if first is not None and is_in_future(first, time.time()):

@@ -132,13 +132,7 @@ def command(
 
 
 def _merged(messages: list[dict[str, Any]], count: int, *, newest: bool) -> list[dict[str, Any]]:
-    """The messages of several brokers, in the order that they have on one, no more than `count`.
-
-    Args:
-        messages: Those of each, in their order.
-        count: How many, at most.
-        newest: Of a topic: keep those that were published last.
-    """
+    """The first messages of several brokers, in the order that they have on one, or those published last."""
     if messages and "state" in messages[0]:
         messages.sort(key=lambda each: (STATES.index(each["state"]), each["due_ns"] or 0))
         return messages[:count]

@@ -61,20 +61,11 @@ class LineComplete(ShellComplete):
         return args
 
     def format_completion(self, item: CompletionItem) -> str:
-        """One line."""
         return f"{item.type}\t{item.value}\t{' '.join((item.help or '').split())}"
 
 
 def answer_shell(command: click.Command, instruction: str) -> int:
-    """Answer a completion script.
-
-    Args:
-        command: The root of all commands.
-        instruction: What the script put into the environment.
-
-    Returns:
-        The exit code.
-    """
+    """Answer a completion script, with what it put into the environment, and return the exit code."""
     # Our class answers instead of click's, so that scripts and answers change together.
     for shell in SHELLS:
         add_completion_class(LineComplete, shell)

@@ -99,11 +99,7 @@ def several(section: str, *names: str, **attributes: Any) -> Callable[[_F], _F]:
 def options_as(
     cls: Callable[..., _Options],
 ) -> Callable[[Callable[[_Options], _Result]], Callable[..., _Result]]:
-    """Give a command's function all its parameters as one object.
-
-    Args:
-        cls: Its fields are the parameters, by name; as a rule a frozen dataclass.
-    """
+    """Give a command's function all its parameters as one object, whose fields have their names."""
 
     def decorate(function: Callable[[_Options], _Result]) -> Callable[..., _Result]:
         @functools.wraps(function)
@@ -140,13 +136,7 @@ def count_option(section: str, text: str) -> Callable[[_F], _F]:
 
 
 def delimiter_options(section: str, text: str, null_text: str) -> Callable[[_F], _F]:
-    """`--delimiter` and `--null`, as the parameters `separator` and `null`; `delimiter_of` says what they come to.
-
-    Args:
-        section: The heading.
-        text: What the delimiter is, as a clause.
-        null_text: Where `--null` comes from, likewise.
-    """
+    """`--delimiter` and `--null`, as the parameters `separator` and `null`; `delimiter_of` says what they come to."""
     delimiter_option = option(
         section,
         "--delimiter",

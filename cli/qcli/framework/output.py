@@ -70,12 +70,7 @@ def show_library_warnings() -> None:
 
 
 def write(text: str) -> None:
-    """Write text to standard output at once.
-
-    Raises:
-        OutputClosed: The reader is gone.
-        Failure: It cannot be written: a full disk, a closed descriptor.
-    """
+    """Write text to standard output at once. Raises OutputClosed: the reader is gone. Failure: it cannot be written."""
     if sys.stdout is None:
         raise Failure("Standard output is closed.")
     try:
@@ -133,12 +128,7 @@ class RawOutput:
         self.is_pipe = stat.S_ISFIFO(mode)
 
     def write(self, data: bytes) -> None:
-        """Write all of it; waits as long as it takes.
-
-        Raises:
-            OutputClosed: The reader is gone.
-            Failure: It cannot be written: a full disk, a closed descriptor.
-        """
+        """Write all of it; waits as long as it takes. Raises as `write`."""
         rest = memoryview(data)
         try:
             while rest:
@@ -149,7 +139,6 @@ class RawOutput:
             raise Failure(f"Cannot write to standard output: {os.strerror(error.errno or 0)}.") from error
 
     def fileno(self) -> int:
-        """The descriptor, for waiting on it."""
         return self._fd
 
     def reader_is_gone(self) -> bool:

@@ -61,7 +61,6 @@ def duration(text: str) -> int:
 
 
 def positive_duration(text: str) -> int:
-    """The same, 0 excluded."""
     value_ms = duration(text)
     if value_ms == 0:
         raise click.BadParameter("It has to be longer than 0.")
@@ -69,12 +68,7 @@ def positive_duration(text: str) -> int:
 
 
 def long_duration(text: str, besides: str = "") -> int:
-    """Milliseconds of a length of time, of which the first part may be days: `7d`, `1d12h`.
-
-    Args:
-        text: As it was written.
-        besides: For the complaint: what else it might have been.
-    """
+    """Milliseconds of a length of time that may begin with days: `7d`, `1d12h`; `besides` ends the complaint."""
     if re.fullmatch(r"\d+(\.\d*)?|\.\d+", text) and text != "0":
         raise click.BadParameter(f"{text!r} has no unit: write {text}s for seconds, or ms, m, h, d.")
     days = re.match(r"(\d{1,9})d", text)
@@ -146,7 +140,6 @@ _HTTP_EXAMPLE = "127.0.0.1:4151"
 
 
 def tcp_address(text: str) -> str:
-    """A broker's TCP address, `host:port`."""
     if is_unix_path(text):
         raise click.BadParameter(
             f"{text!r} is a unix socket, over which only --nsqd-http-address can be reached: name host:port."
@@ -242,7 +235,6 @@ class Integer(click.IntRange):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The int."""
         try:
             number = int(value, 0) if isinstance(value, str) else value
         except ValueError:
@@ -257,7 +249,6 @@ class Boolean(click.Choice[str]):
         super().__init__(["true", "false"])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The bool."""
         word = str(value).lower()
         if word not in _TRUE + _FALSE:
             self.fail(f"{value!r} is not true or false.", param, ctx)
@@ -265,19 +256,13 @@ class Boolean(click.Choice[str]):
 
 
 class Word(click.Choice[str]):
-    """One of some words, in upper or lower case.
-
-    Args:
-        words: The words.
-        empty: What an empty text stands for; None: it is refused as any other.
-    """
+    """One of some words, in upper or lower case. An empty text stands for `empty`; None: it is refused."""
 
     def __init__(self, words: Sequence[str], empty: str | None = None) -> None:
         super().__init__(words, case_sensitive=False)
         self._empty = empty
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The word as it was given to the constructor."""
         if value == "" and self._empty is not None:
             return self._empty
         return super().convert(value, param, ctx)
@@ -290,7 +275,6 @@ class BooleanOrWord(Word):
         super().__init__(["true", "false", *words])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The word."""
         word = str(value).lower()
         if word in _TRUE + _FALSE:
             return "true" if word in _TRUE else "false"
@@ -304,7 +288,6 @@ class PathOrNothing(click.Path):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; looks at nothing."""
         return Path(value) if str(value) else None
 
 
@@ -338,14 +321,12 @@ class Source(NamedTuple):
 
 
 def message_id(text: str) -> str:
-    """The id of a message."""
     if re.fullmatch("[0-9a-f]{16}", text, re.ASCII) is None:
         raise click.BadParameter(f"{text!r} is not a message id: 16 of the digits 0-9 and a-f.")
     return text
 
 
 def topic_name(text: str) -> str:
-    """A valid topic name."""
     return _name(text, "topic")
 
 

@@ -115,7 +115,6 @@ class BrokerPosition(click.ParamType[str]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """The words."""
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(word) for word in _WORDS if word.startswith(incomplete)]
@@ -157,12 +156,7 @@ def _value(text: str) -> float:
 
 
 def time_of(text: str, now_ns: int) -> int | None:
-    """The time that a position is, Unix nanoseconds; None if it is none.
-
-    Args:
-        text: As `BrokerPosition` has it.
-        now_ns: From when on it counts back, if it is said how long ago.
-    """
+    """The time that a `BrokerPosition` is, Unix nanoseconds, counted back from `now_ns`; None if it is no time."""
     kind = _kind(text)
     if kind == "-":
         return now_ns + int(_value(text)) * 1_000_000

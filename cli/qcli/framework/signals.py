@@ -20,11 +20,8 @@ _CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINAT
 async def watch_signals(
     stop: Callable[[ExitCode], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Call `stop` at the first signal, so that the command can end in good order; end the process at the second.
-
-    Args:
-        stop: Gets the exit code that goes with the signal.
-        task_status: Reports that signals are watched for from now on.
+    """Call `stop` with the exit code of the first signal, so that the command can end in good order; end the process
+    at the second.
     """
     with trio.open_signal_receiver(*_CODES) as signals:
         task_status.started()
@@ -42,12 +39,7 @@ async def watch_signals(
 async def watch_hangups(
     reload: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Call `reload` at each SIGHUP, one after the other.
-
-    Args:
-        reload: What is to be done.
-        task_status: Reports that the signal is watched for from now on, and no longer ends the process.
-    """
+    """Call `reload` at each SIGHUP, one after the other."""
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         task_status.started()
         async for _ in signals:
@@ -57,9 +49,7 @@ async def watch_hangups(
 def run_until_signal(work: Callable[[], Awaitable[None]]) -> None:
     """`trio.run`, for what may be left off at any moment: the first signal cancels it.
 
-    Raises:
-        KeyboardInterrupt: Cancelled by SIGINT.
-        Terminated: Cancelled by SIGTERM.
+    Raises KeyboardInterrupt or Terminated if it was cancelled.
     """
     code: ExitCode | None = None
     error: Exception | None = None

@@ -22,11 +22,7 @@ def generated_files() -> dict[str, str]:
 
 
 def stale_files(root: Path) -> list[str]:
-    """The paths of files that are missing, differ, or should not be there.
-
-    Args:
-        root: The repository.
-    """
+    """The paths of files in the repository that are missing, differ, or should not be there."""
     wanted = generated_files()
     found = {str(path.relative_to(root)) for folder in FOLDERS for path in (root / folder).iterdir()}
     differing = {
@@ -38,11 +34,7 @@ def stale_files(root: Path) -> list[str]:
 
 
 def write_files(root: Path) -> None:
-    """Write what is missing or differs, and remove what should not be there.
-
-    Args:
-        root: The repository.
-    """
+    """Write what is missing in the repository or differs, and remove what should not be there."""
     wanted = generated_files()
     for folder in FOLDERS:
         (root / folder).mkdir(exist_ok=True)

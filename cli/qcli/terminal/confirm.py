@@ -11,11 +11,7 @@ from ..framework.output import print_diagnostic
 
 
 def confirm(question: str, what_it_does: str) -> None:
-    """Ask the user, and return if they agree.
-
-    Args:
-        question: The question, without the possible answers.
-        what_it_does: The beginning of the error message if there is no terminal to ask on.
+    """Ask the user, and return if they agree; `what_it_does` begins the error if there is no terminal to ask on.
 
     Raises:
         click.UsageError: Standard input is no terminal.

@@ -27,10 +27,6 @@ WORTH_SHOWING_BYTES = 64 * 1024 * 1024
 def byte_progress(total_bytes: int, what: str) -> Iterator[Callable[[int], None] | None]:
     """Show a bar while the block runs, if standard error is a terminal and there is much to do.
 
-    Args:
-        total_bytes: How much there is to do.
-        what: What is being done, in a word.
-
     Yields:
         A function that adds bytes to those that are done; None if no bar is shown.
     """
@@ -62,7 +58,7 @@ def byte_progress(total_bytes: int, what: str) -> Iterator[Callable[[int], None]
 
 @contextmanager
 def message_progress(total: int | None, quiet: bool) -> Iterator[Advance]:
-    """Show a bar while the block runs, if standard error is a terminal.
+    """Show a bar while the block runs, if standard error is a terminal and not `quiet`.
 
     Args:
         total: How many messages there are; None: that is not known.
@@ -148,9 +144,7 @@ class Published(Protocol):
 async def show_progress(outcome: Published, share: Callable[[], float] | None = None) -> None:
     """Keep a line on standard error up to date until cancelled; then remove it.
 
-    Args:
-        outcome: Changes meanwhile.
-        share: Returns how much of all is done, 0 to 1; None: that is not known.
+    `share` returns how much of all is done, 0 to 1; None: that is not known.
     """
     import trio
     from rich.console import Console

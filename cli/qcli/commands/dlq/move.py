@@ -100,19 +100,9 @@ def drop(yes: bool, **selected: Any) -> None:
 
 
 def _do_on_each(selection: Selection, verb: str, kept: dict[str, int], params: dict[str, str]) -> int:
-    """Do something to letters on all brokers, and report it.
+    """Do something to letters on all brokers, report it, and return to how many; `kept` gets why not to others.
 
-    Args:
-        selection: Which of them.
-        verb: The last part of the HTTP path.
-        kept: Gets how many were not, by reason.
-        params: Of the request besides.
-
-    Returns:
-        To how many; `kept` then has why not to others.
-
-    Raises:
-        Failure: A broker failed, or none has a letter of these ids.
+    Raises Failure: a broker failed, or none has a letter of these ids.
     """
     topic, left = selection.topic, selection.count
     total = 0

@@ -35,7 +35,6 @@ NOTE = (
 
 
 def topic_argument(function: _F) -> _F:
-    """The dead-letter topic."""
     make = click.argument(
         "topic", metavar="TOPIC", type=topic_name, shell_complete=complete_dead_letter_topic
     )
@@ -43,7 +42,6 @@ def topic_argument(function: _F) -> _F:
 
 
 def selection_options(function: _F) -> _F:
-    """The options that say which letters are meant."""
     function = option(
         SELECTION,
         "--id",
@@ -71,15 +69,11 @@ def selection_options(function: _F) -> _F:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The dead letters that a command is about; the fields are its parameters.
+    """The dead letters that a command is about; the fields are its parameters. None, and no ids: no restriction.
 
     Attributes:
         topic: The dead-letter topic.
-        nsqd_http_addresses: The brokers.
-        origin: Only those from this topic or channel; None: from any.
-        reason: Only those that came back so; None: for any reason.
-        ids: Only those with these ids; empty: all.
-        count: At most so many on all brokers together; None, and 0 where that is a number: all.
+        count: At most so many on all brokers together; also 0 where that is a number: all.
     """
 
     topic: str

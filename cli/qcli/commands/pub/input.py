@@ -17,13 +17,7 @@ PIPE_BYTES = 1024 * 1024
 
 
 class Input:
-    """Bytes from a descriptor.
-
-    Args:
-        fd: Open for reading.
-        name: For people.
-        read_bytes: At most this many at a time.
-    """
+    """Bytes from a descriptor that is open for reading, at most `read_bytes` at a time; the name is for people."""
 
     def __init__(self, fd: int, name: str, read_bytes: int = READ_BYTES) -> None:
         self.name = name
@@ -40,8 +34,7 @@ class Input:
     async def read(self) -> bytes:
         """What there is to read; waits for the first byte. Nothing at the end. If cancelled, nothing is lost.
 
-        Raises:
-            Failure: It cannot be read.
+        Raises Failure: it cannot be read.
         """
         try:
             while True:
@@ -72,11 +65,7 @@ class Input:
 
 
 async def open_input(path: str, read_bytes: int = READ_BYTES) -> Input:
-    """Open a file, or standard input for `-`.
-
-    Raises:
-        Failure: It cannot be opened.
-    """
+    """Open a file, or standard input for `-`. Raises Failure: it cannot be opened."""
     if path == "-":
         if sys.stdin is None:
             raise Failure("Standard input is closed.")

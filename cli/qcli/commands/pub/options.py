@@ -44,7 +44,6 @@ class PubOptions:
 
     @property
     def delimiter(self) -> bytes:
-        """What ends each message."""
         return delimiter_of(self.separator, self.null)
 
     @property
@@ -54,12 +53,7 @@ class PubOptions:
         return not self.quiet and stderr_is_live_terminal() and not typing
 
     def check(self) -> None:
-        """Look at what can be known before anything is published.
-
-        Raises:
-            click.UsageError: Options exclude each other.
-            Failure: A file cannot be read.
-        """
+        """Raises UsageError if options exclude each other, Failure if a file cannot be read."""
         delimiter_of(self.separator, self.null)
         for path in self.files:
             _check_readable(path)
@@ -67,9 +61,7 @@ class PubOptions:
     def brokers(self) -> dict[str, str]:
         """The HTTP address of each broker, for its numbered batches, by its TCP address.
 
-        Raises:
-            click.UsageError: It is not clear which belong together.
-            click.BadParameter: A TCP address is none.
+        Raises UsageError: it is not clear which belong together, or a TCP address is none.
         """
         tcp, http = self.nsqd_tcp_addresses, self.nsqd_http_addresses
         ctx = click.get_current_context()
@@ -95,11 +87,7 @@ class PubOptions:
 
 
 def _check_readable(path: str) -> None:
-    """Look before anything is published.
-
-    Raises:
-        Failure: It cannot be read, which is the command line's fault.
-    """
+    """Raises Failure if a file cannot be read, which is the command line's fault."""
     if path == "-":
         return
     problem = 0

@@ -43,9 +43,7 @@ class BrokerResult:
     """What became of the messages at one broker so far.
 
     Attributes:
-        address: The broker's, for people.
-        acknowledged: Messages the broker has acknowledged.
-        acknowledged_bytes: Bytes of their bodies.
+        acknowledged_bytes: Bytes of the bodies that the broker has acknowledged.
         maybe_stored: Messages that were sent and not acknowledged.
         not_stored: Messages that were read and are certainly not stored.
         failure: Why the broker did not acknowledge; the first one.
@@ -101,9 +99,6 @@ class PublishPipeline:
 
     Args:
         senders: To the topic, by the broker's address; at least one.
-        delimiter: Between messages.
-        max_msg_size: Bytes of one message.
-        batch_size: Messages in one batch.
         retry: Publish again what fails because the connection is lost or the broker cannot store anything now.
         limiter: Holds messages back; None: as fast as the brokers take them.
 
@@ -140,12 +135,7 @@ class PublishPipeline:
             publisher.stop_waiting()
 
     async def run(self, paths: Sequence[str], read_bytes: int) -> None:
-        """Publish inputs one after the other, or as much as can be; `result` says how it went.
-
-        Args:
-            paths: Files; `-` is standard input.
-            read_bytes: How much to read at a time, at most.
-        """
+        """Publish inputs one after the other (`-` is standard input), as far as can be; `result` says how it went."""
         async with trio.open_nursery() as nursery:
             with ExitStack() as stack:
                 for publisher in self._publishers:
@@ -231,14 +221,7 @@ class PublishPipeline:
 
 
 class _Publisher:
-    """Publishes batches to one broker, in order.
-
-    Args:
-        sender: To the topic.
-        address: The broker's, for people.
-        retry: See `PublishPipeline`.
-        on_failure: Called when it has given up.
-        alone: It is the only one.
+    """Publishes batches to one broker, in order, and calls `on_failure` when it has given up.
 
     Attributes:
         batches: Takes what is to be published, as soon as one more batch may be on its way. To be closed.
@@ -324,8 +307,7 @@ class _Publisher:
     async def _attempt(self, number: int, batch: list[bytes]) -> None:
         """Give a batch to the sender; in an outage, after a pause. `stop_waiting` cuts short both then.
 
-        Raises:
-            PublishFailed: What became of this attempt; a batch may be stored if its sending was cut short.
+        Raises PublishFailed: what became of this attempt; a batch may be stored if its sending was cut short.
         """
         self._unsettled[number] = True
         outage = self._outage

@@ -71,11 +71,7 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult
 async def _connect(
     options: PubOptions, address: str, http_address: str, connecting: ConnectOptions, stack: AsyncExitStack
 ) -> Sender:
-    """Connect to a broker, until the stack is left.
-
-    Raises:
-        Failure: It cannot be reached, or refuses.
-    """
+    """Connect to a broker, until the stack is left. Raises Failure: it cannot be reached, or refuses."""
     producer = Producer(
         address,
         max_msg_size=options.max_msg_size,
@@ -104,11 +100,7 @@ _OUT_OF_RANGE = re.compile(r"^DPUB timeout \d+ out of range 0-(\d+)")
 
 
 def conclude(options: PubOptions, result: PublishResult, elapsed_s: float) -> ExitCode:
-    """Report, and say how the command ends.
-
-    Raises:
-        Failure: It did not go well.
-    """
+    """Report, and say how the command ends. Raises Failure: it did not go well."""
     failed = [broker for broker in result.brokers if broker.failure is not None]
     reason = " ".join(_failure(options, broker) for broker in failed) or result.input_failure
     if not options.quiet and (result.acknowledged or reason is None):

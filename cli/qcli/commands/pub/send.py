@@ -50,12 +50,9 @@ class Sender(Protocol):
 
 
 class TCPSender:
-    """Sends one MPUB for each batch, or one DPUB for each message that is deferred.
+    """Sends one MPUB for each batch, or, with `defer_ms` above 0, one DPUB for each message.
 
-    Args:
-        producer: Connected, with `ordered`: a batch that fails takes along those behind it.
-        topic: Where to.
-        defer_ms: Above 0: how long to defer each message.
+    The producer is connected, with `ordered`: a batch that fails takes along those behind it.
     """
 
     at_once = 16
@@ -69,14 +66,13 @@ class TCPSender:
         self._defer_ms = defer_ms
 
     async def send(self, batch: list[bytes]) -> None:
-        """See `Sender`."""
         if self._defer_ms:
             await self._producer.publish_many(self._topic, batch, defer_ms=self._defer_ms)
         else:
             await self._producer.publish_set(self._topic, pack_messages(batch))
 
     async def end(self) -> None:
-        """See `Sender`."""
+        """The producer is closed by its owner."""
 
 
 class NumberedSender:
@@ -105,11 +101,10 @@ class NumberedSender:
 
     @property
     def may_repeat(self) -> bool:
-        """See `Sender`; another broker may have taken the place of the one that knows numbers."""
+        """Another broker may have taken the place of the one that knows numbers."""
         return self._falls_back or not self._publisher.remembers
 
     async def end(self) -> None:
-        """See `Sender`."""
         try:
             if self._number:
                 await trio.to_thread.run_sync(self._publisher.forget, abandon_on_cancel=True)
@@ -118,7 +113,7 @@ class NumberedSender:
         self._publisher.close()
 
     async def send(self, batch: list[bytes]) -> None:
-        """See `Sender`. If it fails, the next call must be with the same batch, but for what was acknowledged."""
+        """If it fails, the next call must be with the same batch, but for what was acknowledged."""
         if self._falls_back:
             await self._fallback.send(batch)
             return
@@ -175,14 +170,7 @@ async def numbered_sender(
     connecting: ConnectOptions,
     fallback: TCPSender,
 ) -> NumberedSender | None:
-    """Find out whether batches can be numbered, and how.
-
-    Args:
-        tcp_address: The broker's, `host:port`.
-        http_address: What may be the same broker's, over HTTP.
-        topic, defer_ms: As above.
-        connecting: What the user asked for: nothing of that is given up for numbers.
-        fallback: As above.
+    """Find out whether batches can be numbered, and how, without giving up anything of what `connecting` asks for.
 
     Returns:
         None if there is no such way: the HTTP address is another broker's, is not open to us, is less safe than what

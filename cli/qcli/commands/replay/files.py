@@ -29,15 +29,7 @@ _FILTER_MEMORY = "2g"
 
 
 def replay_files(request: ReplayRequest | None, options: ReplayOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Args:
-        request: What is wanted; None: what the job was begun with.
-        options: The command line.
-
-    Raises:
-        Failure: It did not go well.
-    """
+    """Run the command, or, without a request, what its job was begun with. Raises Failure: it did not go well."""
     with library_errors(), ExitStack() as stack:
         jobs = options.jobs
         if options.dry_run:
@@ -49,13 +41,7 @@ def replay_files(request: ReplayRequest | None, options: ReplayOptions) -> int:
 
 
 class _FilesReplay:
-    """One run of the command.
-
-    Args:
-        job: What it works on.
-        options: The command line.
-        stack: What is to be closed at its end.
-    """
+    """One run of the command; the stack is left at its end."""
 
     def __init__(self, job: ReplayJob, options: ReplayOptions, stack: ExitStack) -> None:
         self._job = job
@@ -67,7 +53,6 @@ class _FilesReplay:
         self._begun_s = time.monotonic()
 
     def run(self) -> int:
-        """All of it."""
         job, quiet = self._job, self._options.quiet
         if job.is_complete:
             if not quiet:
@@ -187,7 +172,6 @@ class _FilesReplay:
         )
 
     def _report(self) -> None:
-        """Say what became of it."""
         outcome, options, request = self._job.result, self._options, self._job.request
         elapsed_s = time.monotonic() - self._begun_s
         for each in outcome.examples if not options.quiet else ():

@@ -29,7 +29,6 @@ class Speed(click.ParamType[float]):
     name = "speed"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
         if isinstance(value, float):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)x?", str(value))
@@ -46,7 +45,6 @@ class Pattern(click.ParamType["re.Pattern[bytes]"]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> re.Pattern[bytes]:
-        """Compiled."""
         try:
             return re.compile(os.fsencode(value))
         except re.error as error:
@@ -59,12 +57,7 @@ def is_place(text: str) -> bool:
 
 
 def refuse_channel(place: str, topic: str) -> None:
-    """Raises Failure if a place that is not there looks like a channel.
-
-    Args:
-        place: What is to be replayed.
-        topic: Where to.
-    """
+    """Raises Failure if a place that is not there, to be replayed to a topic, looks like a channel."""
     if place.startswith(".") or Path(place).exists():
         return
     try:
@@ -92,7 +85,6 @@ def complete_replayed(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def job_name(text: str) -> str:
-    """The name of a job."""
     from trio_nsq.spark.replay.request import JOB_NAME
 
     if JOB_NAME.fullmatch(text) is None:

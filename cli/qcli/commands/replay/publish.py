@@ -33,8 +33,6 @@ class TopicReplayResult:
         begun: The first sequence.
         position: All before this sequence is published, left out or missing.
         end: The sequence at which it ends.
-        acknowledged: Messages the broker has acknowledged.
-        acknowledged_bytes: Bytes of their bodies.
         left_out: Messages that do not match.
         missing: Messages that are no longer there, or damaged.
         damaged: Whether some are damaged.
@@ -67,11 +65,7 @@ class TopicReplayResult:
 
 
 class OriginalPace:
-    """Keeps messages as far apart in time as they were when they were published, or so many times nearer.
-
-    Args:
-        speed: 2: in half the time.
-    """
+    """Keeps messages as far apart in time as they were when they were published, or `speed` times nearer."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
@@ -102,8 +96,7 @@ class TopicReplay:
         topic: Where to.
         count: Publish no more than so many; None: all.
         pattern: Publish only bodies in which it is found; None: all.
-        limiter: Holds messages back; None: as fast as the broker takes them.
-        original_pace: Likewise.
+        limiter, original_pace: Hold messages back; None: as fast as the broker takes them.
 
     Attributes:
         result: Up to date at any time.
@@ -144,11 +137,7 @@ class TopicReplay:
         self._pause.cancel()
 
     async def run(self) -> None:
-        """Publish all there is, or as much as can be; `result` says how it went.
-
-        Raises:
-            RequestRefused, RawStreamError: As of the reader.
-        """
+        """Publish all there is, or as much as can be; `result` says how it went. Raises as the reader."""
         result = self.result
         while not self._over:
             found: list[Found] = []
@@ -168,7 +157,6 @@ class TopicReplay:
 
     @property
     def _over(self) -> bool:
-        """Whether nothing more is to be published."""
         return self.result.over or self.result.acknowledged == self._count
 
     @contextmanager

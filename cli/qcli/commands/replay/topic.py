@@ -38,11 +38,7 @@ _MAX_BYTES = 2**30
 
 
 def replay_topic(options: ReplayOptions) -> ExitCode:
-    """Run the command; returns its exit code.
-
-    Raises:
-        Failure: It did not go well.
-    """
+    """Run the command; returns its exit code. Raises Failure: it did not go well."""
     assert options.source is not None
     if (path := Path(options.source)).exists():
         kind = "folder" if path.is_dir() else "file"
@@ -112,11 +108,7 @@ async def _replay(options: ReplayOptions) -> TopicReplayResult:
 
 
 def _conclude(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float) -> ExitCode:
-    """Report, and say how the command ends.
-
-    Raises:
-        Failure: It did not go well.
-    """
+    """Report, and say how the command ends. Raises Failure: it did not go well."""
     if options.form == "json":
         write(json_lines([_result_as_json(options, result, elapsed_s)]))
     elif not options.quiet:

@@ -349,14 +349,7 @@ SETTINGS = under_headings(
 
 
 def broker_options(values: dict[str, Any]) -> BrokerOptions:
-    """Put values where the broker expects them.
-
-    Args:
-        values: By field; those that are no fields of the broker's are left alone.
-
-    Raises:
-        Failure: They do not go together.
-    """
+    """Put values, by field, where the broker expects them. Raises Failure: they do not go together."""
     from trio_nsq.broker import BrokerOptions
     from trio_nsq.broker.state.settings import TopicSettings
     from trio_nsq.protocol import Limits

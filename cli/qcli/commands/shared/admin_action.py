@@ -47,13 +47,7 @@ class Action:
 def name_argument(
     name: str, kind: str, *, several: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The argument for a topic or a channel, or several: each a `Source`.
-
-    Args:
-        name: Of the parameter.
-        kind: `topic` or `channel`.
-        several: Whether it may be more than one, so that the parameter is a tuple.
-    """
+    """The argument for a topic or a channel, as `kind` says: a `Source`, or a tuple of several."""
     is_topic = kind == "topic"
     return click.argument(
         name,
@@ -66,12 +60,7 @@ def name_argument(
 
 
 def action_command(kind: str, action: Action) -> DocumentedCommand:
-    """Make a subcommand.
-
-    Args:
-        kind: `topic` or `channel`.
-        action: What it does.
-    """
+    """Make a subcommand of `qcli topic` or `qcli channel`, as `kind` says."""
 
     def run(names: tuple[Source, ...], nsqd_http_addresses: tuple[str, ...], yes: bool = False) -> None:
         if action.destroys and not yes:
@@ -98,18 +87,7 @@ def action_command(kind: str, action: Action) -> DocumentedCommand:
 
 
 def perform(address: str, kind: str, action: Action, sources: Sequence[Source], where: str) -> None:
-    """Do it for each on one broker, whatever becomes of the others.
-
-    Args:
-        address: The broker's HTTP address.
-        kind: `topic` or `channel`.
-        action: What is done.
-        sources: To which of them.
-        where: What is put behind the report of each.
-
-    Raises:
-        Failure: It was not done for all.
-    """
+    """Do it to each on one broker, whatever becomes of the others. Raises Failure: it was not done to all."""
     from ...broker.admin_client import AdminClient
 
     done = 0

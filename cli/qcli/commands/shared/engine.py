@@ -114,13 +114,7 @@ def _library_failure(error: Exception, when_refused: _WhenRefused) -> Failure:
 
 
 def better_engine(size_bytes: int, tasks: int, what: str) -> tuple[str, str]:
-    """The engine that is done sooner, and why.
-
-    Args:
-        size_bytes: To be read.
-        tasks: How many there are.
-        what: One of them is.
-    """
+    """The engine that is done sooner with reading so many bytes in so many tasks (`what` is one of them), and why."""
     import os
 
     much = f"{size(size_bytes)} in {count_of(tasks, what)}"

@@ -50,14 +50,7 @@ def with_body_column(
 
 
 def log_record(topic: str | None, batch: RecordBatch, index: int, body: bytes) -> dict[str, object]:
-    """The object of one message of a batch.
-
-    Args:
-        topic: Its name, if that is known.
-        batch: The batch.
-        index: Of the message in the batch.
-        body: Of the message.
-    """
+    """The object of one message of a batch; the topic is None where it is not known."""
     return {
         "topic": topic,
         "id": f"{batch.first_id + index:016x}",

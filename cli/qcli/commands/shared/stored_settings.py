@@ -158,11 +158,7 @@ _SETTINGS_EXAMPLES = {
 
 
 class Assignment(click.ParamType[tuple[str, Any]]):
-    """`NAME=VALUE`: the broker's key, and its value; None for the default.
-
-    Args:
-        kind: `topic` or `channel`.
-    """
+    """`NAME=VALUE` of a topic or channel, as `kind` says: the broker's key, and its value; None for the default."""
 
     name = "assignment"
 
@@ -172,7 +168,6 @@ class Assignment(click.ParamType[tuple[str, Any]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, Any]:
-        """The key and the value."""
         name, equals, text = str(value).partition("=")
         setting = self._settings.get(name)
         if setting is None or not equals:
@@ -204,11 +199,7 @@ class Assignment(click.ParamType[tuple[str, Any]]):
 
 
 def settings_commands(kind: str) -> list[DocumentedCommand]:
-    """Make `set` and `settings`.
-
-    Args:
-        kind: `topic` or `channel`.
-    """
+    """Make `set` and `settings` of `qcli topic` or `qcli channel`, as `kind` says."""
     return [_set_command(kind), _settings_command(kind)]
 
 

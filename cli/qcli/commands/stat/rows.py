@@ -77,13 +77,10 @@ RECORD_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A topic or a channel at one moment.
+    """A topic, or, if `channel` is not None, a channel at one moment.
 
     Attributes:
-        topic: Its name, or its topic's.
-        channel: Its name; None for a topic.
         counts: By nsqd's names; None where a topic has no such count.
-        paused: Whether it is paused.
         ingress_rate: Messages that came in, per second, since the last look; None at the first.
         egress_rate: Messages that were dealt with (finished, or gone with an `empty`), per second, likewise;
             None for a topic, which hands each message to every channel.
@@ -101,11 +98,7 @@ class Row:
     unavailable: str | None = None
 
     def record(self, time_s: float) -> dict[str, object]:
-        """The row as a flat object, for JSON and the like.
-
-        Args:
-            time_s: When it was taken, Unix time.
-        """
+        """The row as a flat object, for JSON and the like, with the Unix time when it was taken."""
         names = (round(time_s, 3), self.topic, self.channel)
         rates = (self.ingress_rate, self.egress_rate)
         values = (*names, *self.counts.values(), self.paused, *rates, *self.rare.values(), self.unavailable)
@@ -153,10 +146,8 @@ def _short(number: int) -> str:
 def table(rows: Sequence[Row], width: int | None) -> list[list[str]]:
     """Headings and rows as text.
 
-    Args:
-        rows: What to show.
-        width: Of the screen. If all does not fit, headings and numbers become shorter, then columns are left out,
-            and at last the names are shortened. None: all of it.
+    If it does not fit into `width`, headings and numbers become shorter, then columns are left out, and at last the
+    names are shortened. None: all of it.
     """
     rare = [name for name in RARE_COUNTS if any(row.rare[name] is not None for row in rows)]
     headings = [*HEADINGS[:-1], *(RARE_COUNTS[name] for name in rare), PAUSED]
@@ -206,14 +197,7 @@ def _shortened(text: str, width: int) -> str:
 
 
 def summed(looks: Sequence[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Add up the statistics of several brokers.
-
-    Args:
-        looks: The `topics` of the `/stats` of each.
-
-    Returns:
-        One such list: counts are sums, and what is paused or unavailable on one broker is so.
-    """
+    """Add up the `topics` of the `/stats` of several brokers. What is paused or unavailable on one is so."""
     topics: dict[str, dict[str, Any]] = {}
     channels: dict[Key, dict[str, Any]] = {}
     for topic in itertools.chain.from_iterable(looks):
@@ -237,11 +221,7 @@ def _add(total: dict[str, Any], stats: Mapping[str, Any]) -> None:
 
 
 class Sampler:
-    """Turns successive statistics into rows.
-
-    Args:
-        source: What is wanted; None: everything.
-    """
+    """Turns successive statistics into rows: those of a topic or channel, or, without a source, of everything."""
 
     def __init__(self, source: Source | None) -> None:
         self._source = source
@@ -249,11 +229,9 @@ class Sampler:
         self._before_s = 0.0
 
     def rows(self, topics: Iterable[Mapping[str, Any]], now_s: float) -> list[Row]:
-        """The rows of one look: topics by name, each followed by its channels by name.
+        """The rows of one look at the `topics` of `/stats`: topics by name, each followed by its channels by name.
 
-        Args:
-            topics: The `topics` of `/stats`.
-            now_s: When they were taken, on a steady clock.
+        `now_s` is when they were taken, on a steady clock.
         """
         elapsed_s = now_s - self._before_s
         seen: dict[Key, Mapping[str, Any]] = {}
@@ -291,11 +269,7 @@ def _dealt_with(stats: Mapping[str, Any]) -> int:
 
 
 class Reports:
-    """Looks at one broker or several, again and again.
-
-    Args:
-        brokers: Whom to ask.
-        source: What is wanted; None: everything.
+    """Looks at one broker or several, again and again: at a topic or channel, or, without a source, at everything.
 
     Attributes:
         address: Of the brokers, for messages.
@@ -308,11 +282,7 @@ class Reports:
         self._sampler = Sampler(source)
 
     def take(self) -> list[Row]:
-        """Look once.
-
-        Raises:
-            Failure: With the code for an unreachable broker, or because what is wanted is on none of them.
-        """
+        """Look once. Raises Failure: a broker does not answer, or what is wanted is on none of them."""
         wanted = self._source or (None, None)
         topics = summed([broker.stats(*wanted)["topics"] for broker in self._brokers])
         rows = self._sampler.rows(topics, time.monotonic())

@@ -128,13 +128,6 @@ class SharedChannel:
 
     The first channel of a topic gets all messages that wait there, and an ephemeral one takes them along when it goes.
     Other ephemeral channels may go at any time, so only a durable one protects what waits.
-
-    Args:
-        topic: The topic.
-        channel: The channel that SUB would make.
-        http_addresses: HTTP addresses of brokers, as the command line has them; each may be another broker's.
-        lookupd_addresses: Discovery services, which know more of them.
-        take_backlog: The user allows it for any topic.
     """
 
     def __init__(
@@ -157,8 +150,7 @@ class SharedChannel:
     async def check(self, address: str) -> None:
         """Return if the channel may be made at this broker, `host:port` over TCP, with a warning the first time.
 
-        Raises:
-            Failure: It would take what waits for the topic's first channel, or that cannot be known.
+        Raises Failure: it would take what waits for the topic's first channel, or that cannot be known.
         """
         if not self._take_backlog:
             channels = await self._channels(address)

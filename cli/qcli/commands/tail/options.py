@@ -43,7 +43,6 @@ class TailOptions:
 
     @property
     def delimiter(self) -> bytes:
-        """What follows each body."""
         return delimiter_of(self.separator, self.null)
 
     @property
@@ -54,8 +53,7 @@ class TailOptions:
     def resolve(self) -> TailOptions:
         """Check what goes together; `lookupd_addresses` are then those that are to be asked.
 
-        Raises:
-            click.UsageError: The options contradict each other.
+        Raises UsageError: the options contradict each other.
         """
         if self.delimiter != b"\n" and self.form == "json":
             raise click.UsageError(

@@ -22,9 +22,6 @@ Source = TypeVar("Source", bound="AbstractAsyncContextManager[Any]")
 class Printer(Generic[Source]):
     """Writes messages, wherever they come from, until there is a reason to end.
 
-    Args:
-        options: The command line.
-
     Attributes:
         as_json: Whether messages are written as JSON, and not raw.
         messages_left: How many are still wanted; infinite: all.
@@ -50,7 +47,7 @@ class Printer(Generic[Source]):
         self._write_scope.deadline = trio.current_time() + LAST_WRITE_S
 
     async def run(self, sources: Sequence[tuple[str, Source]], welcome: str | None = None) -> None:
-        """Open sources, write their messages until there is a reason to end, and close them.
+        """Open sources, each with its topic, write their messages until there is a reason to end, and close them.
 
         Args:
             sources: Each with its topic.

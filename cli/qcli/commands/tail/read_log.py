@@ -33,14 +33,7 @@ def _json(topic: str, batches: Sequence[RecordBatch], count: int) -> bytes:
 
 
 class LogPrinter(Printer[TopicReader]):
-    """Writes what readers read.
-
-    Args:
-        options: The command line.
-
-    Attributes:
-        damaged: Whether messages were passed over that are damaged.
-    """
+    """Writes what readers read; `damaged` says whether messages were passed over that are damaged."""
 
     def __init__(self, options: TailOptions) -> None:
         super().__init__(options)
@@ -74,11 +67,7 @@ class LogPrinter(Printer[TopicReader]):
 
 
 async def tail_log(options: TailOptions) -> ExitCode:
-    """Write what the topics' logs hold; returns the exit code.
-
-    Raises:
-        Failure: A log cannot be read.
-    """
+    """Write what the topics' logs hold; returns the exit code. Raises Failure: a log cannot be read."""
     silence_library()
     (address,) = options.nsqd_http_addresses
     tls = ConnectOptions.of_command().https_context(address)

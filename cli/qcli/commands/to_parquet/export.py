@@ -14,14 +14,7 @@ if TYPE_CHECKING:
 
 
 def export(options: ToParquetOptions) -> int:
-    """Export, once or until interrupted; returns the exit code.
-
-    Args:
-        options: Resolved.
-
-    Raises:
-        Failure: It could not be done, or only in part.
-    """
+    """Export, once or until interrupted; returns the exit code. Raises Failure: not done, or only in part."""
     from trio_nsq.spark.export.job import open_export
 
     request = options.request()

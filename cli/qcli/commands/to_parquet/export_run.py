@@ -36,13 +36,7 @@ GO_ON = "The same command goes on from there."
 
 
 class ExportRun:
-    """One run of the command.
-
-    Args:
-        job: What it works on.
-        options: The command line.
-        stack: What is to be closed at its end.
-    """
+    """One run of the command; the stack is left at its end."""
 
     def __init__(self, job: ExportJob, options: ToParquetOptions, stack: ExitStack) -> None:
         self.job = job

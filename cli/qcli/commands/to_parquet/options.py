@@ -92,8 +92,7 @@ class ToParquetOptions:
     def resolve(self) -> ToParquetOptions:
         """Decide whether a channel is consumed, with which engine, and where brokers are looked up.
 
-        Raises:
-            click.UsageError: The options contradict each other.
+        Raises UsageError: the options contradict each other.
         """
         consume = self._consumes()
         lookupds = chosen_lookupds(self.lookupd_addresses, "tcp_addresses", "nsqd_http_addresses")

@@ -30,15 +30,7 @@ class ConfigFile(NamedTuple):
 
 
 def read_config(ctx: click.Context, path: Path) -> ConfigFile:
-    """Read a file and check its values.
-
-    Args:
-        ctx: Of the command whose parameters these are.
-        path: The file.
-
-    Raises:
-        Failure: It cannot be read, is not TOML, or a value is none of its key's.
-    """
+    """Read a file. Raises Failure: it cannot be read, is not TOML, or a value is none of its key's."""
     try:
         with open(path, "rb") as file:
             data = tomllib.load(file)
