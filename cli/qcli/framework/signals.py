@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import trio
 
 from .errors import ExitCode, Terminated
 from .output import print_diagnostic
+
+_T = TypeVar("_T")
 
 PATIENCE_S = 1.0
 """After this long, say that the command is ending."""
@@ -46,16 +49,16 @@ async def watch_hangups(
             await reload()
 
 
-def run_until_signal(work: Callable[[], Awaitable[None]]) -> None:
+def run_until_signal(work: Callable[[], Awaitable[_T]]) -> _T:
     """`trio.run`, for what may be left off at any moment: the first signal cancels it.
 
     Raises KeyboardInterrupt or Terminated if it was cancelled.
     """
     code: ExitCode | None = None
-    error: Exception | None = None
+    outcome: _T | Exception
 
     async def watched() -> None:
-        nonlocal error
+        nonlocal outcome
         async with trio.open_nursery() as nursery:
 
             def stop(which: ExitCode) -> None:
@@ -65,13 +68,14 @@ def run_until_signal(work: Callable[[], Awaitable[None]]) -> None:
 
             await nursery.start(watch_signals, stop)
             try:
-                await work()
-            except Exception as exc:  # raised below: the nursery would wrap it
-                error = exc
+                outcome = await work()
+            except Exception as error:  # raised below: the nursery would wrap it
+                outcome = error
             nursery.cancel_scope.cancel()
 
     trio.run(watched)
     if code is not None:
         raise KeyboardInterrupt if code is ExitCode.INTERRUPTED else Terminated
-    if error is not None:
-        raise error
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome

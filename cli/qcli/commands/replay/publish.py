@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
 from ...broker.topic_log import report_gap
 from ...framework.errors import ExitCode
 from ..shared.rate_limiter import RateLimiter
+from .options import ReplayOptions
 
 BATCH_MESSAGES = 1000
 _NS_PER_S = 1_000_000_000
@@ -87,44 +87,36 @@ class OriginalPace:
 
 
 class TopicReplay:
-    """Publishes what a reader reads.
+    """Publishes what a reader of a topic reads.
 
     Args:
-        source: Its topic.
+        options: The command line.
         reader: Open.
         producer: Connected; None: nothing is published, only counted.
-        topic: Where to.
-        count: Publish no more than so many; None: all.
-        pattern: Publish only bodies in which it is found; None: all.
-        limiter, original_pace: Hold messages back; None: as fast as the broker takes them.
 
     Attributes:
         result: Up to date at any time.
     """
 
-    def __init__(
-        self,
-        source: str,
-        reader: TopicReader,
-        producer: Producer | None,
-        topic: str,
-        *,
-        count: int | None,
-        pattern: re.Pattern[bytes] | None,
-        limiter: RateLimiter | None,
-        original_pace: OriginalPace | None,
-    ) -> None:
+    def __init__(self, options: ReplayOptions, reader: TopicReader, producer: Producer | None) -> None:
+        assert options.source is not None
+        assert options.topic is not None
         end = reader.position if reader.end_sequence is None else reader.end_sequence
         self.result = TopicReplayResult(reader.position, reader.position, end)
-        self._source = source
+        self._source = options.source
+        self._topic = options.topic
+        self._count = options.count
+        self._pattern = options.pattern
         self._reader = reader
         self._producer = producer
-        self._topic = topic
-        self._count = count
-        self._pattern = pattern
-        self._limiter = limiter
-        self._original_pace = original_pace
-        self._batch_messages = min(BATCH_MESSAGES, limiter.max_messages) if limiter else BATCH_MESSAGES
+        self._limiter: RateLimiter | None = None
+        self._original_pace: OriginalPace | None = None
+        self._batch_messages = BATCH_MESSAGES
+        if options.rate and not options.dry_run:
+            self._limiter = RateLimiter(options.rate, trio.current_time())
+            self._batch_messages = min(BATCH_MESSAGES, self._limiter.max_messages)
+        elif options.speed and not options.dry_run:
+            self._original_pace = OriginalPace(options.speed)
         self._pause = trio.CancelScope()
         # What is to be published next.
         self._bodies: list[bytes] = []

@@ -29,9 +29,8 @@ from ...framework.output import (
 )
 from ...framework.params import without_scheme
 from ...framework.signals import watch_signals
-from ..shared.rate_limiter import RateLimiter
 from .options import ReplayOptions
-from .publish import OriginalPace, TopicReplay, TopicReplayResult
+from .publish import TopicReplay, TopicReplayResult
 
 _MAX_BYTES = 2**30
 """Whether a message is too long is for the broker to say, whose limit we do not know."""
@@ -52,7 +51,6 @@ def replay_topic(options: ReplayOptions) -> ExitCode:
 
 async def _replay(options: ReplayOptions) -> TopicReplayResult:
     assert options.source is not None
-    assert options.topic is not None
     silence_library()
     connecting = ConnectOptions.of_command()
     try:
@@ -81,20 +79,7 @@ async def _replay(options: ReplayOptions) -> TopicReplayResult:
                 ):
                     show_library_warnings()
                     report_start(options.source, reader, options.first)
-                    replay = TopicReplay(
-                        options.source,
-                        reader,
-                        producer,
-                        options.topic,
-                        count=options.count,
-                        pattern=options.pattern,
-                        limiter=RateLimiter(options.rate, trio.current_time())
-                        if options.rate and not options.dry_run
-                        else None,
-                        original_pace=OriginalPace(options.speed)
-                        if options.speed and not options.dry_run
-                        else None,
-                    )
+                    replay = TopicReplay(options, reader, producer)
                     await nursery.start(watch_signals, replay.stop)
                     if not options.quiet and stderr_is_live_terminal():
                         from ...terminal.progress import show_progress

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 
 import trio
 
 from trio_nsq.client import ConnectionFailed, Consumer, MessageBatch
-from trio_nsq.lookup.query import LookupFailed, ProducerAddress, lookup_topic
 from trio_nsq.protocol.address import format_address
 from trio_nsq.protocol.names import is_ephemeral
 
 from ...broker.address_options import HTTP_OPTION
 from ...broker.admin_client import AdminClient
 from ...broker.connection_options import ConnectOptions
+from ...broker.discovery import ask_lookupds
 from ...broker.failures import connection_failure, lookupd_unreachable
 from ...framework.errors import ExitCode, Failure, leaf_exceptions
 from ...framework.output import body_field, print_diagnostic, show_library_warnings, silence_library
@@ -95,13 +94,7 @@ async def tail_channels(options: TailOptions) -> ExitCode:
             rdy_redistribute_interval_s=REDISTRIBUTE_S,
             **connecting,
         )
-        consumer.without_private_channels = SharedChannel(
-            each.topic,
-            channel,
-            http_addresses=list(options.nsqd_http_addresses),
-            lookupd_addresses=options.lookupd_addresses,
-            take_backlog=options.take_backlog,
-        ).check
+        consumer.without_private_channels = SharedChannel(options, each.topic, channel).check
         consumers.append((each.topic, consumer))
     printer = ConsumerPrinter(options)
     try:
@@ -120,9 +113,6 @@ async def tail_channels(options: TailOptions) -> ExitCode:
     return printer.stopped or ExitCode.OK
 
 
-LOOKUP_TIMEOUT_S = 5.0
-
-
 class SharedChannel:
     """Decides whether an ordinary ephemeral channel may stand in for a private one.
 
@@ -130,20 +120,10 @@ class SharedChannel:
     Other ephemeral channels may go at any time, so only a durable one protects what waits.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        channel: str,
-        *,
-        http_addresses: Sequence[str],
-        lookupd_addresses: Sequence[str],
-        take_backlog: bool,
-    ) -> None:
+    def __init__(self, options: TailOptions, topic: str, channel: str) -> None:
+        self._options = options
         self._topic = topic
         self._channel = channel
-        self._http_addresses = http_addresses
-        self._lookupd_addresses = lookupd_addresses
-        self._take_backlog = take_backlog
         self._connecting = ConnectOptions.of_command()
         self._warned: set[str] = set()
 
@@ -152,20 +132,22 @@ class SharedChannel:
 
         Raises Failure: it would take what waits for the topic's first channel, or that cannot be known.
         """
-        if not self._take_backlog:
+        if not self._options.take_backlog:
             channels = await self._channels(address)
             if channels is None:
-                raise self._refusal(
+                raise Failure(
                     f"The broker at {address} has no private channels, and no HTTP address of it is known that tells "
                     f"whether {self._topic} has a channel: if it has none, this command would take all messages that "
-                    f"wait there. Name that address with {HTTP_OPTION}, or allow it with {TAKE_BACKLOG}."
+                    f"wait there. Name that address with {HTTP_OPTION}, or allow it with {TAKE_BACKLOG}.",
+                    ExitCode.USAGE,
                 )
             if all(map(is_ephemeral, channels)):
-                raise self._refusal(
+                raise Failure(
                     f"Topic {self._topic} has no durable channel on {address}, which has no private channels: this "
                     "command's would be the only one, or may become it, and would take along all messages that wait "
                     f"there. Create a durable one first, with 'qcli channel create {self._topic}/CHANNEL', or allow "
-                    f"it with {TAKE_BACKLOG}."
+                    f"it with {TAKE_BACKLOG}.",
+                    ExitCode.USAGE,
                 )
         if address not in self._warned:
             self._warned.add(address)
@@ -174,12 +156,9 @@ class SharedChannel:
                 "which gets a copy of every message until this command ends."
             )
 
-    def _refusal(self, text: str) -> Failure:
-        return Failure(text, ExitCode.USAGE)
-
     async def _channels(self, address: str) -> set[str] | None:
         """The names of the topic's channels there, as far as it has the topic; None if nobody could tell."""
-        for candidate in [*self._http_addresses, *await self._named_by_lookupds(address)]:
+        for candidate in [*self._options.nsqd_http_addresses, *await self._named_by_lookupds(address)]:
             try:
                 return await trio.to_thread.run_sync(self._ask, candidate, address)
             except Failure:
@@ -195,12 +174,8 @@ class SharedChannel:
         return {channel["channel_name"] for topic in topics for channel in topic["channels"] or []}
 
     async def _named_by_lookupds(self, address: str) -> list[str]:
-        found: list[ProducerAddress] = []
-        for lookupd in self._lookupd_addresses:
-            try:
-                found += await lookup_topic(lookupd, self._topic, timeout_s=LOOKUP_TIMEOUT_S)
-            except LookupFailed:
-                continue  # the consumer has said so
+        # What the discovery services that do not answer might have said, the consumer has reported.
+        found, _ = await ask_lookupds(self._options.lookupd_addresses, self._topic)
         return [
             format_address(broker.broadcast_address, broker.http_port)
             for broker in found

@@ -6,12 +6,10 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import NoReturn
 
-import trio
-
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
-from trio_nsq.lookup.query import LookupFailed, lookup_topic
 from trio_nsq.protocol.address import format_address
 from trio_nsq.spark.broker_log import LogReplaced
 from trio_nsq.spark.export.job import ExportJob
@@ -21,6 +19,7 @@ from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.wording import count_of
 
 from ...broker.address_options import TCP_OPTION
+from ...broker.discovery import ask_lookupds
 from ...broker.failures import lookupd_unreachable, read_failure
 from ...broker.topic_log import report_gap
 from ...framework.errors import ExitCode, Failure, Terminated
@@ -208,46 +207,24 @@ def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) ->
     return text
 
 
-LOOKUPD_TIMEOUT_S = 5.0
-
-
 def find_brokers(options: ToParquetOptions) -> Sequence[str]:
-    """The brokers' addresses. Raises Failure: no discovery service names any."""
-    if not options.lookupd_addresses:
+    """The brokers' addresses. Raises Failure: no discovery service names any, or none answers."""
+    lookupds = options.lookupd_addresses
+    if not lookupds:
         return options.broker_addresses
-    return _ask_lookupds(options.lookupd_addresses, options.topic, over_tcp=options.consume)
-
-
-def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> list[str]:
-    """The HTTP or TCP addresses of all brokers that have a topic.
-
-    Raises:
-        Failure: There is none, or no service answers.
-    """
-    found: dict[str, None] = {}
-    failures: list[LookupFailed] = []
-
-    async def ask(address: str) -> None:
-        try:
-            for broker in await lookup_topic(address, topic, timeout_s=LOOKUPD_TIMEOUT_S):
-                port = broker.tcp_port if over_tcp else broker.http_port
-                found[format_address(broker.broadcast_address, port)] = None
-        except LookupFailed as failure:
-            failures.append(failure)
-
-    async def ask_all() -> None:
-        async with trio.open_nursery() as nursery:
-            for address in addresses:
-                nursery.start_soon(ask, address)
-
-    run_until_signal(ask_all)
-    if len(failures) == len(addresses):
+    brokers, failures = run_until_signal(partial(ask_lookupds, lookupds, options.topic))
+    if len(failures) == len(lookupds):
         raise lookupd_unreachable(failures[0].address, failures[0].reason)
     for failure in failures:
         print_diagnostic(f"Warning: {failure}; brokers that only it knows are left out.")
-    if not found:
-        raise Failure(f"No broker that the discovery services name has topic {topic}.")
-    return sorted(found)
+    if not brokers:
+        raise Failure(f"No broker that the discovery services name has topic {options.topic}.")
+    return sorted(
+        {
+            format_address(each.broadcast_address, each.tcp_port if options.consume else each.http_port)
+            for each in brokers
+        }
+    )
 
 
 def when_refused(error: RequestRefused) -> Failure:
