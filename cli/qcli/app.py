@@ -89,11 +89,13 @@ def _run(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
     except click.exceptions.Exit as end:
         return end.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        return ExitCode.INTERRUPTED
-    except Terminated:
-        return ExitCode.TERMINATED
-    except Exception as error:
+    except BaseException as error:
+        # trio wraps whatever comes out of tasks.
+        for leaf in leaf_exceptions(error):
+            if isinstance(leaf, KeyboardInterrupt | click.Abort):
+                return ExitCode.INTERRUPTED
+            if isinstance(leaf, Terminated):
+                return ExitCode.TERMINATED
         outcome = translate(error)
         if outcome is None:
             raise
@@ -104,14 +106,6 @@ def _run(arguments: Sequence[str]) -> int:
         else:
             outcome.show()
         return outcome.exit_code
-    except BaseExceptionGroup as group:
-        # trio wraps whatever comes out of tasks.
-        found = leaf_exceptions(group)
-        if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
-            return ExitCode.INTERRUPTED
-        if any(isinstance(leaf, Terminated) for leaf in found):
-            return ExitCode.TERMINATED
-        raise
     return int(result or ExitCode.OK)
 
 

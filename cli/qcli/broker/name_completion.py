@@ -43,30 +43,26 @@ def complete_topic_with(
 def complete_source(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Topics that begin so, and the channels of one once it is clear which topic is meant."""
     topics = _ask(ctx)
-    if "/" not in incomplete:
-        found = [name for name in topics if name.startswith(incomplete)]
-        if len(found) != 1:
-            return [CompletionItem(name) for name in found]
-        incomplete = found[0]
-        return [CompletionItem(name) for name in (incomplete, *_channels(topics, incomplete + "/"))]
-    return [CompletionItem(name) for name in _channels(topics, incomplete)]
+    found = [name for name in topics if name.startswith(incomplete)]
+    channels = _channels(topics, f"{found[0]}/" if len(found) == 1 else incomplete)
+    return [CompletionItem(name) for name in (*found, *channels)]
 
 
 def complete_channel(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Channels of the topic that is meant; before that is clear, topics with the slash."""
     topics = _ask(ctx)
-    if "/" not in incomplete:
-        found = [name for name in topics if name.startswith(incomplete)]
-        if len(found) != 1:
-            # "unfinished": no blank after it, for the channel is still to come
-            return [CompletionItem(f"{name}/", type="unfinished") for name in found]
-        incomplete = found[0] + "/"
-    return [CompletionItem(name) for name in _channels(topics, incomplete)]
+    found = [name for name in topics if name.startswith(incomplete)]
+    if len(found) > 1:
+        # "unfinished": no blank after it, for the channel is still to come
+        return [CompletionItem(f"{name}/", type="unfinished") for name in found]
+    return [CompletionItem(name) for name in _channels(topics, f"{found[0]}/" if found else incomplete)]
 
 
 def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
-    topic, _, begin = incomplete.partition("/")
-    return [f"{topic}/{channel}" for channel in topics.get(topic, []) if channel.startswith(begin)]
+    """The channels, with their topic, that begin so; none before the slash."""
+    topic, slash, begin = incomplete.partition("/")
+    names = topics.get(topic, []) if slash else []
+    return [f"{topic}/{channel}" for channel in names if channel.startswith(begin)]
 
 
 def _ask(ctx: click.Context) -> dict[str, list[str]]:

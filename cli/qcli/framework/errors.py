@@ -20,31 +20,23 @@ class ExitCode(IntEnum):
     process that a signal ended.
     """
 
-    OK = 0
-    FAILURE = 1
-    USAGE = 2
-    UNREACHABLE = 3
-    PARTIAL = 4
-    DAMAGED = 5
-    INTERRUPTED = 130
-    TERMINATED = 143
+    OK = 0, "All was done. Also when the reader of standard output went away early."
+    FAILURE = 1, "It could not be done; the reason is on standard error."
+    USAGE = 2, "The command line is wrong."
+    UNREACHABLE = 3, "No broker answers at the address, or what answers is none."
+    PARTIAL = 4, "Part of it was done, then it failed; what was done is on standard error."
+    DAMAGED = 5, "Something on disk is damaged; what it is was said."
+    INTERRUPTED = 130, "Interrupted (SIGINT)."
+    TERMINATED = 143, "Terminated (SIGTERM)."
 
-    @property
-    def meaning(self) -> str:
-        """What it says unless a command says it more exactly."""
-        return _MEANINGS[self]
+    meaning: str
+    """What it says unless a command says it more exactly."""
 
-
-_MEANINGS = {
-    ExitCode.OK: "All was done. Also when the reader of standard output went away early.",
-    ExitCode.FAILURE: "It could not be done; the reason is on standard error.",
-    ExitCode.USAGE: "The command line is wrong.",
-    ExitCode.UNREACHABLE: "No broker answers at the address, or what answers is none.",
-    ExitCode.PARTIAL: "Part of it was done, then it failed; what was done is on standard error.",
-    ExitCode.DAMAGED: "Something on disk is damaged; what it is was said.",
-    ExitCode.INTERRUPTED: "Interrupted (SIGINT).",
-    ExitCode.TERMINATED: "Terminated (SIGTERM).",
-}
+    def __new__(cls, value: int, meaning: str) -> ExitCode:
+        code = int.__new__(cls, value)
+        code._value_ = value
+        code.meaning = meaning
+        return code
 
 
 class Failure(Exception):

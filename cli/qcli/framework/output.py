@@ -12,6 +12,7 @@ import select
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO
 
 from trio_nsq.wording import printable
 
@@ -82,19 +83,14 @@ def write(text: str) -> None:
         raise Failure(f"Cannot write to standard output: {os.strerror(error.errno or 0)}.") from error
 
 
-def stdout_is_live_terminal() -> bool:
-    """Whether standard output is a screen that can be redrawn."""
-    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "", None)
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person is at this stream; None is one that is closed."""
+    return stream is not None and stream.isatty()
 
 
-def stderr_is_live_terminal() -> bool:
-    """Whether standard error is a screen on which a line can be redrawn."""
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "", None)
-
-
-def stderr_is_terminal() -> bool:
-    """Whether standard error is read by a person."""
-    return sys.stderr is not None and sys.stderr.isatty()
+def is_live_terminal(stream: TextIO | None) -> bool:
+    """Whether this stream is a screen on which a line can be redrawn."""
+    return is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "", None)
 
 
 def no_color() -> bool:

@@ -7,7 +7,7 @@ import sys
 import click
 
 from ..framework.errors import Failure
-from ..framework.output import print_diagnostic
+from ..framework.output import is_terminal, print_diagnostic
 
 
 def confirm(question: str, what_it_does: str) -> None:
@@ -18,7 +18,7 @@ def confirm(question: str, what_it_does: str) -> None:
         click.Abort: Interrupted.
         Failure: The user did not agree; the end of the input, Ctrl-D, is a no.
     """
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         raise click.UsageError(f"{what_it_does} and standard input is no terminal to ask on: say --yes.")
     try:
         agreed = click.confirm(question, err=True)

@@ -5,13 +5,14 @@ rich is imported by the functions that need it, as most runs show nothing.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from ..framework.output import no_color, rate, size, stderr_is_live_terminal
+from ..framework.output import is_live_terminal, no_color, rate, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
@@ -30,7 +31,7 @@ def byte_progress(total_bytes: int, what: str) -> Iterator[Callable[[int], None]
     Yields:
         A function that adds bytes to those that are done; None if no bar is shown.
     """
-    if total_bytes < WORTH_SHOWING_BYTES or not stderr_is_live_terminal():
+    if total_bytes < WORTH_SHOWING_BYTES or not is_live_terminal(sys.stderr):
         yield None
         return
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -67,7 +68,7 @@ def message_progress(total: int | None, quiet: bool) -> Iterator[Advance]:
     Yields:
         A function that adds messages and bytes to those that are done.
     """
-    if quiet or not stderr_is_live_terminal():
+    if quiet or not is_live_terminal(sys.stderr):
         yield lambda _messages, _size: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -127,24 +128,12 @@ class RecentRate:
         return (count - before) / (now_s - since_s) if now_s - since_s >= SHORTEST_S else None
 
 
-class Published(Protocol):
-    """What was published so far."""
-
-    @property
-    def acknowledged(self) -> int:
-        """Messages that the broker has acknowledged."""
-        ...
-
-    @property
-    def acknowledged_bytes(self) -> int:
-        """Bytes of their bodies."""
-        ...
-
-
-async def show_progress(outcome: Published, share: Callable[[], float] | None = None) -> None:
+async def show_progress(progress: Callable[[], tuple[int, int, float | None]]) -> None:
     """Keep a line on standard error up to date until cancelled; then remove it.
 
-    `share` returns how much of all is done, 0 to 1; None: that is not known.
+    Args:
+        progress: Returns how many messages, and bytes of bodies, brokers have acknowledged so far, and how much of all
+            that is, 0 to 1; None: that is not known.
     """
     import trio
     from rich.console import Console
@@ -160,12 +149,13 @@ async def show_progress(outcome: Published, share: Callable[[], float] | None = 
         while True:
             await trio.sleep(REFRESH_S)
             now_s = trio.current_time()
-            per_second = recent.after(now_s, outcome.acknowledged)
+            messages, body_bytes, share = progress()
+            per_second = recent.after(now_s, messages)
             live.update(
                 Text.assemble(
-                    "" if share is None else f"{share():.0%}, ",
-                    (f"{outcome.acknowledged:,}", bold),
-                    f" messages, {size(outcome.acknowledged_bytes)}, ",
+                    "" if share is None else f"{share:.0%}, ",
+                    (f"{messages:,}", bold),
+                    f" messages, {size(body_bytes)}, ",
                     ("" if per_second is None else rate(per_second), bold),
                     "" if per_second is None else " messages/s, ",
                     f"{now_s - begun_s:.0f} s",

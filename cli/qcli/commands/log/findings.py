@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...framework.output import stdout_is_live_terminal, styled
+from ...framework.output import is_live_terminal, styled
 
 if TYPE_CHECKING:
     from trio_nsq.log.inspection.findings import Finding
@@ -30,7 +31,7 @@ def finding_record(finding: Finding) -> dict[str, Any]:
 
 def finding_lines(findings: Sequence[Finding]) -> str:
     """Findings below a table on standard output, a line each; nothing if there are none."""
-    coloured = stdout_is_live_terminal()
+    coloured = is_live_terminal(sys.stdout)
     width = max(map(len, _STYLES))
     lines = [
         f"\n{styled(_STYLES[finding.kind] if coloured else '', finding.kind.ljust(width))}  {describe(finding)}"

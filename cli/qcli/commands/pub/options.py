@@ -17,7 +17,7 @@ from trio_nsq.wording import count_of
 from ...broker.address_options import HTTP_OPTION, HTTP_VARIABLE, TCP_OPTION, TCP_VARIABLE, check_tcp_address
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import delimiter_of
-from ...framework.output import stderr_is_live_terminal
+from ...framework.output import is_live_terminal, is_terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class PubOptions:
     @property
     def shows_progress(self) -> bool:
         """Whether a line on the terminal is kept up to date; it would get in the way of typing."""
-        typing = "-" in self.inputs and sys.stdin is not None and sys.stdin.isatty()
-        return not self.quiet and stderr_is_live_terminal() and not typing
+        typing = "-" in self.inputs and is_terminal(sys.stdin)
+        return not self.quiet and is_live_terminal(sys.stderr) and not typing
 
     def check(self) -> None:
         """Raises UsageError if options exclude each other, Failure if a file cannot be read."""

@@ -15,7 +15,7 @@ from trio_nsq.wording import count_of
 from ...broker.connection_options import ConnectOptions
 from ...broker.failures import connection_failure
 from ...framework.errors import ExitCode, Failure
-from ...framework.output import print_diagnostic, silence_library, size
+from ...framework.output import is_terminal, print_diagnostic, silence_library, size
 from ...framework.output import rate as per_second
 from ...framework.params import duration_text
 from ...framework.signals import watch_signals
@@ -59,7 +59,10 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult
             if options.shows_progress:
                 from ...terminal.progress import show_progress
 
-                nursery.start_soon(show_progress, pipeline.result)
+                result = pipeline.result
+                nursery.start_soon(
+                    show_progress, lambda: (result.acknowledged, result.acknowledged_bytes, None)
+                )
             await pipeline.run(options.inputs, RATED_READ_BYTES if options.rate else READ_BYTES)
             for broker in pipeline.result.brokers:
                 if broker.failure is None:
@@ -135,7 +138,7 @@ def _fates(result: PublishResult) -> str:
 
 def _stands_after_echo(options: PubOptions) -> bool:
     """Whether the terminal has written ^C into the line that comes next. The line of progress took it along."""
-    return sys.stderr is not None and sys.stderr.isatty() and not options.shows_progress
+    return is_terminal(sys.stderr) and not options.shows_progress
 
 
 def _is_gone(broker: BrokerResult) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,13 +19,13 @@ from ...broker.failures import connection_failure
 from ...broker.topic_log import reading_errors, report_start
 from ...framework.errors import ExitCode, Failure
 from ...framework.output import (
+    is_live_terminal,
     json_lines,
     print_diagnostic,
     rate,
     show_library_warnings,
     silence_library,
     size,
-    stderr_is_live_terminal,
     write,
 )
 from ...framework.params import without_scheme
@@ -81,10 +82,14 @@ async def _replay(options: ReplayOptions) -> TopicReplayResult:
                     report_start(options.source, reader, options.first)
                     replay = TopicReplay(options, reader, producer)
                     await nursery.start(watch_signals, replay.stop)
-                    if not options.quiet and stderr_is_live_terminal():
+                    if not options.quiet and is_live_terminal(sys.stderr):
                         from ...terminal.progress import show_progress
 
-                        nursery.start_soon(show_progress, replay.result, lambda: replay.result.share)
+                        result = replay.result
+                        nursery.start_soon(
+                            show_progress,
+                            lambda: (result.acknowledged, result.acknowledged_bytes, result.share),
+                        )
                     await replay.run()
                     nursery.cancel_scope.cancel()
     except ConnectionFailed as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trio_nsq.wording import printable
 
-from ...framework.output import body_field
+from ...framework.output import body_field, is_terminal
 
 if TYPE_CHECKING:
     from trio_nsq.log import RecordBatch
@@ -29,7 +29,7 @@ def body_of(message: Mapping[str, Any]) -> bytes:
 def available_width(rows: Sequence[Sequence[str]]) -> int:
     """How many characters of a body fit beside these columns, headings included."""
     taken = sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True))
-    width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0
+    width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 0
     return max(_LEAST_SHOWN, width - taken if width else _SHOWN)
 
 

@@ -15,9 +15,10 @@ from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
 from ...framework.output import (
     delimited,
+    is_live_terminal,
+    is_terminal,
     json_lines,
     plain_table,
-    stdout_is_live_terminal,
     table_value,
     write,
 )
@@ -111,7 +112,7 @@ def command(
     if once and count is not None:
         raise click.UsageError("--once and --count exclude each other.")
     reports = Reports([AdminClient(address) for address in nsqd_http_addresses], wanted)
-    if form == "table" and count is None and not once and stdout_is_live_terminal():
+    if form == "table" and count is None and not once and is_live_terminal(sys.stdout):
         from .live import show_live
 
         show_live(reports, interval)
@@ -132,7 +133,7 @@ def _print_reports(reports: Reports, form: str, count: int, interval_ms: int) ->
 
 def _print_report(rows: list[Row], form: str, *, first: bool) -> None:
     if form == "table":
-        width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+        width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
         text = plain_table(table(rows, width), NAME_COLUMNS) + "".join(
             f"{line}\n" for line in unavailable_lines(rows)
         )

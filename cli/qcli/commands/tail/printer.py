@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Generic, TypeVar
@@ -10,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from ...framework.errors import ExitCode, OutputClosed
-from ...framework.output import RawOutput, print_diagnostic, show_library_warnings, stderr_is_terminal
+from ...framework.output import RawOutput, is_terminal, print_diagnostic, show_library_warnings
 from .options import TailOptions
 
 LAST_WRITE_S = 0.5
@@ -62,7 +63,7 @@ class Printer(Generic[Source]):
                 for _, source in sources:
                     await stack.enter_async_context(source)
                 show_library_warnings()
-                if welcome is not None and stderr_is_terminal():
+                if welcome is not None and is_terminal(sys.stderr):
                     print_diagnostic(welcome)
                 self._scope.deadline = trio.current_time() + self._idle_timeout_s
                 async with trio.open_nursery() as nursery:
