@@ -1,7 +1,5 @@
 """The root command, and how a command line runs: errors, signals and closed pipes become exit codes here."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

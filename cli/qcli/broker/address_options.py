@@ -1,7 +1,5 @@
 """Options for the addresses of brokers and discovery services."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

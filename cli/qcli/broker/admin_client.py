@@ -1,7 +1,5 @@
 """The HTTP interface of a broker, for commands: `trio_nsq`'s blocking client, with its errors as failures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Asks discovery services which brokers have a topic."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import trio

@@ -1,7 +1,5 @@
 """Completion of the topics and channels that a running broker has."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Requests of one broker, with JSON answers, or of each of several brokers, whose answers are merged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """`qcli channel`: create, delete, empty, pause, unpause, seek and list channels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

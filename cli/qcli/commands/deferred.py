@@ -1,7 +1,5 @@
 """`qcli deferred`: lists and cancels the deferred messages of a channel."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`qcli peek`: prints messages without consuming them."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Sequence

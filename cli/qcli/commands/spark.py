@@ -1,7 +1,5 @@
 """`qcli spark`: prepares for spark-submit."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

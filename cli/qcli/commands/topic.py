@@ -1,7 +1,5 @@
 """`qcli topic`: create, delete, empty, pause, unpause and list topics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

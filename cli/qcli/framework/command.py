@@ -4,8 +4,6 @@ Help pages and manual pages are two walks over the same objects, so nothing is s
 command's function is its description: paragraphs, the first of which is one sentence.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import textwrap

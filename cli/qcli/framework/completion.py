@@ -6,8 +6,6 @@ line. bash does not know them, its words end at `=` and `:` too: it sends the li
 those signs in `QCLI_WORDBREAKS`.
 """
 
-from __future__ import annotations
-
 import os
 
 import click

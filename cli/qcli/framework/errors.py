@@ -3,8 +3,6 @@
 The `--help` and the manual page of each command list the codes it can give, from here.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator
@@ -32,7 +30,7 @@ class ExitCode(IntEnum):
     meaning: str
     """What it says unless a command says it more exactly."""
 
-    def __new__(cls, value: int, meaning: str) -> ExitCode:
+    def __new__(cls, value: int, meaning: str) -> "ExitCode":
         code = int.__new__(cls, value)
         code._value_ = value
         code.meaning = meaning

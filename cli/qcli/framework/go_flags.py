@@ -1,7 +1,5 @@
 """Commands that take their options as Go's flag package does."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

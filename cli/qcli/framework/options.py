@@ -1,7 +1,5 @@
 """Options of commands: under headings, with several values, and all values of a command as one object."""
 
-from __future__ import annotations
-
 import functools
 import platform
 from collections.abc import Callable, Sequence

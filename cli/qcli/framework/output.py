@@ -1,7 +1,5 @@
 """Writes data to standard output and diagnostics to standard error, and knows about terminals and pipes."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

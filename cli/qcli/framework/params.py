@@ -4,8 +4,6 @@ Each is a function from text to value, or a class where the shell can offer valu
 refuses is a usage error.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Positions in a log: a sequence, a time, or how long ago, for files and for a broker, and their options."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Sequence

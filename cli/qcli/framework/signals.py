@@ -1,7 +1,5 @@
 """SIGINT and SIGTERM in the commands that run on trio."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Awaitable, Callable

@@ -4,8 +4,6 @@ Nothing here asks click to lay text out, so the files depend neither on the widt
 environment nor on the version of click. A test fails when they are not what the commands say.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .manpages import man_pages

@@ -1,7 +1,5 @@
 """`python -m qcli.generate`: write `completions/` and `man/`; `--check`: only say whether they are current."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

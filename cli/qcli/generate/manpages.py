@@ -1,7 +1,5 @@
 """Manual pages: one per command of `qcli`, with the subcommands of a group on the page of the group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import click

@@ -7,8 +7,6 @@ Each line of an answer is kind, value and help, separated by tabs:
     file, dir    what the shell itself would offer
 """
 
-from __future__ import annotations
-
 _NOTICE = "# Written by 'python -m qcli.generate'; do not edit."
 
 _BASH = r"""

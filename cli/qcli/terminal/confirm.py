@@ -1,7 +1,5 @@
 """Asks the user before messages are deleted."""
 
-from __future__ import annotations
-
 import sys
 
 import click

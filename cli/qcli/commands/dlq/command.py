@@ -1,7 +1,5 @@
 """`qcli dlq`: lists, shows, requeues and drops dead letters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

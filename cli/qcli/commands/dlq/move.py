@@ -1,7 +1,5 @@
 """`qcli dlq requeue` and `qcli dlq drop`: take dead letters away."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

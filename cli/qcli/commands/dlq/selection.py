@@ -1,7 +1,5 @@
 """Which dead letters a command is about: its options, and their requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """`qcli log`: what can be done with data folders while no broker runs."""
 
-from __future__ import annotations
-
 import click
 
 from ...framework.command import DocumentedGroup, Example

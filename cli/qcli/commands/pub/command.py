@@ -1,7 +1,5 @@
 """`qcli pub`: publishes standard input, or files, to a topic."""
 
-from __future__ import annotations
-
 import click
 
 from trio_nsq.protocol import Limits

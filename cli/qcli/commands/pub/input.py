@@ -1,7 +1,5 @@
 """Reads input without blocking the event loop, and splits it into messages: one call for each chunk."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

@@ -1,7 +1,5 @@
 """The command line of `qcli pub` as one object, and the checks of what goes together."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -9,8 +9,6 @@ While a broker is away, or cannot store anything, the batches that were on their
 oldest is tried again until it is acknowledged; then the others follow.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Connects to the brokers, publishes, and reports how it ended."""
 
-from __future__ import annotations
-
 import re
 import sys
 from contextlib import AsyncExitStack

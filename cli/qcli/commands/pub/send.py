@@ -1,7 +1,5 @@
 """How `pub` hands a batch to the broker: over TCP, or numbered over HTTP, so that none is published twice."""
 
-from __future__ import annotations
-
 import http.client
 from typing import Protocol
 from uuid import uuid4

@@ -1,7 +1,5 @@
 """`qcli replay`: publishes the messages of a topic's log, or of Parquet files, to another topic."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

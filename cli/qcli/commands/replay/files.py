@@ -1,7 +1,5 @@
 """`replay` of Parquet files: the job, the choice of an engine, progress and the report."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 import tempfile

@@ -1,7 +1,5 @@
 """`replay` of a topic: reads, filters, waits until messages are due, publishes, and counts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

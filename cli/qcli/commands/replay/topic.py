@@ -1,7 +1,5 @@
 """`replay` of a topic: connects to both brokers, and reports."""
 
-from __future__ import annotations
-
 import sys
 import time
 from contextlib import AsyncExitStack

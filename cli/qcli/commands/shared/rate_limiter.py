@@ -1,7 +1,5 @@
 """Limits how many messages pass per second."""
 
-from __future__ import annotations
-
 import trio
 
 

@@ -1,7 +1,5 @@
 """`set` and `settings` of `qcli topic` and `qcli channel`: settings that the broker stores for one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """`qcli stat`: backlogs and rates of topics and channels."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

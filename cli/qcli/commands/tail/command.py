@@ -1,7 +1,5 @@
 """`qcli tail`: prints the messages of topics."""
 
-from __future__ import annotations
-
 import click
 
 from ...broker.address_options import http_addresses, lookupd_addresses, tcp_addresses

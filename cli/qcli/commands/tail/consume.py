@@ -3,8 +3,6 @@
 Without a channel, at a broker without private channels, such as nsqd, it first checks that it may consume.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from functools import partial

@@ -1,7 +1,5 @@
 """The command line of `qcli tail` as one object, and the checks of what goes together."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -50,7 +48,7 @@ class TailOptions:
         """End after so long without a message; infinite: never."""
         return self.idle_timeout_ms / 1000 if self.idle_timeout_ms else math.inf
 
-    def resolve(self) -> TailOptions:
+    def resolve(self) -> "TailOptions":
         """Check what goes together; `lookupd_addresses` are then those that are to be asked.
 
         Raises UsageError: the options contradict each other.

@@ -1,7 +1,5 @@
 """Writes messages to standard output until there is a reason to end."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence

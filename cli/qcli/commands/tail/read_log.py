@@ -1,7 +1,5 @@
 """`tail` of topics' logs: reads what was published, and what is published from now on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """One run of `to-parquet`: the brokers, rounds, the choice of an engine, progress, errors and the report."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One run of `to-parquet` of a channel: it receives into a spool, and exports that."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import time

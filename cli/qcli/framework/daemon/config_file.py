@@ -4,8 +4,6 @@ Its values are made into the text that a flag would have, so that both are check
 then puts flags before the environment, and that before the file.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs a server: its log, in nsqd's format, what SIGHUP reloads, the file of its addresses, and its end by signals."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

@@ -1,7 +1,5 @@
 """Settings of a command that runs a server: a flag, an environment variable and a configuration key each."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
