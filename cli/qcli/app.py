@@ -12,7 +12,7 @@ import click
 from .broker.address_options import HTTP_VARIABLE, LOOKUPD_VARIABLE, TCP_VARIABLE
 from .broker.connection_options import VARIABLES
 from .broker.name_completion import TIMEOUT_VARIABLE
-from .framework.command import Example, LazyGroup, contexts_below, did_you_mean
+from .framework.command import LazyGroup, contexts_below, did_you_mean
 from .framework.completion import COMPLETE_VARIABLE, answer_shell
 from .framework.errors import ExitCode, Failure, OutputClosed, Terminated, leaf_exceptions, translate
 from .framework.options import version_option
@@ -43,12 +43,12 @@ _MODULES = {
     "qcli",
     cls=LazyGroup,
     modules=_MODULES,
-    examples=[
-        Example("a broker that keeps its messages in ./data", "qcli serve --data-path ./data"),
-        Example("publish a file, one message per line", "cat access.log | qcli pub clicks"),
-        Example("print messages as they come", "qcli tail clicks/archive"),
-        Example("watch the queues", "qcli stat clicks"),
-    ],
+    examples={
+        "a broker that keeps its messages in ./data": "qcli serve --data-path ./data",
+        "publish a file, one message per line": "cat access.log | qcli pub clicks",
+        "print messages as they come": "qcli tail clicks/archive",
+        "watch the queues": "qcli stat clicks",
+    },
     notes={
         "Environment": "QCLI_NSQD_TCP_ADDRESS and QCLI_NSQD_HTTP_ADDRESS stand for --nsqd-tcp-address and "
         "--nsqd-http-address, of every command that talks to a broker, and QCLI_LOOKUPD_HTTP_ADDRESS for "

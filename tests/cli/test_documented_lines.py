@@ -46,7 +46,7 @@ LINES = [
     for where, lines in [
         *((page.name, documented_lines(page)) for page in PAGES),
         *(
-            (ctx.command_path, (example.line for example in ctx.command.examples))
+            (ctx.command_path, ctx.command.examples.values())
             for ctx in all_contexts()
             if isinstance(ctx.command, DocumentedCommand)
         ),

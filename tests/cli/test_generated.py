@@ -39,9 +39,9 @@ def test_every_command_is_documented(ctx: click.Context) -> None:
     assert command.help
     assert command.help.split("\n\n")[0].endswith(".")
     assert command.examples
-    for example in command.examples:
-        assert "qcli" in example.line
-        assert example.about
+    for about, line in command.examples.items():
+        assert "qcli" in line
+        assert about
     assert {ExitCode.OK, ExitCode.USAGE, ExitCode.INTERRUPTED} <= command.exits.keys()
 
 
@@ -62,8 +62,8 @@ def test_help_has_examples_and_exit_codes(ctx: click.Context) -> None:
     text = ctx.get_help()
     command = ctx.command
     assert isinstance(command, DocumentedCommand)
-    for example in command.examples:
-        assert f"  {example.line}\n" in text
+    for line in command.examples.values():
+        assert f"  {line}\n" in text
     assert "\nExit status:\n  0 " in text
     assert "-h, --help" in text
 

@@ -11,7 +11,7 @@ from ..broker.address_options import broker_http_options
 from ..broker.failures import CANNOT_BE_READ
 from ..broker.name_completion import complete_channel, complete_topic
 from ..broker.requests import broker_suffix, change_each, channels_by_topic, request_json, with_broker
-from ..framework.command import DocumentedGroup, Example
+from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import option, output_format
 from ..framework.output import json_lines, write
@@ -25,7 +25,7 @@ _ACTIONS = [
     Action(
         "create",
         " created",
-        Example("before anything is published", "qcli channel create clicks/archive clicks/alerts"),
+        {"before anything is published": "qcli channel create clicks/archive clicks/alerts"},
         "Create channels.\n\nTheir topics have to exist. A channel that exists already stays as it is. The first "
         "channel of a topic gets what has been published so far, later ones what is published from now on.",
         creates=True,
@@ -33,7 +33,7 @@ _ACTIONS = [
     Action(
         "delete",
         " deleted",
-        Example("without being asked", "qcli channel delete --yes clicks/archive"),
+        {"without being asked": "qcli channel delete --yes clicks/archive"},
         "Delete channels, with the messages they hold.\n\nAsks first on a terminal; elsewhere it needs --yes. "
         "Consumers are disconnected.",
         destroys=True,
@@ -41,7 +41,7 @@ _ACTIONS = [
     Action(
         "empty",
         " emptied",
-        Example("drop a backlog", "qcli channel empty clicks/archive"),
+        {"drop a backlog": "qcli channel empty clicks/archive"},
         "Throw away the messages of channels.\n\nThose in flight and deferred go too. Asks first on a terminal; "
         "elsewhere it needs --yes.",
         destroys=True,
@@ -49,14 +49,14 @@ _ACTIONS = [
     Action(
         "pause",
         " paused",
-        Example("hold deliveries back", "qcli channel pause clicks/archive"),
+        {"hold deliveries back": "qcli channel pause clicks/archive"},
         "Stop delivering the messages of channels to consumers.\n\nMessages go on arriving in the channel. "
         "The pause outlasts a restart of the broker.",
     ),
     Action(
         "unpause",
         " unpaused",
-        Example("deliver again", "qcli channel unpause clicks/archive"),
+        {"deliver again": "qcli channel unpause clicks/archive"},
         "Deliver the messages of channels to consumers again.",
     ),
 ]
@@ -66,12 +66,12 @@ _ACTIONS = [
     "channel",
     cls=DocumentedGroup,
     short_help="Create, delete, empty, pause, move or list channels.",
-    examples=[
-        Example("what there is", "qcli channel list"),
-        Example("a new channel", "qcli channel create clicks/archive"),
-        Example("hold deliveries back, and let them go again", "qcli channel pause clicks/archive"),
-        Example("have the last two hours delivered again", "qcli channel seek clicks/archive --to 2h"),
-    ],
+    examples={
+        "what there is": "qcli channel list",
+        "a new channel": "qcli channel create clicks/archive",
+        "hold deliveries back, and let them go again": "qcli channel pause clicks/archive",
+        "have the last two hours delivered again": "qcli channel seek clicks/archive --to 2h",
+    },
     exits={
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
@@ -89,11 +89,11 @@ for _command in settings_commands("channel"):
 
 @command.command(
     "list",
-    examples=[
-        Example("all there are", "qcli channel list"),
-        Example("those of one topic", "qcli channel list clicks"),
-        Example("those that are paused", "qcli channel list --format json | jq 'select(.paused)'"),
-    ],
+    examples={
+        "all there are": "qcli channel list",
+        "those of one topic": "qcli channel list clicks",
+        "those that are paused": "qcli channel list --format json | jq 'select(.paused)'",
+    },
     exits={
         ExitCode.FAILURE: "There is no such topic, or standard output cannot be written.",
     },
@@ -136,13 +136,13 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
 @command.command(
     "seek",
     short_help="Move a channel back or forward in its topic.",
-    examples=[
-        Example("have the last two hours delivered again", "qcli channel seek clicks/archive --to 2h"),
-        Example("how many messages is that?", "qcli channel seek clicks/archive --to 2h --dry-run"),
-        Example("all that is kept", "qcli channel seek clicks/archive --to earliest"),
-        Example("skip a backlog", "qcli channel seek clicks/archive --to latest --yes"),
-        Example("look first what is there", "qcli peek clicks --from 2h -n 3"),
-    ],
+    examples={
+        "have the last two hours delivered again": "qcli channel seek clicks/archive --to 2h",
+        "how many messages is that?": "qcli channel seek clicks/archive --to 2h --dry-run",
+        "all that is kept": "qcli channel seek clicks/archive --to earliest",
+        "skip a backlog": "qcli channel seek clicks/archive --to latest --yes",
+        "look first what is there": "qcli peek clicks --from 2h -n 3",
+    },
     exits={
         ExitCode.FAILURE: "It was not moved: no such channel, nobody agreed, or the broker refused.",
         ExitCode.PARTIAL: "It was moved on some of the brokers only; standard error says what failed on the others.",

@@ -9,7 +9,7 @@ from ..broker.address_options import broker_http_options
 from ..broker.failures import ChannelNotFound
 from ..broker.name_completion import complete_channel
 from ..broker.requests import broker_suffix, change_each, read_records, request_json
-from ..framework.command import DocumentedGroup, Example
+from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import option, output_format
 from ..framework.output import json_lines, plain_table, print_diagnostic, write
@@ -25,10 +25,10 @@ _AT_ONCE = 500
     "deferred",
     cls=DocumentedGroup,
     short_help="List deferred messages, or cancel some.",
-    examples=[
-        Example("what comes when", "qcli deferred list clicks/archive"),
-        Example("call one off", "qcli deferred cancel clicks/archive 0cb2f1a3c9400001"),
-    ],
+    examples={
+        "what comes when": "qcli deferred list clicks/archive",
+        "call one off": "qcli deferred cancel clicks/archive 0cb2f1a3c9400001",
+    },
     exits={ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning},
 )
 def command() -> None:
@@ -41,10 +41,10 @@ def command() -> None:
 
 @command.command(
     "list",
-    examples=[
-        Example("the next ten", "qcli deferred list clicks/archive -n 10"),
-        Example("when the first is due", "qcli deferred list clicks/archive -n 1 --format json | jq .due_ns"),
-    ],
+    examples={
+        "the next ten": "qcli deferred list clicks/archive -n 10",
+        "when the first is due": "qcli deferred list clicks/archive -n 1 --format json | jq .due_ns",
+    },
     exits={
         ExitCode.FAILURE: "There is no such channel, or standard output cannot be written.",
     },
@@ -100,14 +100,12 @@ def _row(message: dict[str, Any]) -> tuple[str, ...]:
 
 @command.command(
     "cancel",
-    examples=[
-        Example("one", "qcli deferred cancel clicks/archive 0cb2f1a3c9400001"),
-        Example(
-            "all that mention a customer",
-            "qcli deferred list clicks/archive --format json | jq -r 'select(.body | test(\"customer 17\")).id' | "
-            "xargs qcli deferred cancel clicks/archive",
-        ),
-    ],
+    examples={
+        "one": "qcli deferred cancel clicks/archive 0cb2f1a3c9400001",
+        "all that mention a customer": "qcli deferred list clicks/archive --format json | jq -r "
+        "'select(.body | test(\"customer 17\")).id' | "
+        "xargs qcli deferred cancel clicks/archive",
+    },
     exits={
         ExitCode.FAILURE: "None of them is deferred there, or the broker refused.",
         ExitCode.PARTIAL: "Some of them are not deferred there; standard error says which. Or a broker failed.",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..framework.command import Example
 from ..framework.daemon import kinds
 from ..framework.daemon.config_file import CONFIG
 from ..framework.daemon.setting import (
@@ -97,18 +96,13 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
     cls=GoFlagsCommand,
     params=[CONFIG, *SETTINGS],
     short_help="Run a discovery service.",
-    examples=[
-        Example("on this machine only", "qcli lookupd"),
-        Example("a broker that registers with it", "qcli serve --lookupd-tcp-address 127.0.0.1:4160"),
-        Example(
-            "for the whole network, on nsqlookupd's ports",
-            "qcli lookupd --tcp-address 0.0.0.0:4160 --http-address 0.0.0.0:4161",
-        ),
-        Example(
-            "one that remembers topics which no broker has at the time",
-            "qcli lookupd --data-path /var/lib/qcli-lookupd",
-        ),
-    ],
+    examples={
+        "on this machine only": "qcli lookupd",
+        "a broker that registers with it": "qcli serve --lookupd-tcp-address 127.0.0.1:4160",
+        "for the whole network, on nsqlookupd's ports": "qcli lookupd --tcp-address 0.0.0.0:4160 "
+        "--http-address 0.0.0.0:4161",
+        "one that remembers topics which no broker has at the time": "qcli lookupd --data-path /var/lib/qcli-lookupd",
+    },
     exits={
         ExitCode.OK: "It was stopped by SIGINT or SIGTERM, in good order.",
         ExitCode.FAILURE: "It could not start (an address is taken, the folder is in use or cannot be written, the "

@@ -12,7 +12,7 @@ from ..broker.failures import CANNOT_BE_READ
 from ..broker.name_completion import complete_source
 from ..broker.requests import read_each, request_json, with_broker
 from ..broker.topic_log import report_gap
-from ..framework.command import DocumentedCommand, Example
+from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
 from ..framework.output import RawOutput, plain_table, print_diagnostic, write
@@ -29,15 +29,13 @@ STATES = ("requeued", "fresh", "deferred")
     "peek",
     cls=DocumentedCommand,
     short_help="Look at messages without taking them.",
-    examples=[
-        Example("what a channel delivers next", "qcli peek clicks/archive"),
-        Example("what waits for its time", "qcli peek clicks/archive --state deferred"),
-        Example("the newest messages of a topic", "qcli peek clicks"),
-        Example(
-            "the first ones of the last hour, as JSON", "qcli peek clicks --from 1h --format json | jq ."
-        ),
-        Example("one body as it is", "qcli peek clicks --from 1000 -n 1 --format raw > body"),
-    ],
+    examples={
+        "what a channel delivers next": "qcli peek clicks/archive",
+        "what waits for its time": "qcli peek clicks/archive --state deferred",
+        "the newest messages of a topic": "qcli peek clicks",
+        "the first ones of the last hour, as JSON": "qcli peek clicks --from 1h --format json | jq .",
+        "one body as it is": "qcli peek clicks --from 1000 -n 1 --format raw > body",
+    },
     exits={
         ExitCode.OK: "They were shown; also if there were none.",
         ExitCode.FAILURE: "There is no such topic or channel, or standard output cannot be written.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..framework.command import DocumentedGroup, Example
+from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode
 from ..framework.output import print_diagnostic, write
 
@@ -15,7 +15,7 @@ from ..framework.output import print_diagnostic, write
     "spark",
     cls=DocumentedGroup,
     short_help="Prepare for spark-submit.",
-    examples=[Example("write what spark-submit needs", "qcli spark bundle ./submit")],
+    examples={"write what spark-submit needs": "qcli spark bundle ./submit"},
 )
 def command() -> None:
     """Prepare for spark-submit."""
@@ -35,14 +35,12 @@ if __name__ == "__main__":
 @command.command(
     "bundle",
     short_help="Write what spark-submit needs.",
-    examples=[
-        Example("write it", "qcli spark bundle ./submit"),
-        Example(
-            "and use it",
-            "PYTHONPATH=submit/trio_nsq.zip spark-submit --master spark://HOST:7077 --py-files submit/trio_nsq.zip "
-            "submit/qcli_submit.py to-parquet clicks hdfs://HOST/archive  # qcli, on a cluster",
-        ),
-    ],
+    examples={
+        "write it": "qcli spark bundle ./submit",
+        "and use it": "PYTHONPATH=submit/trio_nsq.zip spark-submit --master spark://HOST:7077 --py-files "
+        "submit/trio_nsq.zip "
+        "submit/qcli_submit.py to-parquet clicks hdfs://HOST/archive  # qcli, on a cluster",
+    },
     exits={ExitCode.FAILURE: "The files cannot be written."},
     notes={
         "On the cluster": "Every node needs Python 3.11 or newer, under the same path (PYSPARK_PYTHON), with pyarrow; "

@@ -6,7 +6,7 @@ import click
 
 from ..broker.address_options import broker_http_options
 from ..broker.requests import channels_by_topic
-from ..framework.command import DocumentedGroup, Example
+from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode
 from ..framework.options import output_format
 from ..framework.output import json_lines, plain_table, write
@@ -17,14 +17,14 @@ _ACTIONS = [
     Action(
         "create",
         " created",
-        Example("two topics", "qcli topic create clicks orders"),
+        {"two topics": "qcli topic create clicks orders"},
         "Create topics.\n\nA topic that exists already stays as it is.",
         creates=True,
     ),
     Action(
         "delete",
         " deleted",
-        Example("without being asked", "qcli topic delete --yes clicks"),
+        {"without being asked": "qcli topic delete --yes clicks"},
         "Delete topics, with their channels and all their messages.\n\nAsks first on a terminal; elsewhere it "
         "needs --yes. Consumers are disconnected. A later publish creates the topic anew.",
         destroys=True,
@@ -32,7 +32,7 @@ _ACTIONS = [
     Action(
         "empty",
         ": its own queue emptied; its channels keep their messages",
-        Example("drop what no channel has taken yet", "qcli topic empty clicks"),
+        {"drop what no channel has taken yet": "qcli topic empty clicks"},
         "Throw away the messages that wait in topics for a first channel.\n\nAsks first on a terminal; "
         "elsewhere it needs --yes. What the channels hold stays: see 'qcli channel empty'.",
         destroys=True,
@@ -40,14 +40,14 @@ _ACTIONS = [
     Action(
         "pause",
         " paused",
-        Example("hold the topic's messages back", "qcli topic pause clicks"),
+        {"hold the topic's messages back": "qcli topic pause clicks"},
         "Stop passing the messages of topics on to their channels.\n\nMessages are accepted and kept meanwhile. "
         "The pause outlasts a restart of the broker.",
     ),
     Action(
         "unpause",
         " unpaused",
-        Example("let them flow again", "qcli topic unpause clicks"),
+        {"let them flow again": "qcli topic unpause clicks"},
         "Pass the messages of topics on to their channels again.",
     ),
 ]
@@ -57,11 +57,11 @@ _ACTIONS = [
     "topic",
     cls=DocumentedGroup,
     short_help="Create, delete, empty, pause or list topics.",
-    examples=[
-        Example("what there is", "qcli topic list"),
-        Example("a new topic", "qcli topic create clicks"),
-        Example("away with it, without being asked", "qcli topic delete --yes clicks"),
-    ],
+    examples={
+        "what there is": "qcli topic list",
+        "a new topic": "qcli topic create clicks",
+        "away with it, without being asked": "qcli topic delete --yes clicks",
+    },
     exits={
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
@@ -79,11 +79,11 @@ for _command in settings_commands("topic"):
 
 @command.command(
     "list",
-    examples=[
-        Example("what there is", "qcli topic list"),
-        Example("the names of the topics alone", "qcli topic list | awk '{print $1}'"),
-        Example("the channels of one topic", "qcli channel list clicks"),
-    ],
+    examples={
+        "what there is": "qcli topic list",
+        "the names of the topics alone": "qcli topic list | awk '{print $1}'",
+        "the channels of one topic": "qcli channel list clicks",
+    },
 )
 @broker_http_options
 @output_format(

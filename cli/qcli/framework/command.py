@@ -8,19 +8,12 @@ import difflib
 import importlib
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from .errors import ExitCode
 from .options import CONNECTION_OPTIONS, OTHER_OPTIONS
-
-
-class Example(NamedTuple):
-    """A command line a user may paste, and what it does."""
-
-    about: str
-    line: str
 
 
 def sections(ctx: click.Context, command: click.Command) -> dict[str, list[click.Option]]:
@@ -40,7 +33,7 @@ class DocumentedCommand(click.Command):
     """A command with examples and exit codes in its help.
 
     Args:
-        examples: At least one; a test insists.
+        examples: Command lines that users may paste, by what they do. At least one; a test insists.
         exits: What each exit code means here; those may be left out that all commands share, or
             all that connect to a broker.
         notes: Titled paragraphs about things a user has to know, shown after the options.
@@ -49,7 +42,7 @@ class DocumentedCommand(click.Command):
     def __init__(
         self,
         *args: Any,
-        examples: Sequence[Example] = (),
+        examples: Mapping[str, str] | None = None,
         exits: Mapping[ExitCode, str] | None = None,
         notes: Mapping[str, str] | None = None,
         **kwargs: Any,
@@ -58,7 +51,7 @@ class DocumentedCommand(click.Command):
             "context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 100}
         )
         super().__init__(*args, **kwargs)
-        self.examples = tuple(examples)
+        self.examples = dict(examples or {})
         shared = [ExitCode.OK, ExitCode.FAILURE, ExitCode.USAGE, ExitCode.INTERRUPTED, ExitCode.TERMINATED]
         if any(getattr(param, "section", None) == CONNECTION_OPTIONS for param in self.params):
             shared.append(ExitCode.UNREACHABLE)
@@ -98,7 +91,7 @@ class DocumentedCommand(click.Command):
             indent = " " * formatter.current_indent
             # Written as they are: a wrapped command line cannot be pasted.
             formatter.write(
-                "\n".join(f"{indent}# {each.about}\n{indent}{each.line}\n" for each in self.examples)
+                "\n".join(f"{indent}# {about}\n{indent}{line}\n" for about, line in self.examples.items())
             )
         with formatter.section("Exit status"):
             formatter.write_dl([(str(code.value), text) for code, text in self.exits.items()])

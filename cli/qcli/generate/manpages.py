@@ -1,11 +1,11 @@
 """Manual pages: one per command of `qcli`, with the subcommands of a group on the page of the group."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import click
 
 from ..app import root
-from ..framework.command import DocumentedCommand, Example, sections
+from ..framework.command import DocumentedCommand, sections
 from ..framework.errors import ExitCode
 
 _NOTICE = r""".\" Written by 'python -m qcli.generate'; do not edit."""
@@ -216,10 +216,10 @@ def _shared_options(subcommands: Sequence[tuple[click.Context, DocumentedCommand
     return set.intersection(*identities) if identities else set()
 
 
-def _examples(examples: Sequence[Example]) -> Iterator[str]:
-    for example in examples:
-        yield from (".PP", _text(example.about[0].upper() + example.about[1:] + ":"))
-        yield from (".PP", ".RS 4", ".EX", _text(example.line), ".EE", ".RE")
+def _examples(examples: Mapping[str, str]) -> Iterator[str]:
+    for about, line in examples.items():
+        yield from (".PP", _text(about[0].upper() + about[1:] + ":"))
+        yield from (".PP", ".RS 4", ".EX", _text(line), ".EE", ".RE")
 
 
 def _text(text: str) -> str:

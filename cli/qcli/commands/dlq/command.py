@@ -8,7 +8,7 @@ import click
 from ...broker.address_options import broker_http_options
 from ...broker.failures import NotFound
 from ...broker.requests import read_records, request_json, with_broker
-from ...framework.command import DocumentedGroup, Example
+from ...framework.command import DocumentedGroup
 from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
 from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
@@ -32,12 +32,12 @@ from .selection import (
     "dlq",
     cls=DocumentedGroup,
     short_help="List, show, requeue or drop dead letters.",
-    examples=[
-        Example("what failed where, and how often", "qcli dlq list"),
-        Example("a look at some", "qcli dlq show clicks.dead"),
-        Example("try them again, once the consumer is mended", "qcli dlq requeue clicks.dead"),
-        Example("forget them", "qcli dlq drop clicks.dead --yes"),
-    ],
+    examples={
+        "what failed where, and how often": "qcli dlq list",
+        "a look at some": "qcli dlq show clicks.dead",
+        "try them again, once the consumer is mended": "qcli dlq requeue clicks.dead",
+        "forget them": "qcli dlq drop clicks.dead --yes",
+    },
     exits={ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning},
     notes={"Dead letters": NOTE},
 )
@@ -47,11 +47,11 @@ def command() -> None:
 
 @command.command(
     "list",
-    examples=[
-        Example("all there are", "qcli dlq list"),
-        Example("of one dead-letter topic", "qcli dlq list clicks.dead"),
-        Example("how many", "qcli dlq list clicks.dead --format json | jq -s 'map(.count) | add'"),
-    ],
+    examples={
+        "all there are": "qcli dlq list",
+        "of one dead-letter topic": "qcli dlq list clicks.dead",
+        "how many": "qcli dlq list clicks.dead --format json | jq -s 'map(.count) | add'",
+    },
     exits={
         ExitCode.OK: "They were listed; also if there are none.",
         ExitCode.FAILURE: "There is no such dead-letter topic, or standard output cannot be written.",
@@ -128,15 +128,12 @@ _PAGE = 1000
 
 @command.command(
     "show",
-    examples=[
-        Example("the first ten", "qcli dlq show clicks.dead"),
-        Example(
-            "those of one channel that timed out",
-            "qcli dlq show clicks.dead --origin clicks/archive --reason timed_out",
-        ),
-        Example("one body as it is", "qcli dlq show clicks.dead --id 0cb2f1a3c9400001 --format raw > body"),
-        Example("all of it, for a program", "qcli dlq show clicks.dead -n 0 --format json | jq .origin.id"),
-    ],
+    examples={
+        "the first ten": "qcli dlq show clicks.dead",
+        "those of one channel that timed out": "qcli dlq show clicks.dead --origin clicks/archive --reason timed_out",
+        "one body as it is": "qcli dlq show clicks.dead --id 0cb2f1a3c9400001 --format raw > body",
+        "all of it, for a program": "qcli dlq show clicks.dead -n 0 --format json | jq .origin.id",
+    },
     exits={
         ExitCode.OK: "They were shown; also if there were none.",
         ExitCode.FAILURE: "There is no such dead-letter topic, or standard output cannot be written.",

@@ -6,7 +6,7 @@ import click
 
 from ...broker.address_options import broker_http_options
 from ...broker.requests import broker_suffix, change_each, request_json
-from ...framework.command import DocumentedCommand, Example
+from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option
 from ...framework.output import print_diagnostic
@@ -20,12 +20,12 @@ _DONE = {"requeue": "requeued", "drop": "dropped"}
 @click.command(
     "requeue",
     cls=DocumentedCommand,
-    examples=[
-        Example("all, to where they came from", "qcli dlq requeue clicks.dead"),
-        Example("those of one channel", "qcli dlq requeue clicks.dead --origin clicks/archive"),
-        Example("one, to see whether it goes well now", "qcli dlq requeue clicks.dead -n 1"),
-        Example("to all channels of their topics", "qcli dlq requeue clicks.dead --to-topic"),
-    ],
+    examples={
+        "all, to where they came from": "qcli dlq requeue clicks.dead",
+        "those of one channel": "qcli dlq requeue clicks.dead --origin clicks/archive",
+        "one, to see whether it goes well now": "qcli dlq requeue clicks.dead -n 1",
+        "to all channels of their topics": "qcli dlq requeue clicks.dead --to-topic",
+    },
     exits={
         ExitCode.FAILURE: "None of them was requeued: no such dead-letter topic, their channels are gone, or the "
         "broker refused.",
@@ -62,14 +62,11 @@ def requeue(to_topic: bool, **selected: Any) -> None:
 @click.command(
     "drop",
     cls=DocumentedCommand,
-    examples=[
-        Example("all of a topic", "qcli dlq drop clicks.dead"),
-        Example(
-            "those of one channel, without being asked",
-            "qcli dlq drop clicks.dead --origin clicks/alerts --yes",
-        ),
-        Example("one", "qcli dlq drop clicks.dead --id 0cb2f1a3c9400001 --yes"),
-    ],
+    examples={
+        "all of a topic": "qcli dlq drop clicks.dead",
+        "those of one channel, without being asked": "qcli dlq drop clicks.dead --origin clicks/alerts --yes",
+        "one": "qcli dlq drop clicks.dead --id 0cb2f1a3c9400001 --yes",
+    },
     exits={
         ExitCode.FAILURE: "None of them was dropped: no such dead-letter topic, nobody agreed, or the broker refused.",
         ExitCode.PARTIAL: "Some of them were dropped, then a broker failed; standard error says which.",

@@ -2,7 +2,7 @@
 
 import click
 
-from ...framework.command import DocumentedGroup, Example
+from ...framework.command import DocumentedGroup
 from ...framework.errors import ExitCode
 from .dump import command as dump
 from .import_nsqd import command as import_
@@ -13,11 +13,11 @@ from .verify import command as verify
     "log",
     cls=DocumentedGroup,
     short_help="Check, print and import data folders, without a broker.",
-    examples=[
-        Example("is anything damaged?", "qcli log verify ./data"),
-        Example("what is in it?", "qcli log dump ./data --format json | jq ."),
-        Example("come over from nsqd", "qcli log import /var/lib/nsqd --data-path ./data"),
-    ],
+    examples={
+        "is anything damaged?": "qcli log verify ./data",
+        "what is in it?": "qcli log dump ./data --format json | jq .",
+        "come over from nsqd": "qcli log import /var/lib/nsqd --data-path ./data",
+    },
     exits={
         ExitCode.USAGE: "The command line is wrong, or what it names is not there, or is something else.",
         ExitCode.DAMAGED: ExitCode.DAMAGED.meaning,

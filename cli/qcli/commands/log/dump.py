@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...framework.command import DocumentedCommand, Example
+from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, delimiter_of, delimiter_options, option, output_format
 from ...framework.output import RawOutput, json_lines, print_diagnostic
@@ -36,20 +36,14 @@ _WRITE_BYTES = 256 * 1024
     "dump",
     cls=DocumentedCommand,
     short_help="Print messages, also past damage.",
-    examples=[
-        Example("the messages of a topic", "qcli log dump ./data/topics/clicks.topic"),
-        Example(
-            "ten of them, from sequence 1000 on", "qcli log dump ./data/topics/clicks.topic --from 1000 -n 10"
-        ),
-        Example(
-            "what was published in the last hour, as JSON",
-            "qcli log dump ./data/topics/clicks.topic --from 1h --format json",
-        ),
-        Example(
-            "publish a topic's log again", "qcli log dump -0 ./data/topics/clicks.topic | qcli pub -0 clicks2"
-        ),
-        Example("where a segment's record batches lie", "qcli log dump --headers 00000000000000000000.log"),
-    ],
+    examples={
+        "the messages of a topic": "qcli log dump ./data/topics/clicks.topic",
+        "ten of them, from sequence 1000 on": "qcli log dump ./data/topics/clicks.topic --from 1000 -n 10",
+        "what was published in the last hour, as JSON": "qcli log dump ./data/topics/clicks.topic --from 1h "
+        "--format json",
+        "publish a topic's log again": "qcli log dump -0 ./data/topics/clicks.topic | qcli pub -0 clicks2",
+        "where a segment's record batches lie": "qcli log dump --headers 00000000000000000000.log",
+    },
     exits={
         ExitCode.OK: "What was asked for was written, or the reader of standard output went away.",
         ExitCode.FAILURE: "It cannot be read, or standard output cannot be written.",

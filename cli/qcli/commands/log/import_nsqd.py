@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...framework.command import DocumentedCommand, Example
+from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, translate
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, plain_table, size, write
@@ -29,15 +29,12 @@ _LEFT_COLUMNS = 4
     "import",
     cls=DocumentedCommand,
     short_help="Take over the data folder of an nsqd.",
-    examples=[
-        Example("what there is to import", "qcli log import /var/lib/nsqd --data-path ./data --dry-run"),
-        Example("import it", "qcli log import /var/lib/nsqd --data-path ./data"),
-        Example("and go on with it", "qcli serve --data-path ./data"),
-        Example(
-            "only the topics that are not there yet",
-            "qcli log import /var/lib/nsqd --data-path ./data --if-exists skip",
-        ),
-    ],
+    examples={
+        "what there is to import": "qcli log import /var/lib/nsqd --data-path ./data --dry-run",
+        "import it": "qcli log import /var/lib/nsqd --data-path ./data",
+        "and go on with it": "qcli serve --data-path ./data",
+        "only the topics that are not there yet": "qcli log import /var/lib/nsqd --data-path ./data --if-exists skip",
+    },
     exits={
         ExitCode.OK: "All was imported, or would be.",
         ExitCode.FAILURE: "Nothing was imported; the reason is on standard error.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...framework.command import DocumentedCommand, Example
+from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import output_format
 from ...framework.output import json_lines, plain_table, size, write
@@ -27,15 +27,12 @@ _LEFT_COLUMNS = 2
     "verify",
     cls=DocumentedCommand,
     short_help="Say what is damaged.",
-    examples=[
-        Example("everything", "qcli log verify ./data"),
-        Example("one topic", "qcli log verify ./data/topics/clicks.topic"),
-        Example("what is damaged, for a script", "qcli log verify ./data --format json | jq .findings[]"),
-        Example(
-            "before a backup is trusted",
-            "qcli log verify /backup/nsq > report.txt || mail -s damaged me < report.txt",
-        ),
-    ],
+    examples={
+        "everything": "qcli log verify ./data",
+        "one topic": "qcli log verify ./data/topics/clicks.topic",
+        "what is damaged, for a script": "qcli log verify ./data --format json | jq .findings[]",
+        "before a backup is trusted": "qcli log verify /backup/nsq > report.txt || mail -s damaged me < report.txt",
+    },
     exits={
         ExitCode.OK: "Nothing is damaged. There may be what a crash leaves of a write that was under way.",
         ExitCode.FAILURE: "It could not be looked at; the reason is on standard error.",

@@ -7,7 +7,7 @@ from trio_nsq.protocol import Limits
 from ...broker.address_options import HTTP_OPTION, TCP_OPTION, http_addresses, tcp_addresses
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
-from ...framework.command import DocumentedCommand, Example
+from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import delimiter_options, option, options_as
 from ...framework.params import long_duration, topic_name
@@ -22,17 +22,14 @@ INPUT, SENDING = "Input", "Sending"
     "pub",
     cls=DocumentedCommand,
     short_help="Publish lines to a topic.",
-    examples=[
-        Example("a file, one message per line", "cat access.log | qcli pub clicks"),
-        Example("as lines are written", "tail -F access.log | qcli pub clicks"),
-        Example("anything at all, separated by NUL", "find . -name '*.json' -print0 | qcli pub -0 names"),
-        Example("files, at 500 messages a second", "qcli pub clicks --rate 500 monday.log tuesday.log"),
-        Example(
-            "to two brokers, each message to both",
-            "qcli pub clicks --nsqd-tcp-address a:4150,b:4150 < access.log",
-        ),
-        Example("delivered in a minute and a half", "echo later | qcli pub reminders --defer 1m30s"),
-    ],
+    examples={
+        "a file, one message per line": "cat access.log | qcli pub clicks",
+        "as lines are written": "tail -F access.log | qcli pub clicks",
+        "anything at all, separated by NUL": "find . -name '*.json' -print0 | qcli pub -0 names",
+        "files, at 500 messages a second": "qcli pub clicks --rate 500 monday.log tuesday.log",
+        "to two brokers, each message to both": "qcli pub clicks --nsqd-tcp-address a:4150,b:4150 < access.log",
+        "delivered in a minute and a half": "echo later | qcli pub reminders --defer 1m30s",
+    },
     exits={
         ExitCode.OK: "Everything was published and acknowledged.",
         ExitCode.FAILURE: "Nothing was published: reading the input failed, a message is too long, the broker refused.",

@@ -7,7 +7,7 @@ import click
 from ...broker.address_options import http_address, tcp_address
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
-from ...framework.command import DocumentedCommand, Example
+from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, option, options_as
 from ...framework.params import topic_name
@@ -22,29 +22,21 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
     "replay",
     cls=DocumentedCommand,
     short_help="Publish again what was published before: a topic, or Parquet files.",
-    examples=[
-        Example("the last two hours into a topic of their own", "qcli replay clicks clicks.again --from 2h"),
-        Example(
-            "from one time to another, at 500 messages a second",
-            "qcli replay clicks test --from 2026-11-21T04:00 --to 2026-11-21T05:00 --rate 500",
-        ),
-        Example("a day in an hour, as it came", "qcli replay clicks test --from 24h --speed 24x"),
-        Example("only some", "qcli replay clicks errors --match '\"status\": *5..'"),
-        Example(
-            "into another broker",
-            "qcli replay clicks clicks --from 1h --nsqd-http-address prod:4151 --nsqd-tcp-address test:4150",
-        ),
-        Example("what to-parquet has written", "qcli replay ./archive clicks.again --since 7d --until 6d"),
-        Example(
-            "only some of it, and how many these are",
-            "qcli replay ./archive errors --where \"body LIKE '%error%'\" --dry-run",
-        ),
-        Example(
-            "others' files, a day in an hour",
-            "qcli replay ./events test --body-column payload --time-column created --speed 24x",
-        ),
-        Example("what was interrupted", "qcli replay --job 20261121-181500-3f9a1c"),
-    ],
+    examples={
+        "the last two hours into a topic of their own": "qcli replay clicks clicks.again --from 2h",
+        "from one time to another, at 500 messages a second": "qcli replay clicks test --from "
+        "2026-11-21T04:00 --to 2026-11-21T05:00 --rate 500",
+        "a day in an hour, as it came": "qcli replay clicks test --from 24h --speed 24x",
+        "only some": "qcli replay clicks errors --match '\"status\": *5..'",
+        "into another broker": "qcli replay clicks clicks --from 1h --nsqd-http-address prod:4151 "
+        "--nsqd-tcp-address test:4150",
+        "what to-parquet has written": "qcli replay ./archive clicks.again --since 7d --until 6d",
+        "only some of it, and how many these are": 'qcli replay ./archive errors --where "body LIKE '
+        "'%error%'\" --dry-run",
+        "others' files, a day in an hour": "qcli replay ./events test --body-column payload --time-column "
+        "created --speed 24x",
+        "what was interrupted": "qcli replay --job 20261121-181500-3f9a1c",
+    },
     exits={
         ExitCode.OK: "Everything was published and acknowledged.",
         ExitCode.FAILURE: "Nothing was published: no such topic, no files that can be, or a broker refused.",

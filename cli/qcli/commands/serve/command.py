@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...framework.command import Example
 from ...framework.daemon.config_file import CONFIG
 from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
@@ -25,25 +24,16 @@ if TYPE_CHECKING:
     cls=GoFlagsCommand,
     params=[CONFIG, *SETTINGS],
     short_help="Run a broker.",
-    examples=[
-        Example("on this machine only, with its messages in ./data", "qcli serve --data-path ./data"),
-        Example(
-            "for the whole network, on nsqd's ports",
-            "qcli serve --data-path /var/lib/nsq --tcp-address 0.0.0.0:4150 --http-address 0.0.0.0:4151",
-        ),
-        Example(
-            "for a test: free ports, told in a file",
-            "qcli serve --data-path /tmp/d --tcp-address 127.0.0.1:0 --http-address 127.0.0.1:0 --address-file a.json",
-        ),
-        Example(
-            "with nsqd's configuration file, but other addresses",
-            "qcli serve --config /etc/nsqd.cfg --tcp-address 127.0.0.1:4250 --http-address 127.0.0.1:4251",
-        ),
-        Example(
-            "faster, for messages that may be lost in a power cut",
-            "qcli serve --data-path ./data --sync interval",
-        ),
-    ],
+    examples={
+        "on this machine only, with its messages in ./data": "qcli serve --data-path ./data",
+        "for the whole network, on nsqd's ports": "qcli serve --data-path /var/lib/nsq --tcp-address "
+        "0.0.0.0:4150 --http-address 0.0.0.0:4151",
+        "for a test: free ports, told in a file": "qcli serve --data-path /tmp/d --tcp-address 127.0.0.1:0 "
+        "--http-address 127.0.0.1:0 --address-file a.json",
+        "with nsqd's configuration file, but other addresses": "qcli serve --config /etc/nsqd.cfg "
+        "--tcp-address 127.0.0.1:4250 --http-address 127.0.0.1:4251",
+        "faster, for messages that may be lost in a power cut": "qcli serve --data-path ./data --sync interval",
+    },
     exits={
         ExitCode.OK: "It was stopped by SIGINT or SIGTERM, in good order.",
         ExitCode.FAILURE: "It could not start (the folder is in use or cannot be written, an address is taken, the "

@@ -12,7 +12,7 @@ from ...broker.address_options import broker_http_options
 from ...broker.failures import Refused, not_found
 from ...broker.name_completion import complete_channel, complete_topic
 from ...broker.requests import broker_suffix, change_each
-from ...framework.command import DocumentedCommand, Example
+from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option
 from ...framework.output import print_diagnostic
@@ -38,7 +38,7 @@ class Action:
 
     name: str
     done: str
-    example: Example
+    example: dict[str, str]
     help: str
     destroys: bool = False
     creates: bool = False
@@ -81,7 +81,7 @@ def action_command(kind: str, action: Action) -> DocumentedCommand:
         ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
     }
     make = click.command(
-        action.name, cls=DocumentedCommand, help=action.help, examples=[action.example], exits=exits
+        action.name, cls=DocumentedCommand, help=action.help, examples=action.example, exits=exits
     )
     return make(run)
 

@@ -9,7 +9,7 @@ from trio_nsq.wording import count_of
 
 from ...broker.address_options import broker_http_options
 from ...broker.requests import change_each, read_each, request_json, with_broker
-from ...framework.command import DocumentedCommand, Example, did_you_mean
+from ...framework.command import DocumentedCommand, did_you_mean
 from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, write
@@ -123,35 +123,28 @@ _ASKS = {
     "channel": "",
 }
 _SET_EXAMPLES = {
-    "topic": [
-        Example("keep a week of messages to be read again", "qcli topic set clicks retention_time=7d"),
-        Example(
-            "let no more than a million wait, the newest ones",
-            "qcli topic set clicks max_messages=1000000 when_full=drop-oldest",
-        ),
-        Example("as the broker has it for all topics", "qcli topic set clicks retention_time=default"),
-    ],
-    "channel": [
-        Example(
-            "put messages aside that fail five times",
-            "qcli channel set clicks/archive max_attempts=5 dead_letter_topic=clicks.dead",
-        ),
-        Example("throw them away instead", "qcli channel set clicks/archive dead_letter_topic="),
-        Example("deliver them for ever, as NSQ does", "qcli channel set clicks/archive max_attempts=default"),
-    ],
+    "topic": {
+        "keep a week of messages to be read again": "qcli topic set clicks retention_time=7d",
+        "let no more than a million wait, the newest ones": "qcli topic set clicks max_messages=1000000 "
+        "when_full=drop-oldest",
+        "as the broker has it for all topics": "qcli topic set clicks retention_time=default",
+    },
+    "channel": {
+        "put messages aside that fail five times": "qcli channel set clicks/archive max_attempts=5 "
+        "dead_letter_topic=clicks.dead",
+        "throw them away instead": "qcli channel set clicks/archive dead_letter_topic=",
+        "deliver them for ever, as NSQ does": "qcli channel set clicks/archive max_attempts=default",
+    },
 }
 _SETTINGS_EXAMPLES = {
-    "topic": [
-        Example("what holds", "qcli topic settings clicks"),
-        Example("the same for another topic", "qcli topic set orders $(qcli topic settings clicks)"),
-    ],
-    "channel": [
-        Example("what holds", "qcli channel settings clicks/archive"),
-        Example(
-            "the same for another channel",
-            "qcli channel set clicks/alerts $(qcli channel settings clicks/archive)",
-        ),
-    ],
+    "topic": {
+        "what holds": "qcli topic settings clicks",
+        "the same for another topic": "qcli topic set orders $(qcli topic settings clicks)",
+    },
+    "channel": {
+        "what holds": "qcli channel settings clicks/archive",
+        "the same for another channel": "qcli channel set clicks/alerts $(qcli channel settings clicks/archive)",
+    },
 }
 
 

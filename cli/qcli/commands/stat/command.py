@@ -8,7 +8,7 @@ import click
 
 from ...broker.address_options import broker_http_options
 from ...broker.name_completion import complete_source
-from ...framework.command import DocumentedCommand, Example
+from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
 from ...framework.output import (
@@ -39,12 +39,12 @@ FORMATS = ("table", "json", "csv", "tsv")
     "stat",
     cls=DocumentedCommand,
     short_help="Show what waits where, and how fast it moves.",
-    examples=[
-        Example("everything, live on a terminal", "qcli stat"),
-        Example("one look", "qcli stat clicks --once"),
-        Example("a number for a script", "qcli stat clicks/archive --format json | jq .depth"),
-        Example("ten lines, one a minute", "qcli stat clicks/archive --format csv --count 10 --interval 1m"),
-    ],
+    examples={
+        "everything, live on a terminal": "qcli stat",
+        "one look": "qcli stat clicks --once",
+        "a number for a script": "qcli stat clicks/archive --format json | jq .depth",
+        "ten lines, one a minute": "qcli stat clicks/archive --format csv --count 10 --interval 1m",
+    },
     exits={
         ExitCode.FAILURE: "There is no such topic or channel, or standard output cannot be written.",
         ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} The live table waits for a broker that goes away "

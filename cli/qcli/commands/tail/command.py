@@ -5,7 +5,7 @@ import click
 from ...broker.address_options import http_addresses, lookupd_addresses, tcp_addresses
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_source
-from ...framework.command import DocumentedCommand, Example
+from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, delimiter_options, option, options_as, output_format
 from ...framework.params import positive_duration, source
@@ -22,20 +22,16 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
     "tail",
     cls=DocumentedCommand,
     short_help="Print the messages of topics.",
-    examples=[
-        Example("consume a channel", "qcli tail clicks/archive >> clicks.log"),
-        Example("look at what is published from now on; others still get it too", "qcli tail clicks"),
-        Example("a hundred messages as JSON", "qcli tail clicks -n 100 --format json | jq .body"),
-        Example(
-            "from every broker that has the topic", "qcli tail clicks --lookupd-http-address 127.0.0.1:4161"
-        ),
-        Example("two topics", "qcli tail clicks orders --print-topic"),
-        Example("the last hour, and what comes from now on", "qcli tail clicks --since 1h"),
-        Example("all that is kept, then end", "qcli tail clicks --from earliest --to latest"),
-        Example(
-            "empty a channel into a file, then end", "qcli tail clicks/archive --idle-timeout 2s > rest.log"
-        ),
-    ],
+    examples={
+        "consume a channel": "qcli tail clicks/archive >> clicks.log",
+        "look at what is published from now on; others still get it too": "qcli tail clicks",
+        "a hundred messages as JSON": "qcli tail clicks -n 100 --format json | jq .body",
+        "from every broker that has the topic": "qcli tail clicks --lookupd-http-address 127.0.0.1:4161",
+        "two topics": "qcli tail clicks orders --print-topic",
+        "the last hour, and what comes from now on": "qcli tail clicks --since 1h",
+        "all that is kept, then end": "qcli tail clicks --from earliest --to latest",
+        "empty a channel into a file, then end": "qcli tail clicks/archive --idle-timeout 2s > rest.log",
+    },
     exits={
         ExitCode.OK: "The messages asked for were written, the idle timeout was over, or the reader of standard "
         "output went away.",

@@ -19,7 +19,7 @@ from ...broker.address_options import (
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
 from ...framework import params
-from ...framework.command import DocumentedCommand, Example
+from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import add_options, option, options_as, several
 from ...framework.params import topic_name
@@ -113,29 +113,17 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     "to-parquet",
     cls=DocumentedCommand,
     short_help="Write a topic's messages to Parquet files.",
-    examples=[
-        Example("everything that is kept", "qcli to-parquet clicks ./archive"),
-        Example(
-            "the last two hours, a folder for each hour",
-            "qcli to-parquet clicks ./archive --since 2h --until now --partition-by hour",
-        ),
-        Example(
-            "continuously, each message exactly once, however often it is interrupted",
-            "qcli to-parquet clicks ./archive --channel archive --follow --every 5m",
-        ),
-        Example(
-            "JSON bodies as columns",
-            "qcli to-parquet clicks ./archive --json --columns user,url,ts:timestamp",
-        ),
-        Example(
-            "from all brokers that have it",
-            "qcli to-parquet clicks ./archive --lookupd-http-address 127.0.0.1:4161",
-        ),
-        Example(
-            "out of an nsqd, at least once: what is in a channel",
-            "qcli to-parquet clicks ./archive --nsqd-tcp-address stock-nsqd:4150 --channel archive",
-        ),
-    ],
+    examples={
+        "everything that is kept": "qcli to-parquet clicks ./archive",
+        "the last two hours, a folder for each hour": "qcli to-parquet clicks ./archive --since 2h --until "
+        "now --partition-by hour",
+        "continuously, each message exactly once, however often it is interrupted": "qcli to-parquet clicks "
+        "./archive --channel archive --follow --every 5m",
+        "JSON bodies as columns": "qcli to-parquet clicks ./archive --json --columns user,url,ts:timestamp",
+        "from all brokers that have it": "qcli to-parquet clicks ./archive --lookupd-http-address 127.0.0.1:4161",
+        "out of an nsqd, at least once: what is in a channel": "qcli to-parquet clicks ./archive "
+        "--nsqd-tcp-address stock-nsqd:4150 --channel archive",
+    },
     exits={
         ExitCode.OK: "All that was wanted is in files; also if there was nothing.",
         ExitCode.FAILURE: "Nothing was written: no such topic, no use of the folder, or something not installed.",
