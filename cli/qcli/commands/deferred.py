@@ -11,7 +11,7 @@ from ..broker.name_completion import complete_channel
 from ..broker.requests import broker_suffix, change_each, read_records, request_json
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode, Failure
-from ..framework.options import option, output_format
+from ..framework.options import count_option, output_format
 from ..framework.output import json_lines, plain_table, print_diagnostic, write
 from ..framework.params import Source, channel_source, message_id
 from ..framework.positions import moment
@@ -56,15 +56,7 @@ def command() -> None:
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
 @broker_http_options
-@option(
-    "Which messages",
-    "-n",
-    "--count",
-    type=click.IntRange(min=1, max=10_000),
-    default=100,
-    metavar="N",
-    help="How many, at most: those that are due first.",
-)
+@count_option("Which messages", "How many, at most: those that are due first.", most=10_000, default=100)
 @output_format("table: for people, bodies cut short. json: an object per line, see below.", "table", "json")
 def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: int, form: str) -> None:
     """List what waits for its time in a channel, the earliest first, and take none of it."""

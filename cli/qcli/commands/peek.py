@@ -14,7 +14,7 @@ from ..broker.requests import read_each, request_json, with_broker
 from ..broker.topic_log import report_gap
 from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
-from ..framework.options import option, output_format
+from ..framework.options import count_option, option, output_format
 from ..framework.output import RawOutput, plain_table, print_diagnostic, write
 from ..framework.params import Source, source
 from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, moment, refuse_sequence
@@ -54,15 +54,7 @@ STATES = ("requeued", "fresh", "deferred")
 )
 @click.argument("wanted", metavar="TOPIC[/CHANNEL]", type=source, shell_complete=complete_source)
 @broker_http_options
-@option(
-    SELECTION,
-    "-n",
-    "--count",
-    type=click.IntRange(min=1, max=10_000),
-    default=DEFAULT_COUNT,
-    metavar="N",
-    help="How many, at most.",
-)
+@count_option(SELECTION, "How many, at most.", most=10_000, default=DEFAULT_COUNT)
 @from_option(
     SELECTION, "Of a topic: begin with the message of this sequence, or with those published at this time."
 )

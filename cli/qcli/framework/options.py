@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from trio_nsq._version import __version__
 
-from .params import delimiter
+from .params import delimiter, duration, long_duration, positive_duration
 
 OTHER_OPTIONS = "Options"
 
@@ -22,7 +22,9 @@ _Result = TypeVar("_Result")
 
 
 class GroupedOption(click.Option):
-    """An option that names the heading it stands under in `--help`. Its default is shown unless it is None or empty.
+    """An option that names the heading it stands under in `--help`.
+
+    Its default is shown unless it is None or empty. A number is called N, a duration DURATION, unless told otherwise.
 
     Args:
         section: The heading.
@@ -33,6 +35,11 @@ class GroupedOption(click.Option):
     def __init__(
         self, *args: Any, section: str = OTHER_OPTIONS, alone: str | None = None, **kwargs: Any
     ) -> None:
+        kind = kwargs.get("type")
+        if isinstance(kind, click.IntRange | click.FloatRange):
+            kwargs.setdefault("metavar", "N")
+        elif kind in (duration, positive_duration, long_duration):
+            kwargs.setdefault("metavar", "DURATION")
         kwargs.setdefault("show_default", kwargs.get("default") not in (None, ""))
         super().__init__(*args, **kwargs)
         self.section = section
@@ -128,9 +135,29 @@ def output_format(text: str, *formats: str) -> Callable[[_F], _F]:
     return option("Output", "--format", "form", type=choice, default=formats[0], help=text)
 
 
-def count_option(section: str, text: str) -> Callable[[_F], _F]:
-    """`-n`, `--count`: at most so many; the parameter is None if it is not given."""
-    return option(section, "-n", "--count", type=click.IntRange(min=1), metavar="N", help=text)
+def count_option(
+    section: str, text: str, *, least: int = 1, most: int | None = None, default: int | None = None
+) -> Callable[[_F], _F]:
+    """`-n`, `--count`: at most so many; without a default the parameter is None if it is not given."""
+    return option(section, "-n", "--count", type=click.IntRange(least, most), default=default, help=text)
+
+
+def rate_option(section: str, text: str) -> Callable[[_F], _F]:
+    """`--rate`: messages per second, at most; None if it is not given."""
+    text = f"Messages per second, at most; evenly{text}."
+    return option(section, "--rate", type=click.FloatRange(min=0, min_open=True), help=text)
+
+
+def max_in_flight_option(section: str, text: str) -> Callable[[_F], _F]:
+    """`--max-in-flight`; the default is what brokers allow by default. Larger batches cost less for each message."""
+    return option(section, "--max-in-flight", type=click.IntRange(min=1), default=2500, help=text)
+
+
+def max_msg_size_option(section: str, text: str) -> Callable[[_F], _F]:
+    """`--max-msg-size`: a broker's limit; the default is that of brokers."""
+    text = f"The broker's limit. {text}"
+    type_, default = click.IntRange(min=1), 1024 * 1024
+    return option(section, "--max-msg-size", type=type_, default=default, metavar="BYTES", help=text)
 
 
 def delimiter_options(section: str, text: str, null_text: str) -> Callable[[_F], _F]:

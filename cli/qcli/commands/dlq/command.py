@@ -10,7 +10,7 @@ from ...broker.failures import NotFound
 from ...broker.requests import read_records, request_json, with_broker
 from ...framework.command import DocumentedGroup
 from ...framework.errors import ExitCode
-from ...framework.options import option, output_format
+from ...framework.options import count_option, output_format
 from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
 from ...framework.params import Source, topic_name
 from ...framework.positions import moment
@@ -149,15 +149,7 @@ _PAGE = 1000
 @topic_argument
 @broker_http_options
 @selection_options
-@option(
-    SELECTION,
-    "-n",
-    "--count",
-    type=click.IntRange(min=0),
-    default=DEFAULT_COUNT,
-    metavar="N",
-    help="How many, at most: the oldest; 0: all.",
-)
+@count_option(SELECTION, "How many, at most: the oldest; 0: all.", least=0, default=DEFAULT_COUNT)
 @output_format(
     "table: for people, bodies cut short. json: an object per line, see below. raw: bodies as they are, and a "
     "line feed after each.",

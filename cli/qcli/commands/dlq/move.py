@@ -1,5 +1,6 @@
 """`qcli dlq requeue` and `qcli dlq drop`: take dead letters away."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -51,8 +52,7 @@ _DONE = {"requeue": "requeued", "drop": "dropped"}
 )
 def requeue(to_topic: bool, **selected: Any) -> None:
     """Put dead letters back into the channels they come from."""
-    kept: dict[str, int] = {}
-    done = _do_on_each(Selection(**selected), "requeue", kept, {"to": "topic" if to_topic else "channel"})
+    done, kept = _do_on_each(Selection(**selected), "requeue", {"to": "topic" if to_topic else "channel"})
     if kept:
         why = "; ".join(f"{number:,} because {reason}" for reason, number in kept.items())
         hint = "" if to_topic else " Say --to-topic to publish them for all channels of their topics."
@@ -91,26 +91,35 @@ def drop(yes: bool, **selected: Any) -> None:
         confirm(
             f"Drop {which} dead letters in {selection.topic} on {where}?", "'dlq drop' throws messages away"
         )
-    _do_on_each(selection, "drop", {}, {})
+    _do_on_each(selection, "drop", {})
 
 
-def _do_on_each(selection: Selection, verb: str, kept: dict[str, int], params: dict[str, str]) -> int:
-    """Do something to letters on all brokers, report it, and return to how many; `kept` gets why not to others.
+def _do_on_each(selection: Selection, verb: str, params: dict[str, str]) -> tuple[int, dict[str, int]]:
+    """Do something to letters on all brokers, and report it. Returns to how many, and why not to others.
 
     Raises Failure: a broker failed, or none has a letter of these ids.
     """
-    topic, left = selection.topic, selection.count
-    total = 0
+    topic, total = selection.topic, 0
+    kept: dict[str, int] = {}
 
     def act(address: str) -> None:
-        nonlocal left, total
+        nonlocal total
+        before = sum(kept.values())
+        left = None if selection.count is None else max(0, selection.count - total - before)
         if left == 0:
             return  # this broker is not asked, so there is nothing to say of it
-        before = sum(kept.values())
-        done = _do(selection, address, verb, kept, params, left)
-        total += done
-        if left is not None:
-            left -= min(left, done + sum(kept.values()) - before)
+        done = 0
+        try:
+            for answer in _answers(selection, address, verb, params, left):
+                done += answer[_DONE[verb]]
+                for row in answer.get("kept", []):
+                    kept[row["why"]] = kept.get(row["why"], 0) + row["count"]
+        except Failure as error:
+            if done:
+                raise Failure(f"{done:,} done; then: {error.message}", ExitCode.PARTIAL) from error
+            raise
+        finally:
+            total += done
         why = "" if selection.ids or done or sum(kept.values()) > before else selection.why_none()
         print_diagnostic(
             f"{topic}: {done:,} {_DONE[verb]}{why}{broker_suffix(address, selection.nsqd_http_addresses)}"
@@ -119,43 +128,27 @@ def _do_on_each(selection: Selection, verb: str, kept: dict[str, int], params: d
     change_each(selection.nsqd_http_addresses, act)
     if selection.ids and not (total or kept):
         raise Failure(f"No such letter waits in {topic}.")
-    return total
+    return total, kept
 
 
-def _do(
-    selection: Selection,
-    address: str,
-    verb: str,
-    kept: dict[str, int],
-    params: dict[str, str],
-    count: int | None,
-) -> int:
-    """Do something to letters; returns to how many, and adds to `kept` why not to others."""
-    done = 0
+def _answers(
+    selection: Selection, address: str, verb: str, params: dict[str, str], count: int | None
+) -> Iterator[dict[str, Any]]:
+    """A broker's answers to requests that do something to letters, to no more than `count`; None: to all."""
     for page in selection.pages():
         start: int | None = 0
         while start is not None and count != 0:
             more = {"from": str(start)} | ({} if count is None else {"max_messages": str(count)})
-            try:
-                answer = request_json(
-                    "POST",
-                    address,
-                    Source(selection.topic, None),
-                    f"/dead_letters/{verb}",
-                    selection.params() | params | page | more,
-                    WHAT,
-                )
-            except Failure as error:
-                if done:
-                    raise Failure(f"{done:,} done; then: {error.message}", ExitCode.PARTIAL) from error
-                raise
-            now_done = answer[_DONE[verb]]
-            done += now_done
-            seen = now_done
-            for row in answer.get("kept", []):
-                kept[row["why"]] = kept.get(row["why"], 0) + row["count"]
-                seen += row["count"]
+            answer = request_json(
+                "POST",
+                address,
+                Source(selection.topic, None),
+                f"/dead_letters/{verb}",
+                selection.params() | params | page | more,
+                WHAT,
+            )
+            yield answer
             if count is not None:
+                seen = answer[_DONE[verb]] + sum(row["count"] for row in answer.get("kept", []))
                 count -= min(count, seen)
             start = answer["next_sequence"]
-    return done

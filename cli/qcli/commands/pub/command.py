@@ -2,18 +2,14 @@
 
 import click
 
-from trio_nsq.protocol import Limits
-
 from ...broker.address_options import HTTP_OPTION, TCP_OPTION, http_addresses, tcp_addresses
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
-from ...framework.options import delimiter_options, option, options_as
+from ...framework.options import delimiter_options, max_msg_size_option, option, options_as, rate_option
 from ...framework.params import long_duration, topic_name
 from .options import PubOptions
-
-LIMITS = Limits()
 
 INPUT, SENDING = "Input", "Sending"
 
@@ -82,29 +78,15 @@ INPUT, SENDING = "Input", "Sending"
 @tcp_addresses("The brokers to publish to; each gets every message.")
 @tcp_connection
 @delimiter_options(INPUT, "What stands between messages", "as find -print0 writes")
-@option(
-    INPUT,
-    "--max-msg-size",
-    type=click.IntRange(min=1),
-    default=LIMITS.max_msg_size,
-    metavar="BYTES",
-    help="The broker's limit. A longer message ends the command, with its number, before it is sent.",
-)
+@max_msg_size_option(INPUT, "A longer message ends the command, with its number, before it is sent.")
 @option(
     SENDING,
     "--batch-size",
     type=click.IntRange(min=1),
-    metavar="N",
     show_default="1000, or 10000 if they are numbered at all brokers",
     help="Messages in one batch, at most. When input is slow, those that have come leave after 50 ms.",
 )
-@option(
-    SENDING,
-    "--rate",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="N",
-    help="Messages per second, at most; evenly, never more than a tenth of a second's worth at once.",
-)
+@rate_option(SENDING, ", never more than a tenth of a second's worth at once")
 @option(
     SENDING,
     "--defer",
@@ -112,7 +94,6 @@ INPUT, SENDING = "Input", "Sending"
     type=long_duration,
     default="0",
     show_default=False,
-    metavar="DURATION",
     help="Deliver each message so long after it is published, such as 500ms, 1m30s or 7d. Slower: one DPUB per "
     "message.",
 )

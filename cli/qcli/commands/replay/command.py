@@ -9,7 +9,7 @@ from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
-from ...framework.options import count_option, option, options_as
+from ...framework.options import count_option, max_msg_size_option, option, options_as, rate_option
 from ...framework.params import topic_name
 from ...framework.positions import POSITIONS_NOTE, from_option, to_option
 from ..shared.engine import engine_options
@@ -101,13 +101,7 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
     metavar="REGEX",
     help="Only messages in whose body this regular expression (Python's) is found.",
 )
-@option(
-    SENDING,
-    "--rate",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="N",
-    help="Messages per second, at most; evenly.",
-)
+@rate_option(SENDING, "")
 @option(
     SENDING,
     "--speed",
@@ -149,14 +143,7 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
     metavar="NAME",
     help="The column of the times, timestamps or Unix nanoseconds, in others' files.",
 )
-@option(
-    FILES,
-    "--max-msg-size",
-    type=click.IntRange(min=1),
-    default=1024 * 1024,
-    metavar="BYTES",
-    help="The broker's limit. Longer messages are not published; they are counted, and the first ones named.",
-)
+@max_msg_size_option(FILES, "Longer messages are not published; they are counted, and the first ones named.")
 @option(
     FILES,
     "--job",

@@ -81,7 +81,6 @@ FORMATS = ("table", "json", "csv", "tsv")
     "Output",
     "--count",
     type=click.IntRange(min=0),
-    metavar="N",
     help="N reports, then end; 0: without end. Not given: a table on a terminal is live, all else is one report.",
 )
 @option(
@@ -89,7 +88,6 @@ FORMATS = ("table", "json", "csv", "tsv")
     "--interval",
     type=positive_duration,
     default="2s",
-    metavar="DURATION",
     help="From one report to the next.",
 )
 def command(

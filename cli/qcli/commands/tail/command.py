@@ -7,13 +7,17 @@ from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_source
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
-from ...framework.options import count_option, delimiter_options, option, options_as, output_format
+from ...framework.options import (
+    count_option,
+    delimiter_options,
+    max_in_flight_option,
+    option,
+    options_as,
+    output_format,
+)
 from ...framework.params import positive_duration, source
 from ...framework.positions import POSITIONS_NOTE, from_option, to_option
 from .options import TAKE_BACKLOG, TailOptions
-
-MAX_IN_FLIGHT = 2500
-"""What brokers allow by default. Larger batches cost less for each message."""
 
 OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
 
@@ -94,17 +98,9 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
     "--idle-timeout",
     "idle_timeout_ms",
     type=positive_duration,
-    metavar="DURATION",
     help="End after so long without a message.",
 )
-@option(
-    RECEIVING,
-    "--max-in-flight",
-    type=click.IntRange(min=1),
-    default=MAX_IN_FLIGHT,
-    metavar="N",
-    help="Messages to receive ahead, per topic; never more than -n asks for.",
-)
+@max_in_flight_option(RECEIVING, "Messages to receive ahead, per topic; never more than -n asks for.")
 @option(
     RECEIVING,
     TAKE_BACKLOG,

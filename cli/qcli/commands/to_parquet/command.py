@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,7 +20,7 @@ from ...broker.name_completion import complete_topic
 from ...framework import params
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
-from ...framework.options import add_options, option, options_as, several
+from ...framework.options import max_in_flight_option, option, options_as, several
 from ...framework.params import topic_name
 from ...framework.positions import POSITIONS_NOTE, from_option, to_option
 from ..shared.engine import engine_options
@@ -30,56 +29,11 @@ from .options import ToParquetOptions
 if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import JsonType
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
 SELECTION, FILES, CONTINUOUS = "Which messages", "Files", "Continuously"
 MIN_BYTES = 64 * 1024
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp", "json")
-
 RECEIVING = "Out of a channel, at least once"
-MAX_IN_FLIGHT = 2500
-"""What brokers allow by default."""
-
-_CONSUME_OPTIONS = (
-    option(
-        RECEIVING,
-        "--consume",
-        is_flag=True,
-        help="Consume --channel over TCP, as any NSQ client does, and do not read logs. Not needed with "
-        "--nsqd-tcp-address; for --lookupd-http-address, say.",
-    ),
-    option(
-        RECEIVING,
-        "--spool",
-        type=click.Path(file_okay=False, path_type=Path),
-        metavar="PATH",
-        help="A folder on a local disk, for messages that are finished and not in files yet. If it is not given, "
-        "FOLDER/_nsq/TOPIC/spool; it has to be if FOLDER is not on this machine.",
-    ),
-    option(
-        RECEIVING,
-        "--idle-timeout",
-        "idle_timeout_ms",
-        type=params.positive_duration,
-        default="2s",
-        metavar="DURATION",
-        help="Without --follow: end after so long without a message that was published before the command began.",
-    ),
-    option(
-        RECEIVING,
-        "--max-in-flight",
-        type=click.IntRange(min=1),
-        default=MAX_IN_FLIGHT,
-        metavar="N",
-        help="Messages under way at most; fewer, if they are large: about 64 MiB.",
-    ),
-)
-
-
-def _consume_options(command: _F) -> _F:
-    """The options that only matter if a channel is consumed."""
-    return add_options(command, _CONSUME_OPTIONS)
 
 
 def file_bytes(text: str) -> int:
@@ -200,11 +154,33 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     "every_ms",
     type=params.positive_duration,
     default="1m",
-    metavar="DURATION",
     help="With --follow: how long from the beginning of one round to the next. Each writes at least a file, if there "
     "is anything to write.",
 )
-@_consume_options
+@option(
+    RECEIVING,
+    "--consume",
+    is_flag=True,
+    help="Consume --channel over TCP, as any NSQ client does, and do not read logs. Not needed with "
+    "--nsqd-tcp-address; for --lookupd-http-address, say.",
+)
+@option(
+    RECEIVING,
+    "--spool",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="PATH",
+    help="A folder on a local disk, for messages that are finished and not in files yet. If it is not given, "
+    "FOLDER/_nsq/TOPIC/spool; it has to be if FOLDER is not on this machine.",
+)
+@option(
+    RECEIVING,
+    "--idle-timeout",
+    "idle_timeout_ms",
+    type=params.positive_duration,
+    default="2s",
+    help="Without --follow: end after so long without a message that was published before the command began.",
+)
+@max_in_flight_option(RECEIVING, "Messages under way at most; fewer, if they are large: about 64 MiB.")
 @option(FILES, "--text", is_flag=True, help="Bodies as strings.")
 @option(
     FILES,
