@@ -14,7 +14,7 @@ from ..framework.daemon.config_file import CONFIG
 from ..framework.daemon.setting import (
     LOG_SETTINGS,
     Setting,
-    field_names,
+    fields_of,
     under_headings,
     verbose_setting,
 )
@@ -88,7 +88,7 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
     """Put values, by field, where the service expects them; those that are no fields of it are left alone."""
     from trio_nsq.lookup.service.options import LookupdOptions
 
-    return LookupdOptions(**{name: values[name] for name in field_names(LookupdOptions) & values.keys()})
+    return LookupdOptions(**fields_of(LookupdOptions, values))
 
 
 @click.command(

@@ -162,16 +162,20 @@ class LazyGroup(DocumentedGroup):
         return command
 
 
-def contexts_below(ctx: click.Context) -> Iterator[click.Context]:
-    """The context of a command, and of every command below it; imports them all."""
-    yield ctx
+def subcommands(ctx: click.Context) -> Iterator[tuple[click.Context, DocumentedCommand]]:
+    """The subcommands of a group, each with its context; imports them. None, if it is no group."""
     if isinstance(ctx.command, click.Group):
         for name in ctx.command.list_commands(ctx):
             command = ctx.command.get_command(ctx, name)
-            assert command is not None
-            yield from contexts_below(
-                click.Context(command, info_name=name, parent=ctx, **command.context_settings)
-            )
+            assert isinstance(command, DocumentedCommand)
+            yield click.Context(command, info_name=name, parent=ctx, **command.context_settings), command
+
+
+def contexts_below(ctx: click.Context) -> Iterator[click.Context]:
+    """The context of a command, and of every command below it; imports them all."""
+    yield ctx
+    for below, _ in subcommands(ctx):
+        yield from contexts_below(below)
 
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:

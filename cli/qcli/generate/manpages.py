@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import click
 
 from ..app import root
-from ..framework.command import DocumentedCommand, sections
+from ..framework.command import DocumentedCommand, sections, subcommands
 from ..framework.errors import ExitCode
 
 _NOTICE = r""".\" Written by 'python -m qcli.generate'; do not edit."""
@@ -13,59 +13,34 @@ _NOTICE = r""".\" Written by 'python -m qcli.generate'; do not edit."""
 
 def man_pages() -> dict[str, str]:
     """The pages by file name."""
-    ctx = _context(root, "qcli", None)
-    pages = {"qcli.1": _root_page(ctx)}
-    for name in root.list_commands(ctx):
-        command = _subcommand(ctx, name)
-        pages[f"qcli-{name}.1"] = _page(_context(command, name, ctx), command)
-    return pages
-
-
-def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
-    return click.Context(command, info_name=name, parent=parent, **command.context_settings)
-
-
-def _subcommand(ctx: click.Context, name: str) -> DocumentedCommand:
-    assert isinstance(ctx.command, click.Group)
-    command = ctx.command.get_command(ctx, name)
-    assert isinstance(command, DocumentedCommand)
-    return command
-
-
-def _subcommands(ctx: click.Context) -> list[tuple[click.Context, DocumentedCommand]]:
-    if not isinstance(ctx.command, click.Group):
-        return []
-    commands = [(name, _subcommand(ctx, name)) for name in ctx.command.list_commands(ctx)]
-    return [(_context(command, name, ctx), command) for name, command in commands]
+    ctx = click.Context(root, info_name="qcli", **root.context_settings)
+    pages = {f"qcli-{below.info_name}.1": _page(below, command) for below, command in subcommands(ctx)}
+    return {"qcli.1": _root_page(ctx)} | pages
 
 
 def _root_page(ctx: click.Context) -> str:
     lines = [*_head(ctx, root), ".SH COMMANDS"]
-    for sub_ctx, command in _subcommands(ctx):
+    for sub_ctx, command in subcommands(ctx):
         lines += [".TP", f".BR {_text(f'qcli-{sub_ctx.info_name}')} (1)", _text(_paragraphs(command)[0])]
     return _finish(ctx, root, lines)
 
 
 def _page(ctx: click.Context, command: DocumentedCommand) -> str:
     lines = _head(ctx, command)
-    subcommands = _subcommands(ctx)
+    below = list(subcommands(ctx))
     # Options that every subcommand has are explained once, for all of them.
-    shared = _shared_options(subcommands)
-    if subcommands:
+    shared = _shared_options(below)
+    if below:
         lines.append(".SH COMMANDS")
-    for sub_ctx, subcommand in subcommands:
+    for sub_ctx, subcommand in below:
         lines += [f'.SS "{_text(_synopsis(sub_ctx, subcommand))}"', *_body(_paragraphs(subcommand))]
-        own = {
-            title: [each for each in options if _identity(each) not in shared]
-            for title, options in sections(sub_ctx, subcommand).items()
-        }
-        for options in own.values():
-            lines += _options(options)
+        for options in sections(sub_ctx, subcommand).values():
+            lines += _options(each for each in options if _identity(each) not in shared)
         for note, text in subcommand.notes.items():
             lines += [".PP", f".B {_text(note)}", ".br", _text(text)]
         lines += _examples(subcommand.examples)
-    if subcommands:
-        first_ctx, first = subcommands[0]
+    if below:
+        first_ctx, first = below[0]
         common = {
             title: [each for each in options if _identity(each) in shared]
             for title, options in sections(first_ctx, first).items()
@@ -103,7 +78,7 @@ def _finish(ctx: click.Context, command: DocumentedCommand, lines: list[str]) ->
         lines += [".TP", f".B {int(code)}", _text(meaning)]
     variables = {
         str(param.envvar): param
-        for _, each in [(ctx, command), *_subcommands(ctx)]
+        for _, each in [(ctx, command), *subcommands(ctx)]
         for param in each.params
         if isinstance(param, click.Option) and param.envvar
     }
@@ -123,7 +98,7 @@ def _finish(ctx: click.Context, command: DocumentedCommand, lines: list[str]) ->
 
 def _exits(ctx: click.Context, command: DocumentedCommand) -> dict[ExitCode, str]:
     codes = dict(command.exits)
-    for _, subcommand in _subcommands(ctx) if ctx.parent else []:
+    for _, subcommand in subcommands(ctx) if ctx.parent else []:
         codes = {code: codes.get(code, meaning) for code, meaning in (subcommand.exits | codes).items()}
     return dict(sorted(codes.items()))
 

@@ -12,7 +12,7 @@ import click
 
 from ...framework import params
 from ...framework.daemon import kinds
-from ...framework.daemon.setting import LOG_SETTINGS, Setting, field_names, under_headings, verbose_setting
+from ...framework.daemon.setting import LOG_SETTINGS, Setting, fields_of, under_headings, verbose_setting
 from ...framework.errors import Failure
 
 if TYPE_CHECKING:
@@ -354,12 +354,12 @@ def broker_options(values: dict[str, Any]) -> BrokerOptions:
     from trio_nsq.broker.state.settings import TopicSettings
     from trio_nsq.protocol import Limits
 
-    limits = Limits(**{name: values[name] for name in field_names(Limits) & values.keys()})
+    limits = Limits(**fields_of(Limits, values))
     if limits.min_output_buffer_timeout_ms > limits.max_output_buffer_timeout_ms:
         raise Failure("--min-output-buffer-timeout is longer than --max-output-buffer-timeout.")
-    defaults = TopicSettings(**{name: values[name] for name in field_names(TopicSettings) & values.keys()})
+    defaults = TopicSettings(**fields_of(TopicSettings, values))
     return BrokerOptions(
         limits=limits,
         topic_defaults=defaults,
-        **{name: values[name] for name in field_names(BrokerOptions) & values.keys()},
+        **fields_of(BrokerOptions, values),
     )

@@ -104,28 +104,16 @@ class Row:
         values = (*names, *self.counts.values(), self.paused, *rates, *self.rare.values(), self.unavailable)
         return dict(zip(RECORD_KEYS, values, strict=True))
 
-    def cells(self, rare: Sequence[str] = ()) -> tuple[str, ...]:
-        """The row as text under `HEADINGS`, with some of the rare counts before the last."""
-        numbers = ["" if number is None else f"{number:,.0f}" for number in self._numbers(rare)]
+    def cells(self, rare: Sequence[str], *, narrow: bool) -> list[str]:
+        """The row as text under `HEADINGS`, with some of the rare counts before the last; or shorter."""
+        rates = (self.ingress_rate, self.egress_rate)
+        numbers = [*self.counts.values(), *rates, *(self.rare[name] for name in rare)]
         mark = "unavailable" if self.unavailable else "paused" if self.paused else ""
-        return (self.topic, self.channel or "", *numbers, mark)
-
-    def narrow_cells(self, rare: Sequence[str] = ()) -> tuple[str, ...]:
-        """The same with short numbers."""
-        numbers = ["" if number is None else _short(int(number)) for number in self._numbers(rare)]
-        return (
+        return [
             self.topic,
             self.channel or "",
-            *numbers,
-            "U" if self.unavailable else "P" if self.paused else "",
-        )
-
-    def _numbers(self, rare: Sequence[str]) -> list[float | None]:
-        return [
-            *self.counts.values(),
-            self.ingress_rate,
-            self.egress_rate,
-            *(self.rare[name] for name in rare),
+            *("" if each is None else _short(int(each)) if narrow else f"{each:,.0f}" for each in numbers),
+            mark[:1].upper() if narrow else mark,
         ]
 
 
@@ -151,21 +139,18 @@ def table(rows: Sequence[Row], width: int | None) -> list[list[str]]:
     """
     rare = [name for name in RARE_COUNTS if any(row.rare[name] is not None for row in rows)]
     headings = [*HEADINGS[:-1], *(RARE_COUNTS[name] for name in rare), PAUSED]
-    full = [headings, *(list(row.cells(rare)) for row in rows)]
+    full = [headings, *(row.cells(rare, narrow=False) for row in rows)]
     if width is None or sum(_widths(full)) - GAP <= width:
         return full
     narrow = [
         [NARROW_HEADINGS.get(heading, heading) for heading in headings],
-        *(list(row.narrow_cells(rare)) for row in rows),
+        *(row.cells(rare, narrow=True) for row in rows),
     ]
     widths = _widths(narrow)
     left_out: set[int] = set()
-    for heading in LEFT_OUT_FIRST:
+    for index in (headings.index(heading) for heading in LEFT_OUT_FIRST if heading in headings):
         if sum(widths) - GAP <= width:
             break
-        if heading not in headings:
-            continue
-        index = headings.index(heading)
         widths[index] = 0
         left_out.add(index)
     names = [width - GAP for width in widths[:NAME_COLUMNS]]

@@ -1,6 +1,7 @@
 """Settings of a command that runs a server: a flag, an environment variable and a configuration key each."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -84,6 +85,6 @@ def under_headings(*table: Setting | str) -> list[Setting]:
     return settings
 
 
-def field_names(options: Any) -> set[str]:
-    """The fields of a dataclass."""
-    return {field.name for field in dataclasses.fields(options)}
+def fields_of(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of these values that are fields of a dataclass."""
+    return {field.name: values[field.name] for field in dataclasses.fields(options) if field.name in values}
