@@ -1,15 +1,12 @@
 """Options for the addresses of brokers and discovery services."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from ..framework import params
-from ..framework.options import option, several
+from ..framework.options import Decorator, F, option, several
 from .connection_options import http_connection
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 TCP_OPTION = "--nsqd-tcp-address"
 HTTP_OPTION = "--nsqd-http-address"
@@ -36,12 +33,12 @@ _HTTP: dict[str, Any] = {
 }
 
 
-def tcp_address(text: str) -> Callable[[_F], _F]:
+def tcp_address(text: str) -> Decorator:
     """`--nsqd-tcp-address` with this help."""
     return option(BROKER, TCP_OPTION, type=params.tcp_address, default=DEFAULT_TCP_ADDRESS, help=text, **_TCP)
 
 
-def tcp_addresses(text: str) -> Callable[[_F], _F]:
+def tcp_addresses(text: str) -> Decorator:
     """The same, for several brokers: a tuple, `nsqd_tcp_addresses`. Checked when used: see `check_tcp_address`."""
     return several(
         BROKER,
@@ -64,12 +61,12 @@ def check_tcp_address(text: str) -> None:
         raise
 
 
-def http_address(text: str) -> Callable[[_F], _F]:
+def http_address(text: str) -> Decorator:
     """`--nsqd-http-address` with this help."""
     return option(BROKER, HTTP_OPTION, default=DEFAULT_HTTP_ADDRESS, help=text, **_HTTP)
 
 
-def http_addresses(text: str) -> Callable[[_F], _F]:
+def http_addresses(text: str) -> Decorator:
     """The same, for several brokers; a tuple, `nsqd_http_addresses`."""
     return several(
         BROKER,
@@ -81,7 +78,7 @@ def http_addresses(text: str) -> Callable[[_F], _F]:
     )
 
 
-def lookupd_addresses(text: str) -> Callable[[_F], _F]:
+def lookupd_addresses(text: str) -> Decorator:
     """`--lookupd-http-address`, and `QCLI_LOOKUPD_HTTP_ADDRESS`: a tuple; see `chosen_lookupds`."""
     return several(
         BROKER,
@@ -109,7 +106,7 @@ def chosen_lookupds(addresses: tuple[str, ...], *brokers: str) -> tuple[str, ...
     return () if any(source(name) is typed for name in brokers) else addresses
 
 
-def broker_http_options(command: _F) -> _F:
+def broker_http_options(command: F) -> F:
     """The addresses, and how to connect, for a command that speaks HTTP with one broker or several."""
     command = http_connection(command)
     command = http_addresses("The brokers' HTTP addresses.")(command)

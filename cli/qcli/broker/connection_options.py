@@ -5,16 +5,15 @@ Their values are kept in click's context, not given to each command: `ConnectOpt
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trio_nsq._version import __version__
 
 from ..framework.errors import Failure
-from ..framework.options import CONNECTION_OPTIONS, add_options, option
+from ..framework.options import CONNECTION_OPTIONS, Decorator, F, add_options, option
 from ..framework.params import is_https, is_unix_path
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
     from trio_nsq.client.connection.options import ConnectionOptions
     from trio_nsq.client.connection.tls import TLSFiles
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 USER_AGENT = f"qcli/{__version__}"
 """How commands introduce themselves to a broker."""
@@ -43,7 +40,7 @@ VARIABLES: list[str] = []
 """The names of all variables of the environment that stand for these options."""
 
 
-def _option(name: str, variable: str, **attributes: Any) -> Callable[[_F], _F]:
+def _option(name: str, variable: str, **attributes: Any) -> Decorator:
     VARIABLES.append(PREFIX + variable)
     return option(
         CONNECTION_OPTIONS,
@@ -117,12 +114,12 @@ _TCP_OPTIONS = (
 )
 
 
-def tcp_connection(command: _F) -> _F:
+def tcp_connection(command: F) -> F:
     """The options of a command that speaks the TCP protocol, and perhaps HTTP."""
     return add_options(command, _TCP_OPTIONS)
 
 
-def http_connection(command: _F) -> _F:
+def http_connection(command: F) -> F:
     """The options of a command that speaks HTTP only."""
     return add_options(command, (*_HTTPS_OPTIONS, _TLS_OVER_HTTP))
 

@@ -3,7 +3,7 @@
 import functools
 import platform
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -16,9 +16,15 @@ OTHER_OPTIONS = "Options"
 
 CONNECTION_OPTIONS = "Connection"
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 _Options = TypeVar("_Options")
 _Result = TypeVar("_Result")
+
+
+class Decorator(Protocol):
+    """Adds an option to a command's function."""
+
+    def __call__(self, command: F, /) -> F: ...
 
 
 class GroupedOption(click.Option):
@@ -65,12 +71,12 @@ class GroupedOption(click.Option):
         return record and (record[0].replace(" [=", "[="), record[1])
 
 
-def option(section: str, *names: str, **attributes: Any) -> Callable[[_F], _F]:
+def option(section: str, *names: str, **attributes: Any) -> Decorator:
     """`click.option` under the heading `section`."""
     return click.option(*names, cls=GroupedOption, section=section, **attributes)
 
 
-def add_options(command: _F, options: Sequence[Callable[[_F], _F]]) -> _F:
+def add_options(command: F, options: Sequence[Decorator]) -> F:
     """Apply the decorators of several options, so that they stand in this order in the help."""
     for each in reversed(options):  # the last decorator is the first option
         command = each(command)
@@ -96,7 +102,7 @@ class SeveralOption(GroupedOption):
         return values
 
 
-def several(section: str, *names: str, **attributes: Any) -> Callable[[_F], _F]:
+def several(section: str, *names: str, **attributes: Any) -> Decorator:
     """An option that takes several values, as `SeveralOption` does, under the heading `section`."""
     return click.option(*names, cls=SeveralOption, section=section, **attributes)
 
@@ -129,7 +135,7 @@ def given_flags(*names: str) -> list[str]:
     return [param.opts[0] for param in params if param.name in typed]
 
 
-def output_format(text: str, *formats: str) -> Callable[[_F], _F]:
+def output_format(text: str, *formats: str) -> Decorator:
     """`--format`; the first of the formats is the default."""
     choice = click.Choice(formats)
     return option("Output", "--format", "form", type=choice, default=formats[0], help=text)
@@ -137,30 +143,30 @@ def output_format(text: str, *formats: str) -> Callable[[_F], _F]:
 
 def count_option(
     section: str, text: str, *, least: int = 1, most: int | None = None, default: int | None = None
-) -> Callable[[_F], _F]:
+) -> Decorator:
     """`-n`, `--count`: at most so many; without a default the parameter is None if it is not given."""
     return option(section, "-n", "--count", type=click.IntRange(least, most), default=default, help=text)
 
 
-def rate_option(section: str, text: str) -> Callable[[_F], _F]:
+def rate_option(section: str, text: str) -> Decorator:
     """`--rate`: messages per second, at most; None if it is not given."""
     text = f"Messages per second, at most; evenly{text}."
     return option(section, "--rate", type=click.FloatRange(min=0, min_open=True), help=text)
 
 
-def max_in_flight_option(section: str, text: str) -> Callable[[_F], _F]:
+def max_in_flight_option(section: str, text: str) -> Decorator:
     """`--max-in-flight`; the default is what brokers allow by default. Larger batches cost less for each message."""
     return option(section, "--max-in-flight", type=click.IntRange(min=1), default=2500, help=text)
 
 
-def max_msg_size_option(section: str, text: str) -> Callable[[_F], _F]:
+def max_msg_size_option(section: str, text: str) -> Decorator:
     """`--max-msg-size`: a broker's limit; the default is that of brokers."""
     text = f"The broker's limit. {text}"
     type_, default = click.IntRange(min=1), 1024 * 1024
     return option(section, "--max-msg-size", type=type_, default=default, metavar="BYTES", help=text)
 
 
-def delimiter_options(section: str, text: str, null_text: str) -> Callable[[_F], _F]:
+def delimiter_options(section: str, text: str, null_text: str) -> Decorator:
     """`--delimiter` and `--null`, as the parameters `separator` and `null`; `delimiter_of` says what they come to."""
     delimiter_option = option(
         section,
@@ -185,7 +191,7 @@ def delimiter_of(separator: bytes, null: bool) -> bytes:
     return b"\0" if null else separator
 
 
-def version_option(command: _F) -> _F:
+def version_option(command: F) -> F:
     """`--version`: of what, and on what it runs; `compiled` is what makes a broker and a client faster."""
     make = click.option(
         "--version",

@@ -2,16 +2,14 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import click
 
-from .options import option
+from .options import Decorator, option
 from .params import duration, long_duration
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 FORMS = (
     "a sequence such as 1000, nor a time such as 2026-11-21T04:14 or @1700000000.5 (Unix seconds), nor a time ago such "
@@ -166,11 +164,11 @@ def is_in_future(text: str, now_s: float) -> bool:
     return text.startswith("@") and _value(text) > now_s * _NS_PER_S
 
 
-def from_option(section: str, text: str, convert: Any = _FOR_BROKER) -> Callable[[_F], _F]:
+def from_option(section: str, text: str, convert: Any = _FOR_BROKER) -> Decorator:
     """`--from`, and `--since`; `convert` makes the value, as a rule for a request to a broker."""
     return option(section, "--from", "--since", "first", type=convert, metavar="POSITION", help=text)
 
 
-def to_option(section: str, text: str, convert: Any = _FOR_BROKER) -> Callable[[_F], _F]:
+def to_option(section: str, text: str, convert: Any = _FOR_BROKER) -> Decorator:
     """`--to`, and `--until`, likewise."""
     return option(section, "--to", "--until", "end", type=convert, metavar="POSITION", help=text)

@@ -1,16 +1,13 @@
 """Which dead letters a command is about: its options, and their requests."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import click
 
 from ...broker.name_completion import complete_source, complete_topic_with
-from ...framework.options import count_option, option
+from ...framework.options import F, count_option, option
 from ...framework.params import Source, message_id, source, topic_name
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 REASONS = ("requeued", "timed_out", "connection_lost")
 
@@ -32,14 +29,14 @@ NOTE = (
 )
 
 
-def topic_argument(function: _F) -> _F:
+def topic_argument(function: F) -> F:
     make = click.argument(
         "topic", metavar="TOPIC", type=topic_name, shell_complete=complete_dead_letter_topic
     )
     return make(function)
 
 
-def selection_options(function: _F) -> _F:
+def selection_options(function: F) -> F:
     function = option(
         SELECTION,
         "--id",

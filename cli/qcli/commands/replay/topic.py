@@ -15,17 +15,8 @@ from trio_nsq.wording import count_of
 from ...broker.connection_options import ConnectOptions
 from ...broker.failures import connection_failure
 from ...broker.topic_log import reading_errors, report_start
+from ...framework import output
 from ...framework.errors import ExitCode, Failure
-from ...framework.output import (
-    is_live_terminal,
-    json_lines,
-    print_diagnostic,
-    rate,
-    show_library_warnings,
-    silence_library,
-    size,
-    write,
-)
 from ...framework.params import without_scheme
 from ...framework.signals import watch_signals
 from .options import ReplayOptions
@@ -40,7 +31,7 @@ def replay_topic(options: ReplayOptions) -> ExitCode:
     assert options.source is not None
     if (path := Path(options.source)).exists():
         kind = "folder" if path.is_dir() else "file"
-        print_diagnostic(
+        output.print_diagnostic(
             f"Note: {options.source} is taken for a topic; the {kind} of this name is ./{options.source}"
         )
     begun_s = time.monotonic()
@@ -50,7 +41,7 @@ def replay_topic(options: ReplayOptions) -> ExitCode:
 
 async def _replay(options: ReplayOptions) -> TopicReplayResult:
     assert options.source is not None
-    silence_library()
+    output.silence_library()
     connecting = ConnectOptions.of_command()
     try:
         async with AsyncExitStack() as stack:
@@ -76,11 +67,11 @@ async def _replay(options: ReplayOptions) -> TopicReplayResult:
                     ) as reader,
                     trio.open_nursery() as nursery,
                 ):
-                    show_library_warnings()
+                    output.show_library_warnings()
                     report_start(options.source, reader, options.first)
                     replay = TopicReplay(options, reader, producer)
                     await nursery.start(watch_signals, replay.stop)
-                    if not options.quiet and is_live_terminal(sys.stderr):
+                    if not options.quiet and output.is_live_terminal(sys.stderr):
                         from ...terminal.progress import show_progress
 
                         result = replay.result
@@ -98,9 +89,9 @@ async def _replay(options: ReplayOptions) -> TopicReplayResult:
 def _conclude(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float) -> ExitCode:
     """Report, and say how the command ends. Raises Failure: it did not go well."""
     if options.form == "json":
-        write(json_lines([_result_as_json(options, result, elapsed_s)]))
+        output.write(output.json_lines([_result_as_json(options, result, elapsed_s)]))
     elif not options.quiet:
-        print_diagnostic(_report(options, result, elapsed_s))
+        output.print_diagnostic(_report(options, result, elapsed_s))
     going_on = f"Go on with --from {result.position} --to {result.end}"
     if options.count is not None:
         going_on += f" -n {options.count - result.acknowledged}"
@@ -116,7 +107,7 @@ def _conclude(options: ReplayOptions, result: TopicReplayResult, elapsed_s: floa
         )
     if result.stopped is not None:
         if result.position < result.end:
-            print_diagnostic(f"{going_on}.")
+            output.print_diagnostic(f"{going_on}.")
         return result.stopped
     return ExitCode.DAMAGED if result.damaged else ExitCode.OK
 
@@ -139,15 +130,13 @@ def _result_as_json(options: ReplayOptions, result: TopicReplayResult, elapsed_s
 
 
 def _report(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float) -> str:
-    text = (
-        f"{count_of(result.acknowledged, 'message')} ({size(result.acknowledged_bytes)}) of {options.source} "
-    )
+    text = f"{count_of(result.acknowledged, 'message')} ({output.size(result.acknowledged_bytes)}) of {options.source} "
     if options.dry_run:
         text += f"would be published to {options.topic}"
     else:
         text += (
             f"published to {options.topic} in {elapsed_s:.2f} s: "
-            f"{rate(result.acknowledged / elapsed_s)} messages/s"
+            f"{output.rate(result.acknowledged / elapsed_s)} messages/s"
         )
     if result.position > result.begun:
         text += f"; sequences {result.begun} to {result.position - 1}"

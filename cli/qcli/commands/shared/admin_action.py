@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,7 +14,7 @@ from ...broker.name_completion import complete_channel, complete_topic
 from ...broker.requests import broker_suffix, change_each
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
-from ...framework.options import option
+from ...framework.options import Decorator, option
 from ...framework.output import print_diagnostic
 from ...framework.params import Source, channel_source, topic_source
 from ...terminal.confirm import confirm
@@ -44,9 +44,7 @@ class Action:
     creates: bool = False
 
 
-def name_argument(
-    name: str, kind: str, *, several: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def name_argument(name: str, kind: str, *, several: bool = False) -> Decorator:
     """The argument for a topic or a channel, as `kind` says: a `Source`, or a tuple of several."""
     is_topic = kind == "topic"
     return click.argument(

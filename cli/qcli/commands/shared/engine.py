@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,14 +12,12 @@ from trio_nsq.wording import count_of
 
 from ...broker.failures import http_failure
 from ...framework.errors import Failure
-from ...framework.options import add_options, option, output_format
+from ...framework.options import Decorator, add_options, option, output_format
 from ...framework.output import size
 
 if TYPE_CHECKING:
     from trio_nsq.client import RequestRefused
     from trio_nsq.spark.runtime.spark_engine import SparkEngine
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 SPARK_WORTH_BYTES = 4 * 1024**3
 """With less to be read, this process is done before Spark has begun and caught up."""
@@ -27,14 +25,14 @@ SPARK_WORTH_BYTES = 4 * 1024**3
 WORK = "Who does the work"
 
 
-def engine_options(reachable: str, report: str) -> Callable[[_F], _F]:
+def engine_options(reachable: str, report: str) -> Decorator:
     """Options of a command that can run on Spark: which engine, and what is reported.
 
     Args:
         reachable: What has to be reachable from wherever Spark's tasks are.
         report: What `--quiet` leaves out besides the progress.
     """
-    options: tuple[Callable[[_F], _F], ...] = (
+    options: tuple[Decorator, ...] = (
         option(
             WORK,
             "--engine",

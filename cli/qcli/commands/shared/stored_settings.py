@@ -11,7 +11,7 @@ from ...broker.address_options import broker_http_options
 from ...broker.requests import change_each, read_each, request_json, with_broker
 from ...framework.command import DocumentedCommand, did_you_mean
 from ...framework.errors import ExitCode
-from ...framework.options import option, output_format
+from ...framework.options import Decorator, option, output_format
 from ...framework.output import json_lines, write
 from ...framework.params import (
     BYTES_PER_UNIT,
@@ -213,9 +213,7 @@ def _set_command(kind: str) -> DocumentedCommand:
 
         change_each(nsqd_http_addresses, put)
 
-    agree: Callable[[Callable[..., Any]], Callable[..., Any]] = option(
-        "Options", "--yes", "-y", is_flag=True, help="Drop messages without asking."
-    )
+    agree: Decorator = option("Options", "--yes", "-y", is_flag=True, help="Drop messages without asking.")
     words = click.argument(
         "assignments", metavar="NAME=VALUE...", nargs=-1, required=True, type=Assignment(kind)
     )
@@ -269,7 +267,7 @@ def _settings_command(kind: str) -> DocumentedCommand:
     )(name_argument("wanted", kind)(broker_http_options(_format(kind)(run))))
 
 
-def _format(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _format(kind: str) -> Decorator:
     return output_format(
         f"text: NAME=VALUE per line, as '{kind} set' takes it. json: an object, times in milliseconds. "
         "Of several brokers: one after the other, below '# ADDRESS'; in objects the key broker.",
