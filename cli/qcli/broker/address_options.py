@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from ..framework import params
-from ..framework.options import Decorator, F, option, several
+from ..framework.options import Decorator, all_of, option, several
 from .connection_options import http_connection
 
 TCP_OPTION = "--nsqd-tcp-address"
@@ -106,12 +106,9 @@ def chosen_lookupds(addresses: tuple[str, ...], *brokers: str) -> tuple[str, ...
     return () if any(source(name) is typed for name in brokers) else addresses
 
 
-def broker_http_options(command: F) -> F:
-    """The addresses, and how to connect, for a command that speaks HTTP with one broker or several."""
-    command = http_connection(command)
-    command = http_addresses("The brokers' HTTP addresses.")(command)
-    # Every command takes both, so that all can be called alike.
-    unused = option(
+broker_http_options = all_of(
+    # Every command takes both addresses, so that all can be called alike.
+    option(
         BROKER,
         TCP_OPTION,
         multiple=True,
@@ -121,5 +118,8 @@ def broker_http_options(command: F) -> F:
         metavar="HOST:PORT",
         expose_value=False,
         help="Accepted, not used.",
-    )
-    return unused(command)
+    ),
+    http_addresses("The brokers' HTTP addresses."),
+    http_connection,
+)
+"""The addresses, and how to connect, for a command that speaks HTTP with one broker or several."""

@@ -13,7 +13,7 @@ import click
 from trio_nsq._version import __version__
 
 from ..framework.errors import Failure
-from ..framework.options import CONNECTION_OPTIONS, Decorator, F, add_options, option
+from ..framework.options import CONNECTION_OPTIONS, Decorator, all_of, option
 from ..framework.params import is_https, is_unix_path
 
 if TYPE_CHECKING:
@@ -114,14 +114,11 @@ _TCP_OPTIONS = (
 )
 
 
-def tcp_connection(command: F) -> F:
-    """The options of a command that speaks the TCP protocol, and perhaps HTTP."""
-    return add_options(command, _TCP_OPTIONS)
+tcp_connection = all_of(*_TCP_OPTIONS)
+"""The options of a command that speaks the TCP protocol, and perhaps HTTP."""
 
-
-def http_connection(command: F) -> F:
-    """The options of a command that speaks HTTP only."""
-    return add_options(command, (*_HTTPS_OPTIONS, _TLS_OVER_HTTP))
+http_connection = all_of(*_HTTPS_OPTIONS, _TLS_OVER_HTTP)
+"""The options of a command that speaks HTTP only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import functools
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -76,11 +76,15 @@ def option(section: str, *names: str, **attributes: Any) -> Decorator:
     return click.option(*names, cls=GroupedOption, section=section, **attributes)
 
 
-def add_options(command: F, options: Sequence[Decorator]) -> F:
-    """Apply the decorators of several options, so that they stand in this order in the help."""
-    for each in reversed(options):  # the last decorator is the first option
-        command = each(command)
-    return command
+def all_of(*options: Decorator) -> Decorator:
+    """Several options as one decorator; they stand in this order in the help."""
+
+    def decorate(command: F) -> F:
+        for each in reversed(options):  # the last decorator is the first option
+            command = each(command)
+        return command
+
+    return decorate
 
 
 class SeveralOption(GroupedOption):
@@ -168,20 +172,19 @@ def max_msg_size_option(section: str, text: str) -> Decorator:
 
 def delimiter_options(section: str, text: str, null_text: str) -> Decorator:
     """`--delimiter` and `--null`, as the parameters `separator` and `null`; `delimiter_of` says what they come to."""
-    delimiter_option = option(
-        section,
-        "--delimiter",
-        "-d",
-        "separator",
-        type=delimiter,
-        default=r"\n",
-        metavar="TEXT",
-        help=rf"{text}. \n, \t, \0, \xNN and the like are understood.",
+    return all_of(
+        option(
+            section,
+            "--delimiter",
+            "-d",
+            "separator",
+            type=delimiter,
+            default=r"\n",
+            metavar="TEXT",
+            help=rf"{text}. \n, \t, \0, \xNN and the like are understood.",
+        ),
+        option(section, "--null", "-0", is_flag=True, help=rf"The same as --delimiter '\0', {null_text}."),
     )
-    null_option = option(
-        section, "--null", "-0", is_flag=True, help=rf"The same as --delimiter '\0', {null_text}."
-    )
-    return lambda command: delimiter_option(null_option(command))
 
 
 def delimiter_of(separator: bytes, null: bool) -> bytes:

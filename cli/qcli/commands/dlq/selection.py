@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import click
 
 from ...broker.name_completion import complete_source, complete_topic_with
-from ...framework.options import F, count_option, option
+from ...framework.options import all_of, count_option, option
 from ...framework.params import Source, message_id, source, topic_name
 
 REASONS = ("requeued", "timed_out", "connection_lost")
@@ -29,15 +29,26 @@ NOTE = (
 )
 
 
-def topic_argument(function: F) -> F:
-    make = click.argument(
-        "topic", metavar="TOPIC", type=topic_name, shell_complete=complete_dead_letter_topic
-    )
-    return make(function)
+topic_argument = click.argument(
+    "topic", metavar="TOPIC", type=topic_name, shell_complete=complete_dead_letter_topic
+)
 
-
-def selection_options(function: F) -> F:
-    function = option(
+selection_options = all_of(
+    option(
+        SELECTION,
+        "--origin",
+        type=source,
+        metavar="TOPIC[/CHANNEL]",
+        shell_complete=complete_source,
+        help="Only those from this topic, or from this channel of it.",
+    ),
+    option(
+        SELECTION,
+        "--reason",
+        type=click.Choice(REASONS),
+        help="Only those that came back so from their last delivery.",
+    ),
+    option(
         SELECTION,
         "--id",
         "ids",
@@ -45,21 +56,8 @@ def selection_options(function: F) -> F:
         metavar="ID",
         multiple=True,
         help="Only the letter with this id, its own one; may be given several times.",
-    )(function)
-    function = option(
-        SELECTION,
-        "--reason",
-        type=click.Choice(REASONS),
-        help="Only those that came back so from their last delivery.",
-    )(function)
-    return option(
-        SELECTION,
-        "--origin",
-        type=source,
-        metavar="TOPIC[/CHANNEL]",
-        shell_complete=complete_source,
-        help="Only those from this topic, or from this channel of it.",
-    )(function)
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from ...broker.name_completion import complete_channel, complete_topic
 from ...broker.requests import broker_suffix, change_each
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
-from ...framework.options import Decorator, option
+from ...framework.options import Decorator, all_of, option
 from ...framework.output import print_diagnostic
 from ...framework.params import Source, channel_source, topic_source
 from ...terminal.confirm import confirm
@@ -69,11 +69,9 @@ def action_command(kind: str, action: Action) -> DocumentedCommand:
 
         change_each(nsqd_http_addresses, act)
 
+    options = [name_argument("names", kind, several=True), broker_http_options]
     if action.destroys:
-        agree = option("Options", "--yes", "-y", is_flag=True, help="Do it without asking.")
-        run = agree(run)
-    run = broker_http_options(run)
-    run = name_argument("names", kind, several=True)(run)
+        options.append(option("Options", "--yes", "-y", is_flag=True, help="Do it without asking."))
     exits = {
         ExitCode.FAILURE: f"None of it was done: no such {kind}, or the broker refused.",
         ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
@@ -81,7 +79,7 @@ def action_command(kind: str, action: Action) -> DocumentedCommand:
     make = click.command(
         action.name, cls=DocumentedCommand, help=action.help, examples=action.example, exits=exits
     )
-    return make(run)
+    return make(all_of(*options)(run))
 
 
 def perform(address: str, kind: str, action: Action, sources: Sequence[Source], where: str) -> None:

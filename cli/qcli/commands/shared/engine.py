@@ -12,7 +12,7 @@ from trio_nsq.wording import count_of
 
 from ...broker.failures import http_failure
 from ...framework.errors import Failure
-from ...framework.options import Decorator, add_options, option, output_format
+from ...framework.options import Decorator, all_of, option, output_format
 from ...framework.output import size
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def engine_options(reachable: str, report: str) -> Decorator:
         reachable: What has to be reachable from wherever Spark's tasks are.
         report: What `--quiet` leaves out besides the progress.
     """
-    options: tuple[Decorator, ...] = (
+    return all_of(
         option(
             WORK,
             "--engine",
@@ -55,8 +55,6 @@ def engine_options(reachable: str, report: str) -> Decorator:
         ),
         option("Output", "--quiet", "-q", is_flag=True, help=f"No progress and no {report}; errors only."),
     )
-
-    return lambda command: add_options(command, options)
 
 
 def check_extra(command: str) -> None:

@@ -11,7 +11,7 @@ from ...broker.address_options import broker_http_options
 from ...broker.requests import change_each, read_each, request_json, with_broker
 from ...framework.command import DocumentedCommand, did_you_mean
 from ...framework.errors import ExitCode
-from ...framework.options import Decorator, option, output_format
+from ...framework.options import Decorator, all_of, option, output_format
 from ...framework.output import json_lines, write
 from ...framework.params import (
     BYTES_PER_UNIT,
@@ -213,10 +213,16 @@ def _set_command(kind: str) -> DocumentedCommand:
 
         change_each(nsqd_http_addresses, put)
 
-    agree: Decorator = option("Options", "--yes", "-y", is_flag=True, help="Drop messages without asking.")
-    words = click.argument(
-        "assignments", metavar="NAME=VALUE...", nargs=-1, required=True, type=Assignment(kind)
-    )
+    options = [
+        name_argument("wanted", kind),
+        click.argument(
+            "assignments", metavar="NAME=VALUE...", nargs=-1, required=True, type=Assignment(kind)
+        ),
+        broker_http_options,
+        _format(kind),
+    ]
+    if kind == "topic":
+        options.append(option("Options", "--yes", "-y", is_flag=True, help="Drop messages without asking."))
     about = "; ".join(f"{setting.name}: {setting.about}" for setting in SETTINGS[kind])
     return click.command(
         "set",
@@ -229,11 +235,7 @@ def _set_command(kind: str) -> DocumentedCommand:
             ExitCode.PARTIAL: "It was changed on some of the brokers only; standard error says why not on the others.",
         },
         notes={"Settings": f"{about}. 0 is no such rule, and {DEFAULT} what the broker has for all."},
-    )(
-        name_argument("wanted", kind)(
-            words(broker_http_options(_format(kind)(agree(run) if kind == "topic" else run)))
-        )
-    )
+    )(all_of(*options)(run))
 
 
 def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) -> None:
@@ -264,7 +266,7 @@ def _settings_command(kind: str) -> DocumentedCommand:
         exits={
             ExitCode.FAILURE: f"There is no such {kind}, or standard output cannot be written.",
         },
-    )(name_argument("wanted", kind)(broker_http_options(_format(kind)(run))))
+    )(all_of(name_argument("wanted", kind), broker_http_options, _format(kind))(run))
 
 
 def _format(kind: str) -> Decorator:
