@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from log.support import batch
-from trio_nsq.broker.positions import EARLIEST, LATEST, Position, parse_duration_ns, parse_position
+from trio_nsq.broker.positions import EARLIEST, LATEST, Position, parse_position
+from trio_nsq.durations import parse_duration_ns
 from trio_nsq.log import MemoryLog
 
 SECOND = 10**9

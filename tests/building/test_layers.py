@@ -27,6 +27,7 @@ LAYERS = (
         "trio_nsq.extras",
         "trio_nsq.under_trio",
         "trio_nsq.untrusted_json",
+        "trio_nsq.durations",
         "trio_nsq.wording",
     ),
 )

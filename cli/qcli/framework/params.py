@@ -12,17 +12,9 @@ from typing import Any, NamedTuple
 
 import click
 
-_NS_PER_UNIT = {
-    "ns": 1,
-    "us": 10**3,
-    "µs": 10**3,
-    "ms": 10**6,
-    "s": 10**9,
-    "m": 60 * 10**9,
-    "h": 3600 * 10**9,
-}
-_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
-_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
+from trio_nsq.durations import parse_duration_ns
+
+_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+")
 _MS_PER_DAY = 24 * 3600 * 1000
 _MS_PER_UNIT = {"d": _MS_PER_DAY, "h": 3600 * 1000, "m": 60 * 1000, "s": 1000, "ms": 1}
 BYTES_PER_UNIT = {
@@ -46,13 +38,12 @@ _NAME_RULE = "1 to 64 of the characters . _ - a-z A-Z 0-9, optionally with #ephe
 
 def duration(text: str) -> int:
     """Milliseconds of a length of time as Go writes it, such as `500ms` or `1m30s`."""
-    if text == "0":
-        return 0
-    if re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
+    if _NUMBER.fullmatch(text) and text != "0":
         raise click.BadParameter(f"{text!r} has no unit: write {text}s for seconds, or ms, m, h.")
-    if _DURATION.fullmatch(text) is None:
-        raise click.BadParameter(f"{text!r} is not a duration such as 500ms, 2s or 1m30s.")
-    total_ns = sum(float(count) * _NS_PER_UNIT[unit] for count, unit in _DURATION_PART.findall(text))
+    try:
+        total_ns = parse_duration_ns(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
     if 0 < total_ns < 10**6:
         raise click.BadParameter(f"{text!r} is less than a millisecond.")
     return round(total_ns / 10**6)
@@ -67,7 +58,7 @@ def positive_duration(text: str) -> int:
 
 def long_duration(text: str, besides: str = "") -> int:
     """Milliseconds of a length of time that may begin with days: `7d`, `1d12h`; `besides` ends the complaint."""
-    if re.fullmatch(r"\d+(\.\d*)?|\.\d+", text) and text != "0":
+    if _NUMBER.fullmatch(text) and text != "0":
         raise click.BadParameter(f"{text!r} has no unit: write {text}s for seconds, or ms, m, h, d.")
     days = re.match(r"(\d{1,9})d", text)
     rest = text[days.end() :] if days else text

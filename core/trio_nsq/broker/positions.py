@@ -14,22 +14,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from ..durations import parse_duration_ns
 from ..log import Log
 from ..log.interface import sequence_at
 
 FORMS = "a sequence, earliest, latest, -DURATION such as -1h30m, or @TIME: Unix seconds or RFC 3339"
 
-_NS_PER_UNIT = {
-    "ns": 1,
-    "us": 10**3,
-    "µs": 10**3,
-    "ms": 10**6,
-    "s": 10**9,
-    "m": 60 * 10**9,
-    "h": 3600 * 10**9,
-}
-_DURATION_PART = re.compile(r"(?=\.?[0-9])([0-9]{0,18})(?:\.([0-9]{0,18}))?(ns|us|µs|ms|s|m|h)")
-_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 _SEQUENCE = re.compile(r"[0-9]{1,20}")
 _UNIX_S = re.compile(r"([0-9]{1,11})(?:\.([0-9]{1,9}))?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -69,18 +59,6 @@ def parse_position(text: str, now_ns: int) -> Position:
     if text.startswith("@"):
         return Position("time", _parse_time_ns(text[1:]))
     raise ValueError(f"{text!r} is not {FORMS}")
-
-
-def parse_duration_ns(text: str) -> int:
-    """Nanoseconds of a length of time as Go writes it, such as `500ms` or `1m30s`. Raises ValueError."""
-    if text == "0":
-        return 0
-    if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is not a duration such as 500ms, 2s or 1m30s")
-    total_ns = 0
-    for whole, fraction, unit in _DURATION_PART.findall(text):
-        total_ns += int(whole + fraction) * _NS_PER_UNIT[unit] // 10 ** len(fraction)
-    return total_ns
 
 
 def _parse_time_ns(text: str) -> int:

@@ -9,13 +9,14 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
+from ...durations import parse_duration_ns
 from ...http import HTTPError, Request, Response
 from ...log import Log, RecordBatch
 from ...log.gaps import Gap
 from ...log.raw import encode_raw
 from ...log.records import RawRecord
 from ...log.selection import Selection
-from ..positions import EARLIEST, LATEST, Position, parse_duration_ns, parse_position
+from ..positions import EARLIEST, LATEST, Position, parse_position
 from ..readers import Reading
 from ..server import Server
 from ..state.topic import Topic
