@@ -290,6 +290,7 @@ def test_positions() -> None:
     assert ago.is_time
     assert abs(datetime.now().timestamp() - HOUR_S - ago.value / 10**9) < 60
     assert position("-1h").value - ago.value < 60 * 10**9
+    assert abs(position("1d1h").value + 24 * HOUR_S * 10**9 - ago.value) < 60 * 10**9
     assert position("@1700000000.5") == Position(START_S * 10**9 + 500_000_000, True)
     assert position("@2023-11-14T22:13:20Z") == position("@1700000000")
     assert (position("earliest"), position("latest")) == (Position(0, False), Position(2**64, False))

@@ -44,8 +44,7 @@ class AdminClient:
     def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         """The answer of `/stats` without clients and memory, of all topics and channels or of these.
 
-        Raises:
-            Failure: No broker answers, or what answers is none.
+        Raises Failure: no broker answers, or what answers is none.
         """
         params = {"format": "json", "include_clients": "false", "include_mem": "false"}
         params |= {"topic": topic} if topic is not None else {}

@@ -170,11 +170,7 @@ def not_found(address: str, wanted: Source, text: str) -> NotFound | None:
 def refusal(address: str, wanted: Source, text: str, what: str) -> Failure | None:
     """What a broker's code says, to a request that only `qcli serve` has and not nsqd; None: it is another code.
 
-    Args:
-        address: The broker's.
-        wanted: The topic or channel.
-        text: The code.
-        what: What is said of a broker that does not have the request, such as `has no dead letters`.
+    `what` is said of a broker that does not have the request, such as `has no dead letters`.
     """
     if text == "NOT_FOUND":  # that is, the endpoint
         return Failure(f"The broker at {address} {what}: it is an nsqd, or an older 'qcli serve'.")

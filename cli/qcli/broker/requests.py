@@ -52,14 +52,7 @@ def request_json(
 
 
 def change_each(addresses: Sequence[str], act: Callable[[str], _T]) -> list[_T]:
-    """Make a change on every broker, also if it fails on another one.
-
-    Args:
-        addresses: HTTP addresses.
-        act: Called with one address after the other. Reports what it has done.
-
-    Returns:
-        The results in the order of the addresses.
+    """Make a change on every broker, also if it fails on another one. `act` reports what it has done.
 
     Raises:
         Failure: It failed on a broker. Of several brokers: its message says what failed on which, and its code is
@@ -87,17 +80,9 @@ def change_each(addresses: Sequence[str], act: Callable[[str], _T]) -> list[_T]:
 
 
 def read_each(addresses: Sequence[str], read: Callable[[str], _T]) -> dict[str, _T]:
-    """Read from every broker that has the topic or channel.
+    """Read from every broker that has the topic or channel, at least one; what was read, by address.
 
-    Args:
-        addresses: HTTP addresses.
-        read: Called with one address after the other.
-
-    Returns:
-        What was read, by address; of at least one.
-
-    Raises:
-        Failure: A broker does not answer or refuses, or none has the topic or channel.
+    Raises Failure: a broker does not answer or refuses, or none has the topic or channel.
     """
     results: dict[str, _T] = {}
     missing: NotFound | None = None

@@ -141,8 +141,7 @@ class DocumentedGroup(DocumentedCommand, click.Group):
 class LazyGroup(DocumentedGroup):
     """A group whose subcommands are imported when they are asked for, so that each starts quickly.
 
-    Args:
-        modules: Module by subcommand name; the module holds it as `command`.
+    `modules` names the module of each; the module holds it as `command`.
     """
 
     def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
@@ -150,11 +149,9 @@ class LazyGroup(DocumentedGroup):
         self._modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of the subcommands, in the order in which they were given."""
         return list(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the subcommand of this name; None if there is no such."""
         if cmd_name not in self._modules:
             return None
         command = importlib.import_module(self._modules[cmd_name]).command

@@ -38,12 +38,7 @@ class ExitCode(IntEnum):
 
 
 class Failure(Exception):
-    """The command ends with this message on standard error and this exit code.
-
-    Args:
-        message: Whose fault it was and what to do about it, in a sentence or two.
-        code: The exit status.
-    """
+    """The command ends with this message, what to do about it included, on standard error, and this exit code."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.FAILURE) -> None:
         super().__init__(message)
@@ -92,11 +87,7 @@ def leaf_exceptions(error: BaseException) -> list[BaseException]:
 
 
 def translate(error: BaseException) -> Failure | click.ClickException | OutputClosed | None:
-    """Say how the command ends because of this error.
-
-    Returns:
-        None for a bug in qcli, which is shown with its traceback.
-    """
+    """Say how the command ends because of this error; None: it is a bug in qcli, which is shown with its traceback."""
     # Errors of tasks that ran side by side arrive together; the first that can be explained is the reason.
     for leaf in leaf_exceptions(error):
         if isinstance(leaf, (Failure, click.ClickException, OutputClosed)):

@@ -31,8 +31,7 @@ BYTES_PER_UNIT = {
 _BYTE_SIZE = re.compile(rf"(\d{{1,15}})({'|'.join(BYTES_PER_UNIT)})")
 _HOST_PORT = re.compile(r"(?P<host>\[[^\s\[\]]+\]|[^\s:/\[\]]*):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
-_TRUE = ("1", "t", "true")
-_FALSE = ("0", "f", "false")
+_TRUTH = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
 _NAME_RULE = "1 to 64 of the characters . _ - a-z A-Z 0-9, optionally with #ephemeral at the end"
 
 
@@ -231,6 +230,11 @@ class Integer(click.IntRange):
         return super().convert(number, param, ctx)
 
 
+def _truth(value: object) -> bool | None:
+    """What Go takes for true or false; None: neither."""
+    return _TRUTH.get(str(value).lower())
+
+
 class Boolean(click.Choice[str]):
     """`true` or `false`, and what else Go takes for them."""
 
@@ -238,10 +242,10 @@ class Boolean(click.Choice[str]):
         super().__init__(["true", "false"])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        word = str(value).lower()
-        if word not in _TRUE + _FALSE:
+        found = _truth(value)
+        if found is None:
             self.fail(f"{value!r} is not true or false.", param, ctx)
-        return word in _TRUE
+        return found
 
 
 class Word(click.Choice[str]):
@@ -264,10 +268,8 @@ class BooleanOrWord(Word):
         super().__init__(["true", "false", *words])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        word = str(value).lower()
-        if word in _TRUE + _FALSE:
-            return "true" if word in _TRUE else "false"
-        return super().convert(value, param, ctx)
+        found = _truth(value)
+        return super().convert(value if found is None else str(found).lower(), param, ctx)
 
 
 class PathOrNothing(click.Path):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from .options import Decorator, option
-from .params import duration, long_duration
+from .params import long_duration
 
 FORMS = (
     "a sequence such as 1000, nor a time such as 2026-11-21T04:14 or @1700000000.5 (Unix seconds), nor a time ago such "
@@ -45,7 +45,7 @@ def position(text: str) -> Position:
     found = _time(text.removeprefix("@"), unix=text.startswith("@"))
     if found is None:
         try:
-            found = time.time_ns() - duration(text.removeprefix("-")) * _NS_PER_MS
+            found = time.time_ns() - long_duration(text.removeprefix("-")) * _NS_PER_MS
         except click.BadParameter:
             raise click.BadParameter(f"{text!r} is neither {FORMS}.") from None
     return Position(max(0, found), True)

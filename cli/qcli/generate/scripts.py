@@ -1,4 +1,4 @@
-"""Completion scripts. They know nothing of the commands: they ask `qcli`, which knows (see `qcli.completing`).
+"""Completion scripts. They know nothing of the commands: they ask `qcli` (see `qcli.framework.completion`).
 
 Each line of an answer is kind, value and help, separated by tabs:
 

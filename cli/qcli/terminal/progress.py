@@ -59,11 +59,7 @@ def byte_progress(total_bytes: int, what: str) -> Iterator[Callable[[int], None]
 
 @contextmanager
 def message_progress(total: int | None, quiet: bool) -> Iterator[Advance]:
-    """Show a bar while the block runs, if standard error is a terminal and not `quiet`.
-
-    Args:
-        total: How many messages there are; None: that is not known.
-        quiet: Show none.
+    """Show a bar while the block runs, if standard error is a terminal and not `quiet`. `total` is None if not known.
 
     Yields:
         A function that adds messages and bytes to those that are done.

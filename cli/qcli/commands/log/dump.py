@@ -102,17 +102,15 @@ def command(
     separator = delimiter_of(separator, null)
     if (form == "json" or headers) and (separator != b"\n" or print_topic):
         raise click.UsageError("--null, --delimiter and --print-topic are for bodies only.")
-    _check_range(first, end)
     selection = _selection(first, end)
     sink = _Sink(count)
     for place in places(path):
-        topic = place.topic
         if headers:
             _dump_headers(place, selection, sink, _json_header if form == "json" else _header_line)
         elif form == "json":
             _dump_messages(place, selection, sink, _json_messages)
         else:
-            prefix = f"{topic or shown(place.path)} | ".encode() if print_topic else b""
+            prefix = f"{place.topic or shown(place.path)} | ".encode() if print_topic else b""
             _dump_messages(place, selection, sink, _bodies(prefix, separator))
         if not sink.left:
             break
@@ -120,15 +118,12 @@ def command(
     return ExitCode.DAMAGED if sink.damaged else ExitCode.OK
 
 
-def _check_range(first: Position | None, end: Position | None) -> None:
-    """Raises UsageError if nothing can lie between them, whatever is in the log."""
-    if first is not None and end is not None and first.is_time == end.is_time and first.value > end.value:
-        raise click.UsageError(NOTHING_BETWEEN)
-
-
 def _selection(first: Position | None, end: Position | None) -> Selection:
+    """Raises UsageError if nothing can lie between them, whatever is in the log."""
     from trio_nsq.log.selection import Selection
 
+    if first is not None and end is not None and first.is_time == end.is_time and first.value > end.value:
+        raise click.UsageError(NOTHING_BETWEEN)
     bounds: dict[str, int] = {}
     if first is not None:
         bounds["first_ns" if first.is_time else "first_sequence"] = first.value
@@ -209,9 +204,6 @@ def _dump_headers(place: Place, selection: Selection, sink: _Sink, render: _Rend
         path = found.path
         if not sink.left:
             return
-
-
-# ---------------------------------------------------------------------- what a message, or a header, looks like
 
 
 def _bodies(prefix: bytes, separator: bytes) -> _RenderMessages:

@@ -125,8 +125,7 @@ def _import(
 ) -> tuple[list[TopicReport], Failure | None]:
     """What became of the topics, and why that is not all of them.
 
-    Raises:
-        ImportRefused, StartupError, LogError, OSError: Before anything was imported.
+    Raises ImportRefused, StartupError, LogError or OSError before anything was imported.
     """
     from trio_nsq import NSQError
     from trio_nsq.nsqd_import import IfExists, Outcome, import_topics, queue_bytes

@@ -62,11 +62,7 @@ def is_data_folder(path: Path) -> bool:
 
 
 def places(path: Path) -> list[Place]:
-    """All topics of a data folder, or the one place that is meant.
-
-    Raises:
-        Failure: It is something else; with the code for a wrong command line.
-    """
+    """All topics of a data folder, or the one place that is meant. Raises Failure: it is something else."""
     from trio_nsq.broker.storage.data_folder import NSQD_FILE, STATE_FILE, SUFFIX
     from trio_nsq.broker.storage.verify import topic_folders, topic_name
     from trio_nsq.log.segment.format import SUFFIX as SEGMENT_SUFFIX

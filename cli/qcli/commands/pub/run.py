@@ -28,14 +28,9 @@ RATED_READ_BYTES = 4096
 
 
 async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult:
-    """Publish all input to each broker, or as much as can be.
+    """Publish all input to each broker, or as much as can be. `brokers` has their HTTP addresses by TCP address.
 
-    Args:
-        options: The command line.
-        brokers: The HTTP address of each, by its TCP address.
-
-    Raises:
-        Failure: A broker cannot be reached; nothing was published.
+    Raises Failure: a broker cannot be reached; nothing was published.
     """
     silence_library()
     connecting = ConnectOptions.of_command()

@@ -77,8 +77,6 @@ class _FilesReplay:
         self._report()
         return ExitCode.PARTIAL if job.result.too_long else ExitCode.OK
 
-    # ------------------------------------------------------------------ before it begins
-
     def _check_broker(self) -> None:
         """Find out early whether there is a broker, and what it can do."""
         request = self._job.request
@@ -141,8 +139,6 @@ class _FilesReplay:
             print_diagnostic(f"Note: engine {wanted}: {why}.")
         self._engine_name = wanted
         return run_inline if wanted == "inline" else self._spark or self._open_spark()
-
-    # ------------------------------------------------------------------ what is said
 
     def _resume_command(self) -> str:
         """The command line that does what is left."""

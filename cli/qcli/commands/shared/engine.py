@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -129,10 +129,9 @@ def better_engine(size_bytes: int, tasks: int, what: str) -> tuple[str, str]:
     return "spark", much
 
 
-@contextmanager
 def spark_engine(
     master: str | None, name: str = "qcli to-parquet", memory: str = "512m"
-) -> Iterator[SparkEngine]:
+) -> AbstractContextManager[SparkEngine]:
     """Spark, while the block runs; see `open_spark`."""
     import logging
 
@@ -140,5 +139,4 @@ def spark_engine(
 
     # py4j logs every connection that a JVM does not answer on any more, at the root; we say that once.
     logging.getLogger().addHandler(logging.NullHandler())
-    with open_spark(master, name, memory) as engine:
-        yield engine
+    return open_spark(master, name, memory)

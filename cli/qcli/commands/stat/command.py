@@ -8,29 +8,13 @@ import click
 
 from ...broker.address_options import broker_http_options
 from ...broker.name_completion import complete_source
+from ...framework import output
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
-from ...framework.output import (
-    delimited,
-    is_live_terminal,
-    is_terminal,
-    json_lines,
-    plain_table,
-    table_value,
-    write,
-)
 from ...framework.params import Source, positive_duration, source
-from .rows import (
-    LEFT_OUT_FIRST,
-    NAME_COLUMNS,
-    NARROW_HEADINGS,
-    RECORD_KEYS,
-    Reports,
-    Row,
-    table,
-    unavailable_lines,
-)
+from . import rows
+from .rows import Reports, Row
 
 FORMATS = ("table", "json", "csv", "tsv")
 
@@ -60,11 +44,11 @@ FORMATS = ("table", "json", "csv", "tsv")
         "where the settings do not let that happen. Last, unavailable: null, or why nothing can be done with a topic, "
         "which has no channels and no counts then; the table has a line below it with the reason.",
         "On a narrow terminal": "Where the table does not fit, headings are shorter: "
-        + ", ".join(f"{short} is {long}" for long, short in NARROW_HEADINGS.items())
+        + ", ".join(f"{short} is {long}" for long, short in rows.NARROW_HEADINGS.items())
         + ", P marks what is paused and U "
         "what is unavailable. Numbers are cut to thousands (12k), millions (M) and so on. If that is not "
         "enough, columns are left out, in this order: "
-        + ", ".join(heading or "the mark of what is paused or unavailable" for heading in LEFT_OUT_FIRST)
+        + ", ".join(heading or "the mark of what is paused or unavailable" for heading in rows.LEFT_OUT_FIRST)
         + ". Topic, channel and depth always stay; names lose their middle only when nothing else is left to go.",
     },
 )
@@ -108,7 +92,7 @@ def command(
     if once and count is not None:
         raise click.UsageError("--once and --count exclude each other.")
     reports = Reports([AdminClient(address) for address in nsqd_http_addresses], wanted)
-    if form == "table" and count is None and not once and is_live_terminal(sys.stdout):
+    if form == "table" and count is None and not once and output.is_live_terminal(sys.stdout):
         from .live import show_live
 
         show_live(reports, interval)
@@ -127,19 +111,19 @@ def _print_reports(reports: Reports, form: str, count: int, interval_ms: int) ->
         time.sleep(max(0.0, due_s - time.monotonic()))
 
 
-def _print_report(rows: list[Row], form: str, *, first: bool) -> None:
+def _print_report(found: list[Row], form: str, *, first: bool) -> None:
     if form == "table":
-        width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
-        text = plain_table(table(rows, width), NAME_COLUMNS) + "".join(
-            f"{line}\n" for line in unavailable_lines(rows)
+        width = shutil.get_terminal_size().columns if output.is_terminal(sys.stdout) else None
+        text = output.plain_table(rows.table(found, width), rows.NAME_COLUMNS) + "".join(
+            f"{line}\n" for line in rows.unavailable_lines(found)
         )
-        write(("" if first else "\n") + text)
+        output.write(("" if first else "\n") + text)
         return
     now_s = time.time()
-    records = [row.record(now_s) for row in rows]
+    records = [row.record(now_s) for row in found]
     if form == "json":
-        write(json_lines(records))
+        output.write(output.json_lines(records))
         return
-    headings = [RECORD_KEYS] if first else []
-    rows_of_values = [[table_value(value) for value in record.values()] for record in records]
-    write(delimited([*headings, *rows_of_values], "," if form == "csv" else "\t"))
+    headings = [rows.RECORD_KEYS] if first else []
+    rows_of_values = [[output.table_value(value) for value in record.values()] for record in records]
+    output.write(output.delimited([*headings, *rows_of_values], "," if form == "csv" else "\t"))

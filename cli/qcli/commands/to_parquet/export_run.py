@@ -125,8 +125,6 @@ class ExportRun:
             self.job.run(engine, tasks, advance)
         self._report_gaps()
 
-    # ------------------------------------------------------------------ engines
-
     def _choose(self, tasks: Sequence[ExportTask]) -> Engine:
         """The engine of this and all further rounds."""
         wanted = self._options.engine
@@ -141,8 +139,6 @@ class ExportRun:
         else:
             self._engine = self._stack.enter_context(spark_engine(self._options.master))
         return self._engine
-
-    # ------------------------------------------------------------------ what is said
 
     def _report_gaps(self) -> None:
         gaps = self.job.result.gaps

@@ -108,8 +108,6 @@ class SpoolExportRun(ExportRun):
                 f"{self._spool.messages:,} messages wait in the spool, and are no longer in the channel."
             )
 
-    # ------------------------------------------------------------------ receiving
-
     def _receive(self, addresses: Sequence[str]) -> None:
         """Receive until it is time to export.
 
