@@ -11,13 +11,7 @@ import click
 
 from ..framework.daemon import kinds
 from ..framework.daemon.config_file import CONFIG
-from ..framework.daemon.setting import (
-    LOG_SETTINGS,
-    Setting,
-    fields_of,
-    under_headings,
-    verbose_setting,
-)
+from ..framework.daemon.setting import LOG_SETTINGS, Setting, fields_of, under_headings, verbose_setting
 from ..framework.errors import ExitCode
 from ..framework.go_flags import GoFlagsCommand
 from ..framework.options import version_option

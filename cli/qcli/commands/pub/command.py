@@ -68,9 +68,7 @@ INPUT, SENDING = "Input", "Sending"
     "files",
     metavar="[FILE...]",
     nargs=-1,
-    type=click.Path(
-        readable=False, allow_dash=True
-    ),  # whether they can be read is no matter of the command line
+    type=click.Path(readable=False, allow_dash=True),  # `PubOptions.check` looks whether they can be read
 )
 @http_addresses(
     "The brokers' HTTP addresses, in the order of the TCP addresses: for numbered batches, and to complete names."

@@ -67,9 +67,8 @@ class PubOptions:
             check_tcp_address(address)
         sources = [ctx.get_parameter_source(name) for name in ("nsqd_tcp_addresses", "nsqd_http_addresses")]
         if len(http) == 1 and sources[1] not in (sources[0], ParameterSource.COMMANDLINE):
-            http *= len(
-                tcp
-            )  # not given for these brokers: `numbered_sender` uses it for the one it belongs to
+            # Not given for these brokers: `numbered_sender` uses it for the one it belongs to.
+            http *= len(tcp)
         if len(tcp) != len(http):
             names = [
                 variable if source is ParameterSource.ENVIRONMENT else option

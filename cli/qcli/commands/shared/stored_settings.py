@@ -13,13 +13,7 @@ from ...framework.command import DocumentedCommand, did_you_mean
 from ...framework.errors import ExitCode
 from ...framework.options import Decorator, all_of, option, output_format
 from ...framework.output import json_lines, write
-from ...framework.params import (
-    BYTES_PER_UNIT,
-    Source,
-    byte_size,
-    duration_text,
-    retention_time,
-)
+from ...framework.params import BYTES_PER_UNIT, Source, byte_size, duration_text, retention_time
 from ...terminal.confirm import confirm
 from .admin_action import name_argument
 
