@@ -194,19 +194,6 @@ def delimiter_of(separator: bytes, null: bool) -> bytes:
     return b"\0" if null else separator
 
 
-def version_option(command: F) -> F:
-    """`--version`: of what, and on what it runs; `compiled` is what makes a broker and a client faster."""
-    make = click.option(
-        "--version",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_print_version,
-        help="Show the version and exit.",
-    )
-    return make(command)
-
-
 def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
@@ -215,3 +202,14 @@ def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> 
     how = "compiled" if COMPILED else "not compiled"
     click.echo(f"qcli {__version__} (Python {platform.python_version()}, {how})")
     ctx.exit()
+
+
+version_option = click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+"""`--version`: of what, and on what it runs; `compiled` is what makes a broker and a client faster."""
