@@ -46,21 +46,21 @@ class ReadMode(Enum):
     STREAM = "spark.readStream"
 
 
-_BOTH = frozenset(ReadMode)
-_OPTIONS = {
-    "topic": _BOTH,
-    "nsqdHttpAddress": _BOTH,
-    "startingOffsets": _BOTH,
-    "startingTimestamp": _BOTH,
-    "endingOffsets": frozenset({ReadMode.BATCH}),
-    "endingTimestamp": frozenset({ReadMode.BATCH}),
-    "maxOffsetsPerTrigger": frozenset({ReadMode.STREAM}),
-    "minPartitions": _BOTH,
-    "columns": _BOTH,
-    "failOnDataLoss": _BOTH,
-    "patienceMs": _BOTH,
+_OPTIONS: dict[str, ReadMode | None] = {
+    "topic": None,
+    "nsqdHttpAddress": None,
+    "startingOffsets": None,
+    "startingTimestamp": None,
+    "endingOffsets": ReadMode.BATCH,
+    "endingTimestamp": ReadMode.BATCH,
+    "maxOffsetsPerTrigger": ReadMode.STREAM,
+    "minPartitions": None,
+    "columns": None,
+    "failOnDataLoss": None,
+    "patienceMs": None,
 }
-_KNOWN = {name.lower(): (name, uses) for name, uses in _OPTIONS.items()}
+"""What each option is for; None: both."""
+_SPELLINGS = {name.lower(): name for name in _OPTIONS}
 _SPARKS_OWN = "path"
 """Spark adds this option for `load("...")`; it is ignored."""
 
@@ -141,13 +141,11 @@ def _check_names(options: Mapping[str, str], use: ReadMode) -> None:
         lower = name.lower()
         if lower == _SPARKS_OWN:
             continue
-        if lower not in _KNOWN:
+        if lower not in _SPELLINGS:
             raise OptionError(f"the source nsq has no option {name}; it has {', '.join(_OPTIONS)}")
-        spelling, uses = _KNOWN[lower]
-        if use not in uses:
-            raise OptionError(
-                f"the option {spelling} is for {' and '.join(each.value for each in uses)} only"
-            )
+        only = _OPTIONS[_SPELLINGS[lower]]
+        if only not in (None, use):
+            raise OptionError(f"the option {_SPELLINGS[lower]} is for {only.value} only")
 
 
 def _position(options: Mapping[str, str], which: str, default: str) -> str:
