@@ -38,7 +38,6 @@ class LogFileFacts(Protocol):
 
         Reads the file if that is not known yet. Raises LogReadError.
         """
-        ...
 
 
 class Log(Protocol):
@@ -52,22 +51,18 @@ class Log(Protocol):
     @property
     def first_sequence(self) -> int:
         """The sequence of the oldest message; equal to `next_sequence` if there is none."""
-        ...
 
     @property
     def next_sequence(self) -> int:
         """The sequence after the last committed message."""
-        ...
 
     @property
     def written_sequence(self) -> int:
         """The sequence of the next message to write; equal to `next_sequence` if everything is committed."""
-        ...
 
     @property
     def writes(self) -> int:
         """How many writes succeeded since the log was opened; it never decreases. Any thread may read it."""
-        ...
 
     @property
     def size_bytes(self) -> int: ...
@@ -75,19 +70,15 @@ class Log(Protocol):
     @property
     def files(self) -> Sequence[LogFileFacts]:
         """Its files, the oldest first; none for a log in memory. Messages are appended to the last."""
-        ...
 
     def bytes_from(self, sequence: int) -> int:
         """Estimate the bytes from `sequence` on, without reading."""
-        ...
 
     def last_bytes(self, size: int) -> int:
         """Estimate from which sequence on there are at most so many bytes, without reading."""
-        ...
 
     def begins_file(self, size: int) -> bool:
         """Whether a write of so many bytes needs a new file first: see `begin_file`."""
-        ...
 
     def begin_file(self) -> None:
         """Sync the last file and begin a new one for the next writes. All that is written must be committed.
@@ -97,7 +88,6 @@ class Log(Protocol):
         Raises:
             LogWriteError: There is no new file.
         """
-        ...
 
     def write(self, batches: Sequence[RecordBatch]) -> None:
         """Write batches after all that is written; the first begins at `written_sequence`.
@@ -109,11 +99,9 @@ class Log(Protocol):
                 succeeds, they may be stored after all.
             ValueError: They do not begin at `written_sequence`, or have gaps.
         """
-        ...
 
     def commit(self, sequence: int) -> None:
         """Let readers see what is written before this sequence, at which a write ended."""
-        ...
 
     def take_back(self) -> None:
         """Remove all that is written and not committed. Not during a sync.
@@ -121,7 +109,6 @@ class Log(Protocol):
         If the disk refuses, the bytes stay in the file until the next write: a process that dies before that may find
         them at its next start.
         """
-        ...
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         """Write batches, sync if asked, and commit. All that was written before must be committed.
@@ -133,7 +120,6 @@ class Log(Protocol):
         Raises:
             LogWriteError, ValueError: As `write`.
         """
-        ...
 
     def sync(self) -> None:
         """Return when all that was written before the call is on stable storage.
@@ -141,7 +127,6 @@ class Log(Protocol):
         Raises:
             LogWriteError: It is not yet. What is committed remains readable, and the next sync makes up for it.
         """
-        ...
 
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         """Read the undamaged batches from the one that holds `sequence` on, in order.
@@ -153,7 +138,6 @@ class Log(Protocol):
         Raises:
             LogReadError: The operating system refused.
         """
-        ...
 
     def read_now(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         """As `read`, without waiting for the disk, and maybe fewer. Only for the thread of the event loop.
@@ -162,15 +146,12 @@ class Log(Protocol):
             ReadWouldWaitError: The first batch is not in memory, or has to be located on the disk.
             LogReadError: The log was closed.
         """
-        ...
 
     def read_soon(self, sequence: int) -> None:
         """Start to read ahead from `sequence`, at which a `read` has just ended, without waiting for it."""
-        ...
 
     def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:
         """As `read`, encoded as on disk. A payload may be no valid message set. Raises LogReadError."""
-        ...
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
         """Yield the headers of all batches from the one that holds `sequence` on, except those discarded meanwhile.
@@ -178,7 +159,6 @@ class Log(Protocol):
         Raises:
             LogReadError: The operating system refused.
         """
-        ...
 
     def roll(self) -> None:
         """Begin a new file unless the last one is empty, so that the last one can be discarded later.
@@ -186,12 +166,10 @@ class Log(Protocol):
         Raises:
             LogWriteError: There is no new file.
         """
-        ...
 
     @property
     def has_carried_forward(self) -> bool:
         """Whether there is a carried-forward segment."""
-        ...
 
     def read_carried_forward(self, sequence: int) -> list[RecordBatch]:
         """Read the record with this message from the carried-forward segment; empty if it is not there, or damaged.
@@ -201,7 +179,6 @@ class Log(Protocol):
         Raises:
             LogReadError: The operating system refused.
         """
-        ...
 
     def carry_forward(
         self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
@@ -220,15 +197,12 @@ class Log(Protocol):
         Raises:
             LogError: The operating system refused; nothing is done then.
         """
-        ...
 
     def discard_before(self, sequence: int) -> None:
         """Discard messages before `sequence`: as many as is cheap, and no others."""
-        ...
 
     def close(self) -> None:
         """Close the files. Nothing else may be called afterwards."""
-        ...
 
 
 def check_order(batches: Sequence[RecordBatch], next_sequence: int) -> None:

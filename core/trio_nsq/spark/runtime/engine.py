@@ -18,11 +18,9 @@ class Task(Protocol[_Done]):
     @property
     def messages(self) -> int:
         """The number of messages, about."""
-        ...
 
     def run(self, advance: Advance | None = None) -> _Done:
         """Run it and return its result. Raises NSQError, OSError: another attempt would not help."""
-        ...
 
 
 class Engine(Protocol):
@@ -39,7 +37,6 @@ class Engine(Protocol):
         Raises:
             NSQError, OSError: A task failed; no other task runs any more.
         """
-        ...
 
 
 def run_inline(tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:

@@ -15,6 +15,7 @@ batch, so the greatest number that a broker has tells whether it has published t
 
 import zlib
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -166,13 +167,10 @@ def group_by_topic(rows: RowBlock, topic: str | None) -> list[tuple[str, int, li
     count = len(rows)
     if rows.topics is None and not any(rows.delays_ms or ()):
         return [(topic or "", 0, list(rows.bodies))] if count else []  # type: ignore[arg-type]
-    found: dict[tuple[str, int], list[bytes]] = {}
+    found: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
     topics, delays = rows.topics or [None] * count, rows.delays_ms or [None] * count
     for own, delay, body in zip(topics, delays, rows.bodies, strict=True):
-        key = (own or topic or "", delay or 0)
-        if (bodies := found.get(key)) is None:
-            bodies = found[key] = []
-        bodies.append(body)  # type: ignore[arg-type]
+        found[own or topic or "", delay or 0].append(body)  # type: ignore[arg-type]
     return [(own, delay, bodies) for (own, delay), bodies in found.items()]
 
 
@@ -186,7 +184,7 @@ class RetryCheck:
     def __init__(self, last: int | None, numbers: BatchNumbers) -> None:
         self.last = last
         self._micro_batch = numbers.micro_batch
-        self._passed = False  # whether the batch `last` came, or there is none to wait for
+        self._passed = last is None  # whether the batch `last` came, or there is none to wait for
         if last is not None and numbers.micro_batch is not None:
             before = last >> _CHECKSUM_BITS + _ORDINAL_BITS
             if before > numbers.micro_batch:
@@ -196,8 +194,6 @@ class RetryCheck:
                     "with a new checkpoint"
                 )
             self._passed = before < numbers.micro_batch
-        elif last is None:
-            self._passed = True
 
     def check(self, number: int) -> None:
         """Check the next batch, before it is published. Raises RowsDiffer."""
