@@ -21,7 +21,7 @@ from interop.peers import nsqd, qcli_serve
 from spark.support import ToParquet, cli_of, column, export, leftovers, numbers, parquet_files, until
 from trio_nsq.extras import install_hint
 from trio_nsq.spark.export.layout import Layout
-from trio_nsq.spark.export.request import ExportRequest, FileOptions
+from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.storage import LocalStorage
@@ -190,7 +190,7 @@ class InterruptingStorage(LocalStorage):
 def test_an_interrupt_waits_for_the_thread_that_writes(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """Also one that comes while the main thread starts it: Python's executor then does not know of the thread."""
     qcli.publish(topic, [b"x" * 1000] * 2000)
-    request = ExportRequest(topic, str(tmp_path), options=FileOptions(row_group_bytes=1 << 20))
+    request = ExportRequest(topic, str(tmp_path), row_group_bytes=1 << 20)
     task = ExportTask(request, Layout(), qcli.http_address, Span(0, 2000))
     storage = InterruptingStorage(tmp_path)
     before_s = sys.getswitchinterval()

@@ -165,7 +165,7 @@ class ToParquetOptions:
     def request(self) -> ExportRequest:
         """What the library is asked to export."""
         from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
-        from trio_nsq.spark.export.request import ExportRequest, FileOptions
+        from trio_nsq.spark.export.request import ExportRequest
 
         body = BodyFormat.TEXT if self.text else BodyFormat.JSON if self.as_json else BodyFormat.BINARY
         level = self.compression_level
@@ -179,7 +179,9 @@ class ToParquetOptions:
             channel=self.channel,
             layout=Layout(PartitionBy(self.partition_by), body),
             json_fields=self.columns or (),
-            options=FileOptions(self.compression, level, self.row_group_bytes),
+            compression=self.compression,
+            compression_level=level,
+            row_group_bytes=self.row_group_bytes,
             target_bytes=self.target_bytes,
             tls=ConnectOptions.of_command().tls_files(),
             spool=self.spool,

@@ -14,21 +14,6 @@ MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class FileOptions:
-    """How Parquet files are written; may differ from one run to the next.
-
-    Attributes:
-        compression: A Parquet codec, in lower case.
-        compression_level: None: the default of the codec.
-        row_group_bytes: Bytes of bodies in a row group, about.
-    """
-
-    compression: str = "zstd"
-    compression_level: int | None = 1
-    row_group_bytes: int = 64 * MIB
-
-
-@dataclass(frozen=True, slots=True)
 class ExportRequest:
     """A topic to be exported.
 
@@ -39,6 +24,9 @@ class ExportRequest:
         layout: The layout of the files. `json_columns` is ignored: the columns are those of `json_fields`.
         json_fields: Fields of JSON bodies that become columns. A type of None is inferred from a sample. If empty, all
             fields of the sample become columns.
+        compression: A Parquet codec, in lower case.
+        compression_level: None: the default of the codec.
+        row_group_bytes: Bytes of bodies in a row group, about.
         target_bytes: Bytes of the log in a range, about; at least 1.
         min_ranges: Split each broker's log into at least this many ranges, so that every worker has work.
         patience_s: How long to wait for a broker that is unreachable.
@@ -52,7 +40,9 @@ class ExportRequest:
     channel: str | None = None
     layout: Layout = field(default_factory=Layout)
     json_fields: Sequence[tuple[str, JsonType | None]] = ()
-    options: FileOptions = field(default_factory=FileOptions)
+    compression: str = "zstd"
+    compression_level: int | None = 1
+    row_group_bytes: int = 64 * MIB
     target_bytes: int = 256 * MIB
     min_ranges: int = 1
     tls: TLSFiles = field(default_factory=TLSFiles)

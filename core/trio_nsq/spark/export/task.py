@@ -144,9 +144,8 @@ class _RangeFiles:
         self.names: list[str] = []
         self.file_bytes = 0
         self._storage = storage
-        self._place = task.request.place
         self._partition = task.layout.partition
-        self._options = task.request.options
+        self._request = task.request
         self._name = range_name(topic, broker, task.span)
         self._key: int | None = None  # of the current partition
         self._files_of: dict[int, int] = {}  # complete files, by partition
@@ -172,7 +171,7 @@ class _RangeFiles:
             self.close()
             self._key = key
         size = self.builder.add(found)
-        if len(self.builder) >= _TABLE_ROWS or self.builder.body_bytes >= self._options.row_group_bytes:
+        if len(self.builder) >= _TABLE_ROWS or self.builder.body_bytes >= self._request.row_group_bytes:
             self._flush()
         return size
 
@@ -223,7 +222,7 @@ class _RangeFiles:
         """Convert the added messages to a table, and write a row group if there are enough."""
         self._group_bytes += self.builder.body_bytes
         self._tables.append(self.builder.table())
-        if self._group_bytes >= self._options.row_group_bytes:
+        if self._group_bytes >= self._request.row_group_bytes:
             self._write_group()
 
     def _write_group(self) -> None:
@@ -237,7 +236,7 @@ class _RangeFiles:
     def _wait(self) -> None:
         writing, self._writing = self._writing, None
         if writing is not None:
-            with naming_file(f"{self._place}/{self._name}.parquet"):
+            with naming_file(f"{self._request.place}/{self._name}.parquet"):
                 writing.result()
 
     # These run in the thread, where no signal interrupts them:
@@ -251,8 +250,8 @@ class _RangeFiles:
                 self._writer = pq.ParquetWriter(
                     self._file,
                     self.builder.schema,
-                    compression=self._options.compression,
-                    compression_level=self._options.compression_level,
+                    compression=self._request.compression,
+                    compression_level=self._request.compression_level,
                     use_dictionary=DICTIONARY_COLUMNS,
                 )
             self._writer.write_table(group, row_group_size=len(group))
