@@ -105,7 +105,7 @@ class TopicLoader:
             del self.broker.unavailable[name]
             forget_origin(self.broker, name)
         if retired is not None:
-            await trio.to_thread.run_sync(self.folder.remove_retired, retired)
+            await trio.to_thread.run_sync(self.folder.files.remove_folder, retired)
         return True
 
     def _give_up(self, name: str, error: Exception) -> None:

@@ -260,12 +260,12 @@ class Topics:
             work = partial(self.folder.retire_topic, topic.name)
             retired = await trio.to_thread.run_sync(work)
             await self.publisher.until_idle(topic)  # a scheduled sync may have begun meanwhile
-        self.publisher.forget(topic)
+        self.publisher.syncs.forget(topic)
         self.broker.delete_topic(topic)
         self.readers.wake(topic)
         self.checkpointer.forget(topic)
         if retired is not None:
-            await trio.to_thread.run_sync(self.folder.remove_retired, retired)
+            await trio.to_thread.run_sync(self.folder.files.remove_folder, retired)
 
     async def deletions_done(self) -> None:
         """Wait until no topic is being deleted."""

@@ -213,7 +213,7 @@ class _TopicImport:
         """Build the topic in a separate folder, and rename that."""
         topic, progress = self._topic, self._progress
         building = folder.import_folder(topic.name)
-        folder.remove_retired(building)  # left by an interrupted import
+        folder.files.remove_folder(building)  # left by an interrupted import
         try:
             folder.files.make_folder(building)
             with (
@@ -242,7 +242,7 @@ class _TopicImport:
             folder.files.rename(building, folder.topic_folder(topic.name))
             folder.files.sync_folder(building.parent)
         except BaseException:
-            folder.remove_retired(building)
+            folder.files.remove_folder(building)
             raise
         if retired is not None:
-            folder.remove_retired(retired)
+            folder.files.remove_folder(retired)

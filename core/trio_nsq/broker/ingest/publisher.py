@@ -425,9 +425,6 @@ class Publisher:
             else:
                 return
 
-    def forget(self, topic: Topic) -> None:
-        self.syncs.forget(topic)
-
     async def close(self) -> None:
         """Refuse further publishes, and wait for those under way and for a last sync."""
         self._closed = True

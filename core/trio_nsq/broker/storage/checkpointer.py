@@ -1,8 +1,7 @@
 """Writing what has to survive a restart besides the messages: the topics' states, and the ids in use."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from errno import EIO
 from functools import partial
@@ -251,11 +250,9 @@ class Checkpointer:
         except LogError as exc:
             return None, exc
 
-    @asynccontextmanager
-    async def locked(self, topic: Topic) -> AsyncIterator[None]:
-        """Keep a topic from being saved meanwhile; waits for a save under way."""
-        async with self._locks.setdefault(topic, trio.Lock()):
-            yield
+    def locked(self, topic: Topic) -> trio.Lock:
+        """For `async with`: keep a topic from being saved meanwhile; waits for a save under way."""
+        return self._locks.setdefault(topic, trio.Lock())
 
     def forget(self, topic: Topic) -> None:
         self._saved.pop(topic, None)

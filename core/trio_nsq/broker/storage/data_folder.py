@@ -185,7 +185,7 @@ class DataFolder:
             raise StartupError(f"cannot read {topics}: {exc.strerror}") from exc
         for path in paths:
             if _RETIRED.search(path.name):
-                self.remove_retired(path)
+                self.files.remove_folder(path)  # what resists is tried again at the next start
             elif path.name.endswith(SUFFIX) and is_valid_name(path.name.removesuffix(SUFFIX)):
                 yield path.name.removesuffix(SUFFIX)
 
@@ -328,10 +328,6 @@ class DataFolder:
             self.files.rename(retired, folder)
             raise
         return retired
-
-    def remove_retired(self, folder: Path) -> None:
-        """Remove what is left of a deleted topic; what resists is tried again at the next start."""
-        self.files.remove_folder(folder)
 
 
 def _problem(path: Path, error: OSError | ValueError) -> str:
