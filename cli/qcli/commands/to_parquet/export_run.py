@@ -17,12 +17,10 @@ from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.wording import count_of
 
 from ...broker.address_options import TCP_OPTION
-from ...broker.discovery import ask_lookupds
 from ...broker.failures import lookupd_unreachable, read_failure
 from ...broker.topic_log import report_gap
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
-from ...framework.signals import run_until_signal
 from ...terminal.progress import message_progress
 from ..shared.engine import better_engine, failure_from, spark_engine
 from .options import ToParquetOptions
@@ -206,6 +204,10 @@ def find_brokers(options: ToParquetOptions) -> Sequence[str]:
     lookupds = options.lookupd_addresses
     if not lookupds:
         return options.broker_addresses
+    # Imported here because without discovery services and spools an export does without trio, and starts sooner.
+    from ...broker.discovery import ask_lookupds
+    from ...framework.signals import run_until_signal
+
     brokers, failures = run_until_signal(partial(ask_lookupds, lookupds, options.topic))
     if len(failures) == len(lookupds):
         raise lookupd_unreachable(failures[0].address, failures[0].reason)
