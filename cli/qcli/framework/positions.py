@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from .options import Decorator, option
 from .params import long_duration
@@ -110,9 +111,7 @@ class BrokerPosition(click.ParamType[str]):
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
-        from click.shell_completion import CompletionItem
-
+    ) -> list[CompletionItem]:
         return [CompletionItem(word) for word in _WORDS if word.startswith(incomplete)]
 
 

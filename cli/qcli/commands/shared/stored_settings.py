@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from trio_nsq.wording import count_of
 
@@ -168,10 +169,8 @@ class Assignment(click.ParamType[tuple[str, Any]]):
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
+    ) -> list[CompletionItem]:
         """The names. No blank comes after them, for the value is still to come; then those values that are words."""
-        from click.shell_completion import CompletionItem
-
         setting = self._settings.get(incomplete.partition("=")[0])
         if setting is not None and "=" in incomplete:
             values = [f"{setting.name}={word}" for word in (*setting.words, DEFAULT)]
