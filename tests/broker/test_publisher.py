@@ -276,7 +276,10 @@ async def test_a_few_threads_store_for_all_topics_each_by_itself(tmp_path: Path)
     files = TopicsFiles()
     pacing = Pacing(min_commit_threads=2, max_commit_threads=2)
     topics = [f"t{n}" for n in range(20)]
-    async with running_broker(tmp_path / "d", files=files, pacing=pacing) as bound, AsyncExitStack() as stack:
+    async with (
+        running_broker(tmp_path / "d", files=files, pacing=pacing, checkpoint_interval_ms=3_600_000) as bound,
+        AsyncExitStack() as stack,
+    ):
         clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in topics]
         for topic, client in zip(topics, clients, strict=True):
             await client.publish(topic, b"makes the segment")
