@@ -1,4 +1,4 @@
-"""Runs a server: its log, in nsqd's format, what SIGHUP reloads, the file of its addresses, and its end by signals."""
+"""Runs a server: its log, reload and stop on signals, the address file, and messages to the service manager."""
 
 import dataclasses
 import gc
@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,14 @@ import click
 import trio
 from click.core import ParameterSource
 
-from trio_nsq.wording import printable
-
 from ..command import alike
-from ..errors import Failure
+from ..errors import ExitCode, Failure
 from ..go_flags import REPEATED
-from ..output import print_diagnostic
 from ..signals import watch_hangups, watch_signals
 from .config_file import ConfigFile, read_config
+from .log_format import LIBRARY, log_to_stderr
+from .service_manager import notify_ready, notify_reloading, notify_stopping
 from .setting import LOG_LEVELS, Setting
-
-_LIBRARY = "trio_nsq"
 
 
 def run_server(
@@ -38,7 +34,7 @@ def run_server(
     """Run a server until SIGINT or SIGTERM.
 
     Args:
-        ctx: Of the command, with values for `log_level`, `log_prefix`, `address_file` and `config`.
+        ctx: The command's context, with values of `LOG_SETTINGS`, `address_file` and `config`.
         serve: Runs it until cancelled; called with the options and `task_status`, which is told the bound addresses,
             a dataclass.
         options: See `serve`.
@@ -49,8 +45,9 @@ def run_server(
     Raises:
         Failure: The file of addresses cannot be written.
     """
-    _log_to_stderr(LOG_LEVELS[ctx.params["log_level"]], ctx.params["log_prefix"])
-    config: ConfigFile | None = ctx.params["config"]
+    values = ctx.params
+    log_line = log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"], values["log_format"])
+    config: ConfigFile | None = values["config"]
     log = logging.getLogger(logger)
     _log_ignored_settings(ctx, config, log)
 
@@ -59,7 +56,7 @@ def run_server(
         if reload is not None:
             await reload()
 
-    trio.run(_run, serve, options, ctx.params["address_file"], describe, reload_all)
+    trio.run(_run, serve, options, values["address_file"], describe, reload_all, log_line)
 
 
 async def _run(
@@ -68,14 +65,26 @@ async def _run(
     address_file: Path | None,
     describe: Callable[[Any], str],
     reload: Callable[[], Awaitable[None]],
+    log_line: Callable[[str], None],
 ) -> None:
+    status = ""
+
+    def stop(_code: ExitCode) -> None:
+        notify_stopping()
+        nursery.cancel_scope.cancel()
+
+    async def reload_and_notify() -> None:
+        notify_reloading()
+        await reload()
+        notify_ready(status)
+
     if address_file is not None:
         # Whoever waits for the file must not find that of an earlier server.
         address_file.unlink(missing_ok=True)
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, lambda _code: nursery.cancel_scope.cancel())
-            await nursery.start(watch_hangups, reload)
+            await nursery.start(watch_signals, stop)
+            await nursery.start(watch_hangups, reload_and_notify)
             bound = await nursery.start(serve, options)
             # What the server has loaded stays: the garbage collector need not look through it again and again, which
             # with ten thousand channels takes so long that their messages would be late.
@@ -83,7 +92,9 @@ async def _run(
             gc.freeze()
             if address_file is not None:
                 _write_addresses(address_file, bound)
-            print_diagnostic(f"ready: {describe(bound)}")
+            status = describe(bound)
+            log_line(f"ready: {status}")
+            notify_ready(status)
     finally:
         if address_file is not None:
             address_file.unlink(missing_ok=True)
@@ -133,48 +144,9 @@ def _reload_log_level(ctx: click.Context, config: ConfigFile | None, logger: log
     ):
         setting = settings["log_level"]
         word = setting.type_cast_value(ctx, new.values.get("log_level", setting.default))
-        logging.getLogger(_LIBRARY).setLevel(LOG_LEVELS[word])
+        logging.getLogger(LIBRARY).setLevel(LOG_LEVELS[word])
         logger.info("reload: the log level is %s", word)
     for name in sorted(config.values.keys() | new.values.keys()):
         if name != "log_level" and config.values.get(name) != new.values.get(name):
             key = settings[name].key
             logger.warning("reload: %s has changed in %s: restart to use it", key, config.path)
-
-
-class NsqdFormatter(logging.Formatter):
-    """`{prefix}YYYY/MM/DD hh:mm:ss.uuuuuu LEVEL: text`, in local time.
-
-    Attributes:
-        prefix: What every line begins with; the broker tells it to those who ask over HTTP.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__()
-        self.prefix = prefix
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """One line, whatever strangers sent; a traceback, if there is one, is put below by the caller."""
-        time = datetime.fromtimestamp(record.created).strftime("%Y/%m/%d %H:%M:%S.%f")
-        level = "FATAL" if record.levelno >= logging.CRITICAL else record.levelname
-        return f"{self.prefix}{time} {level}: {printable(record.message)}"
-
-    def formatException(self, ei: Any) -> str:
-        """The traceback, whose last line may repeat what a stranger sent."""
-        return printable(super().formatException(ei), keep="\n")
-
-
-class _StderrHandler(logging.Handler):
-    """Standard error may be a pipe whose reader is gone; the broker does not stop for that."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print_diagnostic(self.format(record))
-
-
-def _log_to_stderr(level: int, prefix: str) -> None:
-    """Send what the library logs at this level and above to standard error."""
-    handler = _StderrHandler()
-    handler.setFormatter(NsqdFormatter(prefix))
-    logger = logging.getLogger(_LIBRARY)
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    logger.propagate = False

@@ -62,7 +62,13 @@ LOG_SETTINGS = [
         "info",
         help="How much is logged, on standard error.",
     ),
-    Setting("log-prefix", kinds.TEXT, "[qcli] ", help="What every line of the log begins with."),
+    Setting(
+        "log-format",
+        kinds.Kind(Word(["text", "json"]), None),
+        "text",
+        help="text: nsqd's format. json: an object on each line, with time, level, logger and message.",
+    ),
+    Setting("log-prefix", kinds.TEXT, "[qcli] ", help="What every line of a text log begins with."),
 ]
 
 

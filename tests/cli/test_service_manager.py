@@ -1,0 +1,75 @@
+"""What a server tells the service manager that started it, and its log for machines."""
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cli.support import DEADLINE_S, Cli, Running, lines_until_ready
+
+SERVERS = {
+    "serve": ("--http-address", "127.0.0.1:0", "--tcp-address", "127.0.0.1:0", "--data-path", "data"),
+    "lookupd": ("--http-address", "127.0.0.1:0", "--tcp-address", "127.0.0.1:0"),
+}
+
+
+@contextmanager
+def server(name: str, *more: str, **env: str) -> Iterator[Running]:
+    cli = Cli("", "", {**env, "QCLI_ADDRESS_FILE": "addresses.json"})
+    with cli.running(name, *SERVERS[name], *more) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("address", ["notify", "@trio-nsq-test-{}"])
+def test_a_service_manager_is_told(name: str, address: str, tmp_path: Path) -> None:
+    address = address.format(tmp_path.name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(DEADLINE_S)
+        manager.bind("\0" + address[1:] if address.startswith("@") else address)
+
+        def told() -> dict[str, str]:
+            return dict(line.split("=", 1) for line in manager.recv(4096).decode().splitlines())
+
+        with server(name, NOTIFY_SOCKET=address) as running:
+            ready = told()
+            bound = json.loads(Path("addresses.json").read_text())
+            assert ready["READY"] == "1"
+            assert ready["STATUS"].startswith(f"tcp {bound['tcp_address']}, http {bound['http_address']}")
+            running.process.send_signal(signal.SIGHUP)
+            assert told().keys() == {"RELOADING", "MONOTONIC_USEC"}
+            assert told() == ready
+            running.process.terminate()
+            assert told()["STOPPING"] == "1"
+            assert running.end().code == 0
+
+
+def test_a_service_manager_that_is_gone_stops_nothing() -> None:
+    with server("serve", NOTIFY_SOCKET="gone") as running:
+        lines_until_ready(running)
+        assert "WARNING: NOTIFY_SOCKET gone: No such file or directory" in running.hear_line()
+        running.process.terminate()
+        assert running.end().code == 0
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_log_as_json(name: str) -> None:
+    with server(name, "--log-format", "json", "--log-level", "debug") as running:
+        lines = [running.hear_line()]
+        while "ready: " not in lines[-1]:
+            lines.append(running.hear_line())
+        running.process.terminate()
+        lines += running.end().err.splitlines()
+    records = [json.loads(line) for line in lines]
+    assert all(record.keys() == {"time", "level", "logger", "message"} for record in records)
+    assert {record["level"] for record in records} <= {"debug", "info", "warn"}
+    assert all(record["time"].endswith("+00:00") for record in records)
