@@ -117,6 +117,7 @@ broker_http_options = all_of(
         envvar=TCP_VARIABLE,
         metavar="HOST:PORT",
         expose_value=False,
+        hidden=True,
         help="Accepted, not used.",
     ),
     http_addresses("The brokers' HTTP addresses."),

@@ -73,7 +73,6 @@ SETTINGS = under_headings(
     ),
     "Logging",
     *LOG_SETTINGS,
-    "Accepted from nsqlookupd, without effect here",
     verbose_setting(),
 )
 
@@ -124,7 +123,7 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
         "log and changes nothing.",
         "Differences from nsqlookupd": "It listens on the loopback interface unless told otherwise; nsqlookupd "
         "listens on all. Options may be written in Go's way, as for nsqlookupd: -name, --name=value; an option that "
-        "is shown with [=...] takes a value behind '=' only.",
+        "is shown with [=...] takes a value behind '=' only. --verbose is accepted and has no effect: see --log-level.",
     },
 )
 @version_option

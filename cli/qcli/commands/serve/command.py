@@ -59,7 +59,9 @@ if TYPE_CHECKING:
         "Differences from nsqd": "It listens on the loopback interface unless told otherwise; nsqd listens on all. "
         "A missing data folder is made. TLS below 1.2 has to be asked for. Options may be written in Go's way, as for "
         "nsqd: -name, --name=value; an option that is shown with [=...] takes a value behind '=' only. "
-        "Durations are written in Go's way, such as 1m30s.",
+        "Durations are written in Go's way, such as 1m30s. These options are accepted and have no effect: "
+        "--queue-scan-worker-pool-max, --queue-scan-selection-count, --worker-id (see --node-id) and --verbose (see "
+        "--log-level).",
     },
 )
 @version_option

@@ -324,7 +324,6 @@ SETTINGS = under_headings(
     ),
     "Logging",
     *LOG_SETTINGS,
-    "Accepted from nsqd, without effect here",
     Setting(
         "queue-scan-worker-pool-max",
         kinds.Kind(click.STRING, "N", (int, str), "an integer"),

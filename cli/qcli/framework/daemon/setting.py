@@ -26,7 +26,7 @@ class Setting(GroupedOption):
         field: The field of `BrokerOptions` or `Limits` it sets; as a rule the flag's name with underscores, and
             `_ms` behind that of a duration.
         key: The key, as a rule the field without its unit.
-        ignored: Why it has no effect here; None: it has one.
+        ignored: Why the option has no effect here; such an option is accepted, and hidden in --help. None: it has one.
         alone: See `GroupedOption`.
     """
 
@@ -48,6 +48,7 @@ class Setting(GroupedOption):
             metavar=kind.metavar,
             default=default,
             envvar=PREFIX + flag.replace("-", "_").upper(),
+            hidden=ignored is not None,
             **attributes,
         )
         self.kind = kind
