@@ -371,6 +371,29 @@ def test_a_move_that_is_given_up_changes_nothing(fixture: Fixture) -> None:
     assert fixture.drain() == [b"m%d" % number for number in range(10)]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_deferred_messages_that_a_paused_topic_has_yet_to_distribute_come_once(restart: bool) -> None:
+    """Also where the high watermark is past them, because the messages around them expired."""
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish_many(2)
+    fixture.drain()
+    fixture.topic.pause()
+    fixture.publish(b"later", defer_ms=1000)
+    fixture.publish(b"expired")
+    fixture.topic.limits.expire_before(4)
+    move = fixture.seek(0)
+    assert (move.delivered_again, move.skipped) == (3, 0)
+    if restart:
+        fixture = fixture.restarted(fixture.topic.snapshot())
+    assert fixture.drain() == [b"m0", b"m1", b"expired"]
+    fixture.topic.unpause()
+    assert fixture.drain() == []
+    fixture.pass_ms(1000)
+    assert fixture.drain() == [b"later"]
+    assert fixture.counts() == (0, 0, 0)
+
+
 # ---------------------------------------------------------------------- restarts, damage, memory
 
 

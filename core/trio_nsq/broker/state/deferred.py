@@ -348,6 +348,13 @@ class WaitingMessages:
                 range(start, start + count), due_ns, self._channel.get(start), self._held.get(start)
             )
 
+    def overlapping(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the sequences of entries that have some in [start, end), each as [first, after the last)."""
+        for index in range(max(0, bisect_right(self._start, start) - 1), bisect_left(self._start, end)):
+            stop = self._start[index] + self._count[index]
+            if stop > start:
+                yield self._start[index], stop
+
     def add(self, waiting: Waiting) -> None:
         """Append an entry; its sequences must be greater than all before."""
         start = waiting.sequences.start

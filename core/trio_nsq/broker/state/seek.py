@@ -9,7 +9,7 @@ from .batch import Batch
 from .channel import Channel
 from .checkpoint import ChannelState
 from .cursor import Cursor, spans
-from .deferred import Block, DeferredMessages, Requeued
+from .deferred import Block, DeferredMessages, Requeued, WaitingMessages
 from .steps import Runs, forget, in_steps
 from .withdrawn import Withdrawn
 
@@ -67,6 +67,10 @@ class Seek:
         self._holes: deque[tuple[int, int]] = deque()
         self._hole_messages = 0
         self._before = 0
+        # Messages that wait in the topic, also before the high watermark: it distributes them later. A private channel
+        # has them already.
+        self._undistributed = WaitingMessages() if channel.private else channel.topic.waiting.copy()
+        self._undistributed_count = 0
 
     def prepare(self) -> Iterator[None]:
         """Find out what becomes of the messages, in steps."""
@@ -86,6 +90,11 @@ class Seek:
         for block in messages.deferred.blocks():
             self._take(block, runs)
             yield
+        for entries in in_steps(self._undistributed.overlapping(to, self._end)):
+            runs.add([(max(start, to), stop) for start, stop in entries])
+            self._undistributed_count += sum(stop - max(start, to) for start, stop in entries)
+            yield
+        self._hole_messages += self._undistributed_count
         yield from runs.join(self._holes)
 
     def _take(self, block: Block, runs: Runs) -> None:
@@ -116,7 +125,7 @@ class Seek:
         in_flight = messages.in_flight_count
         waiting = messages.depth + in_flight + len(messages.deferred)
         skipped = 0 if self._keeps_before else self._before
-        again = max(0, (messages.end - self._to) - (waiting - self._before))
+        again = max(0, messages.end - self._to - self._undistributed_count - (waiting - self._before))
         return Move(messages.cursor.position, self._to, again, skipped, in_flight)
 
     def _kept_before(self) -> tuple[DeferredMessages, list[Requeued], list[Withdrawn]]:

@@ -1,6 +1,8 @@
 """What the channels of a topic know of it. The topic writes it, and its channels read it for every delivery."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from .deferred import WaitingMessages
 
 
 @dataclass(slots=True, eq=False)
@@ -15,6 +17,8 @@ class TopicView:
         message_bytes: Bytes of the bodies published since the broker started.
         ttl_ns: A message that was published longer ago than this is not delivered; 0: whenever it was published.
         is_limited: Only so much may wait in the topic.
+        waiting: Messages deferred by their producer, or for one channel only, that the channels do not have yet. Most
+            are past the high watermark. Messages before it stay here if it moved past them (`expire_before`).
     """
 
     name: str
@@ -25,3 +29,4 @@ class TopicView:
     message_bytes: int = 0
     ttl_ns: int = 0
     is_limited: bool = False
+    waiting: WaitingMessages = field(default_factory=WaitingMessages)

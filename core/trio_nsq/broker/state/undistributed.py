@@ -6,16 +6,15 @@ from .version import Version
 
 
 class UndistributedMessages:
-    """Moves the high watermark of one topic.
-
-    Attributes:
-        waiting: Messages deferred by their publisher, or for one channel only; changed by this class only.
-    """
+    """Moves the high watermark of one topic, and changes its `waiting` messages."""
 
     def __init__(self, topic: TopicView, version: Version) -> None:
         self._topic = topic
         self._version = version
-        self.waiting = WaitingMessages()
+
+    @property
+    def waiting(self) -> WaitingMessages:
+        return self._topic.waiting
 
     @property
     def depth(self) -> int:
@@ -49,7 +48,7 @@ class UndistributedMessages:
     def clear(self) -> None:
         """Move the high watermark to the end of the topic: channels do not get these messages."""
         self._topic.high_watermark = self._topic.end
-        self.waiting = WaitingMessages()
+        self._topic.waiting = WaitingMessages()
         self._version.increment()
 
     def after(self, count: int) -> int:
