@@ -160,7 +160,7 @@ async def test_loops_are_refused(tmp_path: Path, kind: str) -> None:
         assert (await configure(api, b, "x", dead_letter_topic=c))[0] == 200
         assert (await configure(api, b, "y", dead_letter_topic=c))[0] == 200
         for channel in ("x", "y"):
-            reason = f"dead_letter_topic is {a}, whose own dead letters end up in {c} again"
+            reason = f"dead_letter_topic {a} makes a cycle: its own dead letters end up in {c} again"
             refused = 400, {"message": f"INVALID_SETTING: {reason}"}
             assert await configure(api, c, channel, dead_letter_topic=a) == refused
         status, answer = await configure(api, a, "x", dead_letter_topic=a)
@@ -194,7 +194,7 @@ async def test_a_chain_is_none(tmp_path: Path) -> None:
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of dead letters that could not be moved."""
+    """Return the log messages about dead letters that could not be moved."""
     messages = (record.getMessage() for record in caplog.records)
     return [message for message in messages if "dead letters cannot go to topic dead" in message]
 

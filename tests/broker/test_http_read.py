@@ -414,7 +414,7 @@ async def test_a_deleted_topic_cuts_the_answer_off(tmp_path: Path, caplog: pytes
                     pass
     warnings = [record.getMessage() for record in caplog.records if "cut off" in record.getMessage()]
     assert warnings == [
-        "the response to GET /topic/read was cut off: topic t was deleted, or the broker stops"
+        "the response to GET /topic/read was cut off: topic t was deleted, or the broker is stopping"
     ]
 
 

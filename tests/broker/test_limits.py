@@ -57,14 +57,14 @@ async def test_a_client_over_https_that_is_one_too_many_gets_an_alert(
         httpx.AsyncClient(base_url=f"https://{bound.https_address}", verify=context) as first,
     ):
         assert (await first.get("/ping")).status_code == 200  # and its connection stays
-        assert "further ones are refused" not in caplog.text
+        assert "further clients are refused" not in caplog.text
         host, _, port = (bound.https_address or "").rpartition(":")
         for _ in range(3):
             async with await trio.open_ssl_over_tcp_stream(host, int(port), ssl_context=context) as second:
                 with pytest.raises(trio.BrokenResourceError) as refused:
                     await second.do_handshake()
             assert "alert internal error" in str(refused.value.__cause__)
-        assert caplog.text.count("HTTPS: 1 clients are connected, and further ones are refused") == 1
+        assert caplog.text.count("HTTPS: 1 clients are connected, the limit; further clients are refused") == 1
         figures = (await first.get("/metrics")).text.splitlines()
         assert 'nsq_refused_connections_total{listener="HTTPS"} 3.0' in figures
         assert 'nsq_refused_connections_total{listener="TCP"} 0.0' in figures

@@ -55,7 +55,7 @@ def test_what_is_a_position(text: str, position: Position) -> None:
         ("@1.", "is neither Unix seconds"),
         ("@1.1234567890", "is neither Unix seconds"),
         ("@-5", "is neither Unix seconds"),
-        ("@2023-11-14T22:13:20", "does not say how far it is from UTC"),
+        ("@2023-11-14T22:13:20", "has no UTC offset"),
         ("@noon", "is neither Unix seconds"),
     ],
 )

@@ -202,7 +202,7 @@ async def test_a_topic_that_is_deleted_meanwhile_cuts_it_off(tmp_path: Path) -> 
     way = reading(Readers(broker), fixture.topic, 0, 3, max_bytes=0)
     assert len(await way.next()) == 1
     broker.delete_topic(fixture.topic)
-    with pytest.raises(CutOff, match="topic topic was deleted, or the broker stops"):
+    with pytest.raises(CutOff, match="topic topic was deleted, or the broker is stopping"):
         await way.next()
 
 

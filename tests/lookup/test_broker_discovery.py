@@ -160,7 +160,7 @@ async def test_channels_elsewhere_count_for_the_limit(
                 assert not caplog.messages
                 await client.publish("t", b"1")
                 assert await depths(broker, "t") == {"a": 1, "b": 1}
-                warning = "topic t: --max-channels allows only some of its channels elsewhere"
+                warning = "topic t: --max-channels allows only some of its channels on other brokers"
                 assert caplog.messages == [warning]
                 lookupd.gate = trio.Event()
                 await consumer.subscribe("u", "own")

@@ -1,4 +1,4 @@
-"""The addresses a broker listens at, and those it tells others."""
+"""The addresses a broker listens at, and the addresses it announces."""
 
 import socket
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from .options import BrokerOptions
 
 @dataclass(frozen=True, slots=True)
 class BoundAddresses:
-    """Where a broker listens.
+    """The addresses a broker listens at.
 
     Attributes:
         tcp_address, http_address, https_address: `host:port`, or the path of a unix socket; None if HTTP, or HTTPS,
@@ -23,11 +23,11 @@ class BoundAddresses:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Where others are told to find a broker.
+    """The address that a broker announces to discovery services and clients.
 
     Attributes:
         address: A host.
-        tcp_port, http_port: 0 if there is none.
+        tcp_port, http_port: 0 without such a listener.
     """
 
     address: str
@@ -36,7 +36,7 @@ class Broadcast:
 
     @classmethod
     def of(cls, options: BrokerOptions, bound: BoundAddresses) -> "Broadcast":
-        """What the options say, and for what they leave open, what is so."""
+        """Take each value from the options; if it is not set, use the host name or the bound port."""
         return cls(
             options.broadcast_address or socket.gethostname(),
             options.broadcast_tcp_port or port_of(bound.tcp_address) or 0,
@@ -44,7 +44,7 @@ class Broadcast:
         )
 
     def statsd_prefix(self, template: str) -> str:
-        """Fill in `%s` as nsqd does: `nsq.%s` becomes `nsq.127_0_0_1_4151.`; nothing stays nothing."""
+        """Fill in `%s` as nsqd does: `nsq.%s` becomes `nsq.127_0_0_1_4151.`. An empty template stays empty."""
         name = f"{self.address}:{self.http_port}".translate(_NO_SEPARATORS)
         prefix = template.replace("%s", name)
         return prefix if not prefix or prefix.endswith(".") else prefix + "."

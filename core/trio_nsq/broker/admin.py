@@ -1,7 +1,7 @@
-"""What operators change: each change is saved first, and made then.
+"""Administrative changes to topics and channels: pause, empty, configure, delete, seek.
 
-So a request that is refused changes nothing. All of these raise SaveError, or DeletedError if the topic or the channel
-is deleted meanwhile.
+Each change is saved before it is applied, so a request that fails changes nothing. All of these raise SaveError, or
+DeletedError if the topic or the channel is deleted meanwhile.
 """
 
 from collections import deque
@@ -41,7 +41,7 @@ class Admin:
     # ------------------------------------------------------------------ topics
 
     async def pause_topic(self, topic: Topic, paused: bool) -> None:
-        """Give a topic's channels nothing more, or go on, durably."""
+        """Pause a topic or unpause it, durably. A paused topic distributes no messages to its channels."""
 
         def apply() -> None:
             if paused:
@@ -55,11 +55,11 @@ class Admin:
         )
 
     async def empty_topic(self, topic: Topic) -> None:
-        """Drop what waits in a topic itself, durably; its channels keep theirs."""
+        """Drop the messages a topic has not distributed yet, durably. Its channels keep their messages."""
         await self.checkpointer.change(topic, topic.plan_empty, topic.empty)
 
     async def forget_producer(self, topic: Topic, producer: str) -> None:
-        """Forget what a producer has published to a topic, durably: its numbers may begin again."""
+        """Forget an idempotent producer of a topic, durably: it may number its batches from the start again."""
 
         await self.checkpointer.change(
             topic,
@@ -73,14 +73,14 @@ class Admin:
 
         def apply() -> None:
             topic.configure(changes)
-            self.delivery.deliver_topic(topic)  # there may be more than there may be now
+            self.delivery.deliver_topic(topic)  # a limit may have been raised
 
         await self.checkpointer.change(
             topic, lambda checkpoint: topic.plan_configure(checkpoint, changes), apply
         )
 
     async def pause(self, channel: Channel, paused: bool) -> None:
-        """Send nothing more to a channel's clients, or go on, durably; what is in their buffers goes out."""
+        """Pause a channel or unpause it, durably. On a pause, messages already in send buffers are sent."""
 
         def apply() -> None:
             channel.paused = paused
@@ -93,10 +93,10 @@ class Admin:
         await self._change(channel, lambda: channel.state_if_paused(paused), apply)
 
     async def empty(self, channel: Channel) -> None:
-        """Drop everything a channel has, durably: ready, in flight and deferred."""
+        """Drop all messages of a channel, durably: ready, in flight and deferred."""
         forgotten: list[deque[Any]] = []
         await self._change(channel, channel.state_if_empty, lambda: forgotten.extend(channel.empty()))
-        await _in_turns(forget(forgotten))
+        await _run_cooperatively(forget(forgotten))
 
     async def configure_channel(self, channel: Channel, changes: Mapping[str, Any]) -> None:
         """Change settings of a channel, durably. Also raises SettingsError."""
@@ -107,16 +107,16 @@ class Admin:
 
         def apply() -> None:
             channel.configure(changes)
-            self.delivery.deliver(channel)  # what was given up may come again
+            self.delivery.deliver(channel)  # exhausted messages may have attempts left now
 
         await self._change(channel, plan, apply)
 
     async def delete_channel(self, channel: Channel) -> None:
-        """Delete a channel, durably; its clients are disconnected."""
+        """Delete a channel, durably. Its clients are disconnected."""
         await self._change(channel, lambda: None, partial(self.broker.delete_channel, channel))
 
     async def cancel(self, channel: Channel, sequences: Collection[int]) -> list[int]:
-        """Drop those of these messages that are deferred, durably, and return them."""
+        """Drop the deferred ones of these messages, durably, and return their sequences."""
         topic, cancelled = self._topic_of(channel), list[int]()
 
         def apply() -> None:
@@ -124,13 +124,13 @@ class Admin:
 
         await self._change(channel, lambda: channel.state_if_cancelled(sequences), apply)
         if len(cancelled) < len(sequences):
-            await self.checkpointer.save(topic)  # one that came due meanwhile is kept, and the state lacks it
+            await self.checkpointer.save(topic)  # messages that came due meanwhile are kept, but not saved
         return cancelled
 
     async def dispose(self, channel: Channel, messages: Sequence[Withdrawn]) -> int:
-        """Be done with messages that were withdrawn, durably; if that fails, put them back.
+        """Finish withdrawn messages, durably. On an error, put them back.
 
-        Returns how many of them were not dropped meanwhile.
+        Returns the number of messages finished; messages dropped meanwhile do not count.
         """
         disposed = 0
 
@@ -146,7 +146,7 @@ class Admin:
         return disposed
 
     def _topic_of(self, channel: Channel) -> Topic:
-        """The topic that a channel is in. Raises DeletedError."""
+        """Return the topic of a channel. Raises DeletedError."""
         topic = self.broker.topic_of(channel)
         if topic is None:
             raise DeletedError(channel.name)
@@ -155,7 +155,7 @@ class Admin:
     async def _change(
         self, channel: Channel, planned: Callable[[], ChannelState | None], apply: Callable[[], None]
     ) -> None:
-        """Change a channel, durably, so that its state becomes the planned one; None deletes the channel."""
+        """Save the planned state of a channel, then apply the change. A state of None deletes the channel."""
         topic = self._topic_of(channel)
 
         def plan(checkpoint: Checkpoint) -> None:
@@ -172,12 +172,12 @@ class Admin:
         await self.checkpointer.change(topic, plan, apply)
 
     async def seek(self, channel: Channel, position: Position, *, dry_run: bool = False) -> tuple[Move, int]:
-        """Move a channel, durably, or find out what that would do.
+        """Move a channel to a position, durably. With `dry_run`, only compute the effect.
 
-        Returns the move, and the oldest sequence that could have been moved to.
+        Returns the move, and the oldest sequence that the channel could move to.
 
         Raises:
-            LogReadError, SaveError: The operating system refused; nothing was moved.
+            LogReadError, SaveError: A read or write failed; the channel was not moved.
             DeletedError: The channel was deleted meanwhile.
         """
         topic = self._topic_of(channel)
@@ -186,7 +186,7 @@ class Admin:
             if topic.dead_letters.moved_count:
                 await self.checkpointer.save(topic)
             await self._save_dead_letters()
-        async with self.checkpointer.locked(topic):  # which might be deleting what the channel goes back to
+        async with self.checkpointer.locked(topic):  # retention might be deleting the channel's new messages
             if not self.broker.serves_channel(channel):
                 raise DeletedError(channel.name)
             oldest = topic.log.first_sequence
@@ -194,7 +194,7 @@ class Admin:
         return move, oldest
 
     async def _move(self, topic: Topic, channel: Channel, sequence: int, *, dry_run: bool) -> Move:
-        """Move a channel whose topic is locked, or find out what that would do, while others have their turns."""
+        """Move a channel, or compute the effect, in steps that let other tasks run. The topic must be locked."""
         seek = Seek(channel, sequence, self.timers.now_ns())
         moving: Iterator[None] = iter(())
 
@@ -210,7 +210,7 @@ class Admin:
             next(moving)
 
         try:
-            await _in_turns(seek.prepare())
+            await _run_cooperatively(seek.prepare())
             move = seek.effect()
             if dry_run:
                 return move
@@ -218,18 +218,18 @@ class Admin:
         finally:
             seek.close()
         self.delivery.deliver(channel)
-        with trio.CancelScope(shield=True):  # it is moved, whoever asked for it
-            await _in_turns(moving)
+        with trio.CancelScope(shield=True):  # the move is saved: complete it even if the request is cancelled
+            await _run_cooperatively(moving)
         return move
 
     async def _save_dead_letters(self) -> None:
-        """Let no restart take messages from a channel again because they were dead letters once. Raises SaveError."""
+        """Save all dead-letter topics, so that no restart removes replayed messages as moved. Raises SaveError."""
         for topic in list(self.broker.topics.values()):
             if DEAD_LETTERS in topic.channels:
                 await self.checkpointer.save(topic)
 
 
-async def _in_turns(steps: Iterator[None]) -> None:
-    """Do something in steps, none of which takes long, and let others have their turns."""
+async def _run_cooperatively(steps: Iterator[None]) -> None:
+    """Run short steps, and let other tasks run after each."""
     for _ in steps:
         await trio.lowlevel.checkpoint()

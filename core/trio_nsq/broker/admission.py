@@ -16,7 +16,7 @@ logger = logging.getLogger("trio_nsq.broker")
 _OTHER_DESCRIPTORS = 64
 """Descriptors for listeners, discovery services, checkpoints, and clients that are being refused."""
 _REFUSED_AT_ONCE = 32
-"""Clients that are being refused at the same time; further ones are closed without a refusal."""
+"""Limit of clients being refused at the same time; further ones are closed without a refusal."""
 _LINGER_S = 1.0
 """After a refusal, input is read and dropped for this long: a close with unread input may discard the refusal."""
 _FEWEST = 16
@@ -27,8 +27,8 @@ def connection_limit(asked: int, listeners: int = 2) -> int:
     """Compute how many clients each listener accepts, so that descriptors remain for logs.
 
     Args:
-        asked: `--max-connections`; 0: as many as the limit of open files allows.
-        listeners: They share the descriptors evenly.
+        asked: `--max-connections`; 0 means as many as the limit of open files allows.
+        listeners: Number of listeners; they share the descriptors evenly.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = max(_FEWEST, (limit - reasonable_limit() - _OTHER_DESCRIPTORS) // listeners)
@@ -84,7 +84,7 @@ class Admission:
         self._refusal = refusal
         self._connected = self._being_refused = 0
         self.refused_count = 0
-        self._told = False  # the log says that the limit is reached; reset when half of the room is free
+        self._limit_logged = False  # reset when half of the connections are free
 
     async def handle(self, stream: trio.SocketStream) -> None:
         """Serve a client, or refuse it."""
@@ -96,18 +96,18 @@ class Admission:
             await self._handler(stream)
         finally:
             self._connected -= 1
-            self._told &= self._connected > self._most // 2
+            self._limit_logged &= self._connected > self._most // 2
 
     async def _refuse(self, stream: trio.SocketStream) -> None:
         self.refused_count += 1
-        if not self._told:
-            self._told = True
+        if not self._limit_logged:
+            self._limit_logged = True
             logger.error(
-                "%s: %d clients are connected, and further ones are refused; see --max-connections",
+                "%s: %d clients are connected, the limit; further clients are refused. To raise it: --max-connections",
                 self._name, self._connected,
             )  # fmt: skip
         if self._being_refused >= _REFUSED_AT_ONCE:
-            stream.socket.close()  # the remaining descriptors are not for a flood of refused clients
+            stream.socket.close()  # keeps the remaining descriptors in a flood of refused clients
             return
         self._being_refused += 1
         try:

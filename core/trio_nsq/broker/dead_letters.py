@@ -1,9 +1,9 @@
-"""Dead letters: messages that came back after their last attempt, on their way to another topic.
+"""Dead letters: messages that failed their last attempt are moved to the channel's dead-letter topic.
 
-A message is a dead letter first and finished afterwards: it is stored in the dead-letter topic, as durably as can be,
-before its channel lets go of it. A crash in between leaves it in both. So its record in the dead-letter topic tells
-where it comes from, and a restart has those channels forget what has arrived there (`confirm_moved_letters`). It looks
-at all dead letters since the last that are known to be out of their channels' saved states: see `DeadLetterLedger`.
+A message is stored durably in the dead-letter topic before its channel finishes it. A crash in between leaves it in
+both. So its record in the dead-letter topic names its origin, and a restart finishes it in the channel of origin
+(`confirm_moved_letters`). The restart checks all dead letters that may still be in a saved channel state: see
+`DeadLetterLedger`.
 """
 
 import logging
@@ -31,33 +31,33 @@ from .topics import Topics
 logger = logging.getLogger("trio_nsq.broker")
 
 DEAD_LETTERS = "dead-letters"
-"""The channel that every dead-letter topic has from the beginning: it has what nobody has dealt with yet."""
+"""The channel that each dead-letter topic is created with. It holds the dead letters that no operator has handled."""
 EXITING = "exiting"
-"""Why a broker that stops, or a topic that is being deleted, takes no more; nsqd's word."""
-_AT_ONCE = 256
-_AT_ONCE_BYTES = 1024 * 1024
-_AGAIN_S = 1.0
-"""What could not be moved is tried again after this long."""
+"""The reason for refusing a publish if the broker stops or the topic is being deleted; nsqd's word."""
+_MOVE_MESSAGES = 256
+_MOVE_BYTES = 1024 * 1024
+_RETRY_S = 1.0
+"""Delay before the next attempt after a failed move."""
 
 
 @dataclass(eq=False, slots=True)
 class DeadLetterMover:
-    """Moves what channels have given up. One for a broker."""
+    """Moves dead letters from channels to dead-letter topics. One for a broker."""
 
     broker: Broker
     topics: Topics
     delivery: Delivery
     readers: Readers
     _moving: set[Channel] = field(default_factory=set, init=False)
-    _complaints: set[Channel] = field(default_factory=set, init=False)  # what is wrong has been logged
+    _failure_logged: set[Channel] = field(default_factory=set, init=False)
 
     async def run(self) -> None:
-        """Move what channels give up, with a task for each of them that has something to move; until cancelled."""
+        """Move dead letters until cancelled, with one task for each channel that has some."""
         async with trio.open_nursery() as nursery:
             while True:
-                await self.delivery.given_up_grew.wait()
-                self.delivery.given_up_grew = trio.Event()
-                channels, self.delivery.given_up = self.delivery.given_up, {}
+                await self.delivery.dead_letters_added.wait()
+                self.delivery.dead_letters_added = trio.Event()
+                channels, self.delivery.with_dead_letters = self.delivery.with_dead_letters, {}
                 for channel in channels:
                     if channel not in self._moving:
                         self._moving.add(channel)
@@ -67,36 +67,36 @@ class DeadLetterMover:
         try:
             while channel.messages.withdrawn.waiting and self.broker.serves_channel(channel):
                 if not await self._try_to_move(channel):
-                    await trio.sleep(_AGAIN_S)
+                    await trio.sleep(_RETRY_S)
         finally:
             self._moving.discard(channel)
-            self._complaints.discard(channel)
+            self._failure_logged.discard(channel)
 
     async def _try_to_move(self, channel: Channel) -> bool:
-        """Move some messages; False, and it is reported, if that failed."""
+        """Move some messages. On an error, log it and return False."""
         try:
             error = await self._move_some(channel)
         except Exception:
-            # A mistake of ours: what was taken stays with the channel, and in its saved state.
+            # A bug in the broker. The channel and its saved state keep the messages.
             logger.exception("%s/%s: dead letters could not be moved", channel.topic.name, channel.name)
             return False
         if error:
-            self._complain(channel, error)
+            self._log_failure(channel, error)
         else:
-            self._complaints.discard(channel)
+            self._failure_logged.discard(channel)
         return not error
 
-    def _complain(self, channel: Channel, error: str) -> None:
-        """Say once what is wrong, not each time that it is tried again; nothing is if the broker stops."""
-        if error != EXITING and channel not in self._complaints:
-            self._complaints.add(channel)
+    def _log_failure(self, channel: Channel, error: str) -> None:
+        """Log the first of several failures in a row; a stopping broker is no failure."""
+        if error != EXITING and channel not in self._failure_logged:
+            self._failure_logged.add(channel)
             name, topic = f"{channel.topic.name}/{channel.name}", channel.settings.dead_letter_topic
             logger.error("%s: dead letters cannot go to topic %s, tried again: %s", name, topic, error)
 
     async def _move_some(self, channel: Channel) -> str:
-        """Move some messages. Returns why not, or nothing."""
+        """Move some messages. Returns the reason of a failure, or an empty string."""
         topic_name = channel.settings.dead_letter_topic
-        taken = channel.messages.withdrawn.take(_AT_ONCE)
+        taken = channel.messages.withdrawn.take(_MOVE_MESSAGES)
         try:
             batches, error = await self._batches(channel.store, taken)
             if not self.broker.serves_channel(channel):
@@ -118,7 +118,7 @@ class DeadLetterMover:
         moved = [message for message, _, _ in letters]
         channel.dispose(gone)
         channel.dispose_dead_letters(moved)
-        self.delivery.put_back(channel, taken)  # those that were too many
+        self.delivery.put_back(channel, taken)  # the messages beyond _MOVE_BYTES
         if letters:
             self._record_moved(channel, topic_name, metadata)
         return ""
@@ -126,7 +126,7 @@ class DeadLetterMover:
     async def _batches(
         self, store: MessageStore, messages: Sequence[Withdrawn]
     ) -> tuple[dict[int, Batch | None], LogReadError | None]:
-        """The batches that hold these messages; without those that are to be read another time, or cannot be."""
+        """Return the batches that hold these messages, without messages that need another read or cannot be read."""
         batches = {each.sequence: each.held or store.in_memory(each.sequence) for each in messages}
         missing = tuple([sequence for sequence, batch in batches.items() if batch is None])
         if not missing:
@@ -136,7 +136,7 @@ class DeadLetterMover:
         return known | found.again, found.error
 
     def _record_moved(self, channel: Channel, topic_name: str, metadata: bytes) -> None:
-        """Let the next checkpoint of a topic tell the dead-letter topic that it does not have these any more."""
+        """Have the next checkpoint of the topic of origin confirm these letters in the dead-letter topic."""
         topic = self.broker.topics.get(topic_name)
         if topic is None:
             return
@@ -150,9 +150,9 @@ class DeadLetterMover:
 def _read(
     channel: Channel, messages: Iterable[Withdrawn], batches: Mapping[int, Batch | None]
 ) -> tuple[list[tuple[Withdrawn, Origin, bytes]], list[Withdrawn]]:
-    """The first of these messages with all that is known of them, not too many bytes, and those that are damaged.
+    """Return the first `_MOVE_BYTES` of these messages with their origins and bodies, and the damaged messages.
 
-    Those without a batch, which could not be read now, do not keep others from being moved.
+    Messages without a batch could not be read now; they are skipped, so that they do not block the others.
     """
     topic = channel.topic
     letters: list[tuple[Withdrawn, Origin, bytes]] = []
@@ -163,12 +163,12 @@ def _read(
             continue
         batch = batches[message.sequence]
         if batch is None:
-            gone.append(message)  # and reported by the log
+            gone.append(message)  # the log has reported the damage
             continue
         index = message.sequence - batch.base_sequence
         body = batch.body(index)
         size += len(body)
-        if letters and size > _AT_ONCE_BYTES:
+        if letters and size > _MOVE_BYTES:
             break
         origin = Origin(
             topic.name,
@@ -184,7 +184,7 @@ def _read(
 
 
 def refuse_loop(broker: Broker, channel: Channel, changes: Mapping[str, Any]) -> None:
-    """Raise SettingsError if these changes would let dead letters of a channel come back to its topic by a detour."""
+    """Raise SettingsError if these changes would create a cycle of dead-letter topics through the channel's topic."""
     first, name = changes.get("dead_letter_topic"), channel.topic.name
     way, seen = [first], {name}
     while way:
@@ -196,6 +196,6 @@ def refuse_loop(broker: Broker, channel: Channel, changes: Mapping[str, Any]) ->
         further = [each.settings.dead_letter_topic for each in topic.channels.values()]
         if name in further:
             raise SettingsError(
-                f"dead_letter_topic is {first}, whose own dead letters end up in {name} again"
+                f"dead_letter_topic {first} makes a cycle: its own dead letters end up in {name} again"
             )
         way += further

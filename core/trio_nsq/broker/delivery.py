@@ -1,7 +1,7 @@
-"""Which channel gets its turn when: from what is ready in channels to the buffers of their clients.
+"""Delivery: schedules channels, and moves their ready messages to the send buffers of clients.
 
-A channel is served when something was published to it, when a client can take more, and when something is due. There is
-a bound on what is done at a time: the rest stands in line until the clients had their turn.
+A channel is served after a publish, when a client can take more messages, and when a message or timeout is due. The
+work per turn is bounded: further channels are queued until the poller has served the clients.
 """
 
 import logging
@@ -25,23 +25,22 @@ from .timers import Timers
 logger = logging.getLogger("trio_nsq.broker")
 
 _READ_AGAIN_NS = 1_000_000_000
-"""A channel whose messages could not be read is looked at again after this long, if nothing happens before."""
+"""After a failed read, the channel is served again after this long, or at the next event."""
 _PAUSE_S = 1.0
-"""After a failed read. Without it, a channel with other messages to deliver would retry all the time."""
+"""Pause after a failed read. Without it, a channel with other messages to deliver would retry all the time."""
 
 
 class Delivery:
-    """Sends what is ready to whoever can take it. One for a broker.
+    """Sends ready messages to consumers that can take them. One for a broker.
 
     Args:
-        poller: Its rounds are where channels have their turns; its clock limits them.
-        readers: Read what is not in memory, and are told when a topic has grown.
-        nursery: Runs those reads.
+        poller: Its rounds serve the channels; its clock limits a turn.
+        readers: Read messages that are not in memory, and wake HTTP clients that wait for a topic to grow.
+        nursery: Runs the reads.
 
     Attributes:
-        given_up: Channels that have given up messages, which are to be moved to dead-letter topics; whoever moves them
-            takes the channels out.
-        given_up_grew: Set when there are any.
+        with_dead_letters: Channels with messages for their dead-letter topics. The mover takes them out.
+        dead_letters_added: Set when a channel is added to `with_dead_letters`.
     """
 
     def __init__(
@@ -53,8 +52,8 @@ class Delivery:
         readers: Readers,
         nursery: trio.Nursery,
     ) -> None:
-        self.given_up: dict[Channel, None] = {}
-        self.given_up_grew = trio.Event()
+        self.with_dead_letters: dict[Channel, None] = {}
+        self.dead_letters_added = trio.Event()
         self._broker = broker
         self._pacing = options.pacing
         self._longest_timeout_ns = options.limits.max_msg_timeout_ms * 1_000_000
@@ -63,24 +62,24 @@ class Delivery:
         self._clock_s = poller.clock_s
         self._readers = readers
         self._nursery = nursery
-        self._in_line: dict[Channel, None] = {}  # more could be delivered there than one turn allows
-        # Where deliveries wait until nobody has anything to send, and until when, by the poller's clock, at most.
+        self._queue: dict[Channel, None] = {}  # channels with more to deliver than one turn allows
+        # Channels that wait until no client sends anything; with a deadline by the poller's clock.
         self._waiting: dict[Channel, float] = {}
-        self._reading: set[Channel] = set()  # what they deliver next is read from disk
-        self._unreadable: set[Channel] = set()  # their messages could not be read lately
+        self._reading: set[Channel] = set()  # the messages they deliver next are read from disk
+        self._unreadable: set[Channel] = set()  # the last read of their messages failed; it is logged
 
-    # ------------------------------------------------------------------ when
+    # ------------------------------------------------------------------ scheduling
 
     def deliver_published(self, topic: Topic) -> None:
-        """Messages were added to a topic: send them on. They are stored, whatever comes of this."""
+        """Deliver messages just published to a topic. They are stored, so an error here must not fail the publish."""
         try:
             self.deliver_topic(topic)
         except Exception:
-            # A mistake of ours: it must not reach whoever published.
-            logger.exception("%s: what was published could not be sent on", topic.name)
+            # A bug in the broker: it must not fail the publish.
+            logger.exception("%s: published messages could not be delivered", topic.name)
 
     def deliver_topic(self, topic: Topic) -> None:
-        """Send what is ready in any of a topic's channels, and look out for what is deferred there."""
+        """Send the ready messages of a topic's channels, and set timers for new deferred messages."""
         if self._readers.waiting:
             self._readers.wake(topic)
         if topic.has_distributed_deferred:
@@ -94,16 +93,16 @@ class Delivery:
             if self._poller.in_round and channel.dispatcher.can_wait:
                 self._waiting[channel] = self._clock_s() + self._pacing.waiting_s
             elif not left:
-                self._line_up(channel)
+                self._enqueue(channel)
             else:
                 self.deliver(channel)
                 left -= 1
         topic.limits.make_room()
 
     def end_round(self) -> None:
-        """Clients had their turn: now some of the channels that stand in line, or have waited for long."""
-        for _ in range(min(len(self._in_line), self._pacing.channels_per_turn)):
-            self._deliver_next(self._in_line)
+        """End a round of the poller: serve some queued channels, and waiting channels past their deadline."""
+        for _ in range(min(len(self._queue), self._pacing.channels_per_turn)):
+            self._deliver_next(self._queue)
         if self._waiting:
             now_s = self._clock_s()
             over_s = now_s + self._pacing.turn_s
@@ -112,71 +111,71 @@ class Delivery:
                 now_s = self._clock_s()
 
     def idle(self) -> bool:
-        """Nobody has sent anything: serve a channel that could wait. True: there may be more of them."""
-        line = self._in_line or self._waiting
-        if not line:
+        """Serve one queued or waiting channel while no client sends. Returns False if there was none."""
+        queue = self._queue or self._waiting
+        if not queue:
             return False
-        self._deliver_next(line)
+        self._deliver_next(queue)
         return True
 
     async def run_timers(self) -> None:
-        """Move what is due when it is due, and have it sent; runs until cancelled."""
+        """Run due timers (deferred messages, timeouts), and deliver; runs until cancelled."""
         while True:
             for channel in self._broker.tick(self._timers.now_ns()):
-                self.look_for_given_up(channel)
-                self._line_up(channel)
+                self.collect_dead_letters(channel)
+                self._enqueue(channel)
             await self._timers.wait()
 
-    def _line_up(self, channel: Channel) -> None:
-        """Deliver to a channel when others have had their turn."""
-        self._in_line[channel] = None
+    def _enqueue(self, channel: Channel) -> None:
+        """Serve a channel at the end of this round or the next one."""
+        self._queue[channel] = None
         if not self._poller.in_round:
             self._poller.wake()
 
-    def _deliver_next(self, line: dict[Channel, Any]) -> None:
-        channel = next(iter(line))
-        del line[channel]
+    def _deliver_next(self, queue: dict[Channel, Any]) -> None:
+        channel = next(iter(queue))
+        del queue[channel]
         self._try_to_deliver(channel)
 
     def _try_to_deliver(self, channel: Channel) -> bool:
         try:
             self.deliver(channel)
         except Exception:
-            # A mistake of ours: it must not reach other channels.
-            logger.exception("%s/%s: nothing could be delivered", channel.topic.name, channel.name)
+            # A bug in the broker: it must not affect other channels.
+            logger.exception("%s/%s: messages could not be delivered", channel.topic.name, channel.name)
             return False
         return True
 
     # ------------------------------------------------------------------ one channel
 
     def deliver(self, channel: Channel) -> None:
-        """Send what is ready to whoever can take it, unless it waits for more to be sent with it."""
+        """Send ready messages to consumers that can take them, unless output buffering makes them wait for more."""
         if self._broker.stopping:
-            return  # what one client had would only go to the next, to be taken from it in its turn
-        self.look_for_given_up(channel)
+            return  # do not redeliver a closed client's messages to clients about to be closed
+        self.collect_dead_letters(channel)
         if channel.dispatcher.can_deliver and not self._waits(channel):
             self._deliver_now(channel)
         if (due_ns := channel.next_due_ns) is not None:
-            self._timers.watch(channel, due_ns)  # it may just have been put off
+            self._timers.watch(channel, due_ns)  # the deadline may have moved
 
     def deliver_waiting(self, channel: Channel) -> None:
-        """Send what is ready, also what waits for more to be sent with it."""
+        """Send all ready messages, including those that output buffering holds back."""
         if channel.dispatcher.can_deliver and not self._broker.stopping:
             self._deliver_now(channel)
 
     def put_back(self, channel: Channel, messages: Iterable[Withdrawn]) -> None:
-        """Let a channel deliver messages again that were withdrawn, or give them up, as its settings are now."""
+        """Return withdrawn messages to their channel, which requeues or dead-letters them by its current settings."""
         channel.put_back(messages)
         self.deliver(channel)
 
-    def look_for_given_up(self, channel: Channel) -> None:
-        """Have what a channel has given up moved to its dead-letter topic."""
+    def collect_dead_letters(self, channel: Channel) -> None:
+        """If a channel has dead letters, have them moved to its dead-letter topic."""
         if channel.messages.withdrawn.waiting:
-            self.given_up[channel] = None
-            self.given_up_grew.set()
+            self.with_dead_letters[channel] = None
+            self.dead_letters_added.set()
 
     def _waits(self, channel: Channel) -> bool:
-        """Whether what can be delivered waits for more to be sent with it."""
+        """Whether output buffering holds the ready messages back."""
         if not channel.dispatcher.can_wait:
             return False
         if channel in self._waiting:
@@ -193,7 +192,7 @@ class Delivery:
         over_s = self._clock_s() + self._pacing.turn_s
         while channel.dispatcher.can_deliver:
             if sent >= self._pacing.grants_per_turn or (sent and self._clock_s() > over_s):
-                self._line_up(channel)
+                self._enqueue(channel)
                 break
             try:
                 grants = channel.dispatcher.dispatch(now_ns, time.time_ns() - now_ns)
@@ -207,7 +206,7 @@ class Delivery:
                 self._read(channel)
             if not grants:
                 if channel.dispatcher.budget_exhausted:
-                    self._line_up(channel)
+                    self._enqueue(channel)
                 break
             sent += len(grants)
             subscribers: dict[Subscriber, None] = {}
@@ -220,10 +219,10 @@ class Delivery:
         if sent:
             self._timers.watch(channel, now_ns + timeout_ns)
 
-    # ------------------------------------------------------------------ what lies on disk only
+    # ------------------------------------------------------------------ messages that are on disk only
 
     def _read(self, channel: Channel) -> None:
-        """Have read what a channel needs to go on, unless that is under way."""
+        """Start to read the messages a channel needs next, unless a read is running."""
         if channel not in self._reading:
             self._reading.add(channel)
             self._nursery.start_soon(self._read_and_deliver, channel)
@@ -238,14 +237,14 @@ class Delivery:
                 self._try_to_deliver(channel)
 
     async def _read_for(self, channel: Channel) -> bool:
-        """Read what a channel needs to go on; False if it must pause before its next read."""
+        """Read the messages a channel needs next. Returns False if it must pause before its next read."""
         try:
             found = await self._readers.fetch(channel.store, channel.read_ahead.wanted())
             if not self._broker.serves_channel(channel):
                 return True
             channel.read_ahead.take(found)
         except Exception:
-            # A mistake of ours: it must not reach other channels.
+            # A bug in the broker: it must not affect other channels.
             logger.exception("%s/%s: messages could not be read", channel.topic.name, channel.name)
             return False
         if found.error is None:
@@ -255,9 +254,9 @@ class Delivery:
         return bool(found.ahead or found.again)
 
     def _mark_unreadable(self, channel: Channel, error: LogError) -> None:
-        """Have a channel try again to read its messages, and say once that it cannot, not each time."""
+        """Schedule the next attempt to read a channel's messages, and log the first of several failures in a row."""
         self._timers.watch(channel, self._timers.now_ns() + _READ_AGAIN_NS)
-        deleted = channel.topic.name in self._broker.deleting  # its files have another name by now
+        deleted = channel.topic.name in self._broker.deleting  # its files are renamed already
         if channel not in self._unreadable and not deleted:
             self._unreadable.add(channel)
             logger.error("%s/%s: %s", channel.topic.name, channel.name, error)

@@ -1,4 +1,4 @@
-"""What a broker can say of itself. All derive from `NSQError`."""
+"""Errors of the broker. All derive from `NSQError`."""
 
 from ..listening import StartupError as StartupError
 from ..log import LogError
@@ -6,27 +6,27 @@ from ..protocol import NSQError
 
 
 class TopicUnavailable(LogError):
-    """Nothing can be done with a topic but to delete it, for its files could not be used at the start."""
+    """The topic's files could not be used at startup. The topic can only be deleted."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"topic {name} is unavailable: {reason}")
 
 
 class PublishRefused(NSQError):
-    """Nothing of a publish was stored; the text is the reason for the client: `exiting`, or the disk's error."""
+    """A publish was refused; nothing of it was stored. The text is the reason: `exiting`, or a disk error."""
 
 
 class TopicFull(PublishRefused):
-    """Nothing of a publish was stored, because of a limit of the topic's; the text says which."""
+    """A publish was refused because of a limit of the topic, which the text names. Nothing of it was stored."""
 
 
 class LimitReached(PublishRefused):
-    """A topic or channel was not made, for there are as many as the broker's options allow; the text says which."""
+    """A topic, channel or consumer exceeds a limit of the broker's options, which the text names."""
 
 
 class SaveError(NSQError):
-    """A state cannot be saved; the text is the disk's error."""
+    """A state cannot be saved. The text is the disk error."""
 
 
 class DeletedError(NSQError):
-    """Nothing was done: the topic or the channel was deleted meanwhile."""
+    """The topic or channel was deleted meanwhile; nothing was changed."""

@@ -1,4 +1,4 @@
-"""What can be set on a broker. Names are nsqd's, with the unit added; defaults are nsqd's unless a comment says why."""
+"""The broker's options. Names are nsqd's with the unit added; defaults are nsqd's unless a comment gives a reason."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,53 +16,53 @@ ClientAuthPolicy = Literal["", "require", "require-verify"]
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """One broker's configuration.
+    """The configuration of one broker.
 
-    Addresses are `host:port`, port 0 picking a free one, or the path of a unix socket (anything with a slash). They
-    are loopback unless told otherwise, so that nobody is let in by accident (nsqd listens on all interfaces).
+    An address is `host:port` (port 0 picks a free port) or the path of a unix socket (contains a slash). The defaults
+    are loopback, so that no broker is exposed by accident (nsqd listens on all interfaces).
 
     Attributes:
-        data_path: The data folder; made if it is missing (its parent must exist).
+        data_path: The data folder. Created if it is missing; its parent must exist.
         tcp_address: Where to listen for the V2 protocol.
         http_address: Where to listen for HTTP; empty means no HTTP.
         https_address: Where to listen for HTTPS, if there is a certificate; empty means no HTTPS.
-        broadcast_address: The address others are told; None is this machine's host name.
-        broadcast_tcp_port, broadcast_http_port: The ports others are told; 0 is those bound.
+        broadcast_address: The address to announce; None is this machine's host name.
+        broadcast_tcp_port, broadcast_http_port: The ports to announce; 0 is the bound port.
         nsqlookupd_tcp_addresses: Discovery services to register with, `host:port` each.
         node_id: 0..1023, the first ten bits of every message id; None derives it from the host name as nsqd does.
         sync: `always`: an OK means on stable storage. `interval`: an OK means written to the file; synced after
             `sync_every` messages or `sync_timeout_ms`, whichever comes first.
-        sync_every: Messages, for `interval`.
-        sync_timeout_ms: For `interval`.
-        topic_defaults: Settings of each topic, but for those that were changed for it.
-        mem_queue_size: Messages of each topic, its newest, kept decoded in memory.
-        cache_bytes: Bytes of decoded messages kept in memory over all topics, whatever `mem_queue_size` says.
-        max_bytes_per_file: Size at which a topic's log goes on in a new segment.
-        checkpoint_interval_ms: How often changed channel positions are written; after a crash what was finished
-            since is delivered again.
+        sync_every: For `interval`: sync after this many messages.
+        sync_timeout_ms: For `interval`: sync after this time.
+        topic_defaults: Settings of each topic, unless changed for the topic.
+        mem_queue_size: Newest messages of each topic that are kept decoded in memory.
+        cache_bytes: Limit of the bytes of decoded messages kept in memory, over all topics; overrides `mem_queue_size`.
+        max_bytes_per_file: Size at which a topic's log starts a new segment.
+        checkpoint_interval_ms: Interval of writing changed channel positions. After a crash, messages finished since
+            the last checkpoint are delivered again.
         max_channel_consumers: Consumers of one channel; 0 is no limit.
-        max_connections: Clients over TCP, and as many over HTTP; 0 is what the limit of open files leaves room for.
-        max_topics: Topics, made by clients; 0 is no limit.
+        max_connections: Clients of each listener (TCP, HTTP, HTTPS); 0 is as many as the limit of open files allows.
+        max_topics: Topics that clients can create; 0 is no limit.
         max_channels: Channels of one topic; 0 is no limit.
-        limits: What clients may ask for and send.
-        tls_cert, tls_key: PEM files; both or neither. With them clients may have TLS.
-        tls_client_auth_policy: Whether clients need a certificate: `""` no, `require` any, `require-verify` one that
-            `tls_root_ca_file`, or the system's store, vouches for. Not `""` implies `tls_required="true"`.
-        tls_root_ca_file: PEM file: the CAs of clients' certificates, and of https auth servers; None is the system's.
+        limits: Limits of client requests and of the values clients can negotiate.
+        tls_cert, tls_key: PEM files; both or neither. They enable TLS.
+        tls_client_auth_policy: Whether clients need a certificate: `""` no; `require` any; `require-verify` one that
+            `tls_root_ca_file`, or the system's store, verifies. Not `""` implies `tls_required="true"`.
+        tls_root_ca_file: PEM file with the CAs of client certificates and https auth servers; None is the system's.
         tls_required: Whether clients must use TLS: `true` over TCP and HTTP, `tcp-https` over TCP only.
-        tls_min_version: The oldest TLS spoken. nsqd's default is tls1.0, which RFC 8996 took out of use.
-        auth_http_addresses: Services that say who may do what, `host:port` or a URL each; none: everybody may.
+        tls_min_version: The oldest TLS version accepted. nsqd's default is tls1.0, which RFC 8996 deprecates.
+        auth_http_addresses: Authorization services, `host:port` or a URL each. Empty: all clients may do everything.
         http_client_connect_timeout_ms, http_client_request_timeout_ms: For the broker's own HTTP requests.
-        statsd_address: `host:port` (UDP) for figures; empty is nowhere.
-        statsd_prefix: What their names begin with; `%s` stands for the broadcast address and HTTP port.
-        statsd_interval_ms: How often they are sent.
-        statsd_mem_stats: Whether those of the process's memory are sent.
-        statsd_udp_packet_size: Bytes of one datagram at most, unless one line is longer.
-        statsd_exclude_ephemeral: Whether ephemeral topics and channels are left out.
-        e2e_processing_latency_percentiles: Quantiles in (0, 1], descending, of the time from publish to FIN; none:
-            it is not measured.
-        e2e_processing_latency_window_time_ms: Over how long.
-        pacing: How long one kind of work may keep others waiting; no setting.
+        statsd_address: `host:port` (UDP) to send metrics to; empty sends none.
+        statsd_prefix: Prefix of the metric names; `%s` stands for the broadcast address and HTTP port.
+        statsd_interval_ms: Interval of sending metrics.
+        statsd_mem_stats: Whether to send the process's memory metrics.
+        statsd_udp_packet_size: Maximum bytes of a datagram; a longer single line is sent whole.
+        statsd_exclude_ephemeral: Whether to leave out ephemeral topics and channels.
+        e2e_processing_latency_percentiles: Quantiles in (0, 1], descending, of the time from publish to FIN; empty
+            disables the measurement.
+        e2e_processing_latency_window_time_ms: Time window of the quantiles.
+        pacing: How long one kind of work may keep others waiting; not a setting.
     """
 
     data_path: Path
@@ -77,7 +77,7 @@ class BrokerOptions:
     sync: Sync = "always"
     sync_every: int = 2500
     sync_timeout_ms: int = 2 * SECOND_MS
-    topic_defaults: TopicSettings = TopicSettings()  # noqa: RUF009 - it cannot be changed
+    topic_defaults: TopicSettings = TopicSettings()  # noqa: RUF009 - immutable
     mem_queue_size: int = 10_000
     cache_bytes: int = 64 * MIB
     max_bytes_per_file: int = 100 * MIB
@@ -104,10 +104,10 @@ class BrokerOptions:
     statsd_exclude_ephemeral: bool = False
     e2e_processing_latency_percentiles: tuple[float, ...] = ()
     e2e_processing_latency_window_time_ms: int = 10 * MINUTE_MS
-    pacing: Pacing = Pacing()  # noqa: RUF009 - it cannot be changed
+    pacing: Pacing = Pacing()  # noqa: RUF009 - immutable
 
     @property
     def required_tls(self) -> TLSRequired:
-        """`tls_required`, with what a policy for client certificates implies."""
+        """`tls_required`; a client certificate policy implies at least `true`."""
         implied = self.tls_client_auth_policy and self.tls_required == "false"
         return "true" if implied else self.tls_required

@@ -1,12 +1,12 @@
-"""Places in a topic's log, as HTTP clients write them.
+"""Positions in a topic's log, as HTTP clients write them.
 
-    1000         the message of this sequence
-    earliest     the oldest message that is kept
-    latest       the end
-    -1h30m       what was published so long ago
-    @1700000000.5, @2026-11-21T04:14:05Z     what was published at this time: Unix seconds, or RFC 3339
+    1000         the message with this sequence
+    earliest     the oldest message in the log
+    latest       the end of the log
+    -1h30m       a time in the past
+    @1700000000.5, @2026-11-21T04:14:05Z     a time: Unix seconds, or RFC 3339
 
-A time stands for the first message that was published then or later.
+A time means the first message published at that time or later.
 """
 
 import re
@@ -27,10 +27,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in a log.
+    """A position in a log.
 
     Attributes:
-        kind: What `value` is; it has no meaning for `earliest` and `latest`.
+        kind: The meaning of `value`, which is unused for `earliest` and `latest`.
         value: A sequence, or Unix nanoseconds.
     """
 
@@ -38,7 +38,7 @@ class Position:
     value: int = 0
 
     def sequence_in(self, log: Log) -> int:
-        """The sequence that it is in this log now, from its first one to its end. May read; raises LogReadError."""
+        """Resolve to a sequence in this log now, from its first to its end. May read; raises LogReadError."""
         if self.kind == "time":
             return sequence_at(log, self.value)
         first, end = log.first_sequence, log.next_sequence
@@ -49,7 +49,7 @@ EARLIEST, LATEST = Position("earliest"), Position("latest")
 
 
 def parse_position(text: str, now_ns: int) -> Position:
-    """The position; `now_ns` is the wall clock. Raises ValueError if it is none."""
+    """Parse a position; `now_ns` is the wall clock. Raises ValueError if the text is not a position."""
     if text in ("earliest", "latest"):
         return EARLIEST if text == "earliest" else LATEST
     if _SEQUENCE.fullmatch(text):
@@ -65,13 +65,13 @@ def _parse_time_ns(text: str) -> int:
     if unix := _UNIX_S.fullmatch(text):
         return int(unix[1]) * 10**9 + int((unix[2] or "").ljust(9, "0"))
     try:
-        # In a query a plus sign means a blank, and few think of that.
+        # In a query string a plus sign means a blank; a client that does not escape it still gets its offset.
         time = datetime.fromisoformat(text.replace(" ", "+"))
     except ValueError:
         raise ValueError(
             f"{text!r} is neither Unix seconds nor a time such as 2026-11-21T04:14:05Z"
         ) from None
     if time.tzinfo is None:
-        raise ValueError(f"{text!r} does not say how far it is from UTC: write {text}Z, or {text}%2B01:00")
+        raise ValueError(f"{text!r} has no UTC offset: write {text}Z, or {text}%2B01:00")
     since = time - _EPOCH
     return max(0, (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000)

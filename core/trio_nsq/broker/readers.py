@@ -1,4 +1,4 @@
-"""Reading topics' logs in threads, so that the event loop waits for no disk: for channels, and for HTTP clients."""
+"""Reads topics' logs in threads, for channels and for HTTP clients, so that the event loop never waits for the disk."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from .state.message_store import Found, MessageStore, Wanted
 from .state.topic import Topic
 
 _THREADS = 8
-"""For channels, and as many for HTTP clients. A failing disk blocks a thread for seconds: publishes use others."""
+"""Threads for channels, and as many for HTTP clients. Publishes use others: a failing disk blocks a thread for seconds."""
 
 _T = TypeVar("_T")
 _Record = TypeVar("_Record", RecordBatch, RawRecord)
@@ -25,17 +25,17 @@ _Record = TypeVar("_Record", RecordBatch, RawRecord)
 
 @dataclass(slots=True)
 class _ColdRead:
-    """A read for channels that is under way."""
+    """A running read for one or more channels."""
 
     done: trio.Event = field(default_factory=trio.Event)
     found: Found | None = None
 
 
 class Readers:
-    """Runs all reads of a broker's logs. One for a broker, which says whether a topic is still served.
+    """Runs all reads of a broker's logs. One for a broker.
 
     Attributes:
-        waiting: How many HTTP clients wait for messages. While there are none, `wake` need not be called.
+        waiting: Number of HTTP clients that wait for messages. If it is 0, `wake` need not be called.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -43,7 +43,7 @@ class Readers:
         self._broker = broker
         self._threads = trio.CapacityLimiter(_THREADS)
         self._threads_for_channels = trio.CapacityLimiter(_THREADS)
-        # Channels at the same place share a read.
+        # Channels at the same position share a read.
         self._under_way: dict[tuple[MessageStore, Wanted], _ColdRead] = {}
         self._grown: WeakKeyDictionary[Topic, trio.Event] = WeakKeyDictionary()
 
@@ -54,7 +54,7 @@ class Readers:
         return await trio.to_thread.run_sync(work, limiter=self._threads_for_channels, abandon_on_cancel=True)
 
     async def fetch(self, store: MessageStore, wanted: Wanted) -> Found:
-        """Read what channels want of a topic's log. Errors of the disk are in what is returned."""
+        """Read messages that channels want from a topic's log. Disk errors are in the result, not raised."""
         key = store, wanted
         if (read := self._under_way.get(key)) is not None:
             await read.done.wait()
@@ -76,14 +76,14 @@ class Readers:
     # ------------------------------------------------------------------ for HTTP clients
 
     async def call(self, topic: Topic, work: Callable[[], _T]) -> _T:
-        """Do something that reads from a topic's log, where it holds up nobody. Raises LogReadError."""
-        if topic.ephemeral:  # its log is no matter for threads, nor for a disk
+        """Run `work`, which reads a topic's log, in a thread. Raises LogReadError."""
+        if topic.ephemeral:  # its log is in memory and not thread-safe
             await trio.lowlevel.checkpoint()
             return work()
         return await trio.to_thread.run_sync(work, limiter=self._threads)
 
     async def read(self, topic: Topic, work: Callable[[], _T]) -> _T:
-        """As `call`, for an answer that is under way. Raises CutOff: it cannot be read, or the topic is gone."""
+        """As `call`, for a streaming response. Raises CutOff: the log cannot be read, or the topic is deleted."""
         try:
             found = await self.call(topic, work)
         except LogReadError as exc:
@@ -93,17 +93,17 @@ class Readers:
         return found
 
     def wake(self, topic: Topic) -> None:
-        """Wake those who wait for messages of a topic: there are more, or there will be none."""
+        """Wake the HTTP clients that wait for messages of a topic: it has grown, or it is deleted."""
         if (event := self._grown.pop(topic, None)) is not None:
             event.set()
 
     def check(self, topic: Topic) -> None:
-        """Raise CutOff unless the topic is still served; otherwise what was read of it means nothing."""
+        """Raise CutOff if the topic is no longer served: the records read from it are not valid."""
         if not self._broker.serves(topic):
-            raise CutOff(f"topic {topic.name} was deleted, or the broker stops")
+            raise CutOff(f"topic {topic.name} was deleted, or the broker is stopping")
 
     async def wait_past(self, topic: Topic, sequence: int) -> None:
-        """Wait until the topic's log has this sequence; may return earlier."""
+        """Wait until the topic's log has this sequence. May return earlier."""
         if topic.log.next_sequence <= sequence:
             event = self._grown.get(topic)
             if event is None:
@@ -117,13 +117,13 @@ class Readers:
 
 @dataclass(slots=True)
 class Reading(Generic[_Record]):
-    """A way through a topic's log, from one sequence to another.
+    """Reads a range of a topic's log in pieces, and can wait for messages at its end.
 
     Attributes:
-        read_log: Gives the records from the one that holds a sequence on, as `Log.read` and `Log.read_raw` do.
+        read_log: Returns records, starting with the one that holds a sequence: `Log.read` or `Log.read_raw`.
         position: The next sequence.
-        end: The sequence after the last; None: whatever comes.
-        wait_s: How long to wait for messages where there are none yet.
+        end: The sequence after the last; None for no end.
+        wait_s: How long to wait for messages at the end of the log.
     """
 
     readers: Readers
@@ -134,16 +134,16 @@ class Reading(Generic[_Record]):
     wait_s: float
 
     async def next(self) -> list[_Record | Gap]:
-        """What comes next, in order: at least one, and nothing at the end or if nothing came in time.
+        """Return the next records and gaps, in order; an empty list at the end or after `wait_s` without a message.
 
-        The first and the last record may reach beyond what was asked for. Raises CutOff.
+        The first and the last record may reach beyond the range. Raises CutOff.
         """
         while self.end is None or self.position < self.end:
             known = self.topic.log.next_sequence
             if self.position < known:
                 return await self._read(known if self.end is None else min(known, self.end))
             if self.wait_s:
-                self.readers.check(self.topic)  # nobody wakes those who wait for what is deleted already
+                self.readers.check(self.topic)  # no event will wake it after the topic was deleted
             with trio.move_on_after(self.wait_s) as waiting:
                 await self.readers.wait_past(self.topic, self.position)
             if waiting.cancelled_caught or not self.wait_s:
@@ -152,12 +152,12 @@ class Reading(Generic[_Record]):
         return []
 
     async def _read(self, known: int) -> list[_Record | Gap]:
-        """Read on; up to `known` something is there."""
+        """Read the next records; the log ends at `known` or later."""
         records = await self.readers.read(self.topic, partial(self.read_log, self.position))
         found: list[_Record | Gap] = []
         for record in records:
             if self.end is not None and record.base_sequence >= self.end:
-                records = []  # between here and the end there is nothing
+                records = []  # the rest of the range is a gap
                 break
             found += self._missing(record.base_sequence)
             found.append(record)

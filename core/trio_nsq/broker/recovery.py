@@ -1,4 +1,4 @@
-"""Opens the topics of the data folder. A topic that cannot be opened is unavailable; the others are served."""
+"""Opens the topics of the data folder. A topic that cannot be opened is unavailable; the other topics are served."""
 
 import json
 import logging
@@ -23,9 +23,9 @@ from .timers import Timers
 logger = logging.getLogger("trio_nsq.broker")
 
 
-_OPEN_AGAIN_S = 10.0
+_RETRY_S = 10.0
 """Pause before the first new attempt to open a topic; each further pause is twice as long."""
-_OPEN_AGAIN_MAX_S = 600.0
+_RETRY_MAX_S = 600.0
 
 
 @dataclass(eq=False, slots=True)
@@ -42,17 +42,16 @@ class TopicLoader:
     delivery: Delivery
     timers: Timers
     retention: RetentionManager
-    _at_one: trio.Lock = field(
-        default_factory=trio.Lock, init=False
-    )  # held to open or delete an unavailable topic
+    # Held to open or delete an unavailable topic.
+    _opening: trio.Lock = field(default_factory=trio.Lock, init=False)
 
     def load_all(self) -> None:
-        """Open all topics. Raises StartupError: the list of them cannot be read."""
+        """Open all topics. Raises StartupError: the data folder cannot be listed."""
         for name in self.folder.topic_names():
             try:
                 self._add(*self._restore(name))
             except Exception as exc:
-                self._give_up(name, exc)
+                self._mark_unavailable(name, exc)
         confirm_moved_letters(self.broker)
         for topic in self.broker.topics.values():
             self._loaded(topic)
@@ -61,20 +60,20 @@ class TopicLoader:
         self.retention.found(topic)
         self.broker.publishable[topic.name] = topic
         for channel in topic.channels.values():
-            self.delivery.look_for_given_up(channel)
-        self.timers.look_again()
+            self.delivery.collect_dead_letters(channel)
+        self.timers.recompute()
 
     async def open_again_on_schedule(self) -> None:
         """Retry opening the unavailable topics, with growing pauses, until all are open.
 
-        A disk that fails while the machine starts may work later.
+        A disk that fails while the machine boots may work later.
         """
-        wait_s = _OPEN_AGAIN_S
+        wait_s = _RETRY_S
         while self.broker.unavailable:
             await trio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _OPEN_AGAIN_MAX_S)
+            wait_s = min(2 * wait_s, _RETRY_MAX_S)
             for name in list(self.broker.unavailable):
-                async with self._at_one:
+                async with self._opening:
                     await self._open_again(name)
 
     async def _open_again(self, name: str) -> None:
@@ -88,7 +87,7 @@ class TopicLoader:
             self._add(topic, is_saved)
             confirm_moved_letters(self.broker, name)
         except Exception as exc:
-            self._give_up(name, exc)
+            self._mark_unavailable(name, exc)
             return
         del self.broker.unavailable[name]
         logger.warning("TOPIC(%s): available again", name)
@@ -97,8 +96,11 @@ class TopicLoader:
         self._loaded(topic)
 
     async def delete(self, name: str) -> bool:
-        """Delete the files of a topic that is unavailable; False if it no longer is. Raises OSError: none was."""
-        async with self._at_one:
+        """Delete the files of an unavailable topic. Returns False if the topic is available by now.
+
+        Raises OSError: no file was deleted.
+        """
+        async with self._opening:
             if name not in self.broker.unavailable:
                 return False
             retired = await trio.to_thread.run_sync(self.folder.retire_topic, name)
@@ -108,14 +110,14 @@ class TopicLoader:
             await trio.to_thread.run_sync(self.folder.files.remove_folder, retired)
         return True
 
-    def _give_up(self, name: str, error: Exception) -> None:
+    def _mark_unavailable(self, name: str, error: Exception) -> None:
         """Make a topic unavailable, and log the reason unless it is the same as before."""
         folder = self.folder.topic_folder(name)
         if isinstance(error, (LogError, StateError)):
             reason = str(error)
         elif isinstance(error, OSError):
             reason = f"cannot write to {folder}: {error.strerror}"
-        else:  # a defect of the broker: it must not affect other topics
+        else:  # a bug in the broker: it must not affect other topics
             reason = f"internal error: {error!r}"
         is_known = self.broker.unavailable.get(name) == reason
         self.broker.give_up(name, reason)
@@ -125,9 +127,9 @@ class TopicLoader:
             logger.error(what, name, reason, exc_info=internal)
 
     def _restore(self, name: str) -> tuple[Topic, bool | None]:
-        """Build a topic from its log and its saved state; thread-safe. Raises LogError, StateError, OSError.
+        """Build a topic from its log and saved state; thread-safe. Raises LogError, StateError, OSError.
 
-        Returns the topic, and whether its state on disk is current; None if no state was ever saved.
+        Returns the topic, and whether its state on disk is current (None: no state was ever saved).
         """
         log = self.make_log(name)
         try:
@@ -155,11 +157,11 @@ class TopicLoader:
                 topic.hold_back(f"cannot save the state of topic {name}: {exc.strerror}")
         if state is None:
             return topic, None
-        # If the end differs, the log has messages from after the last checkpoint.
+        # If the end differs, the log has messages published after the last checkpoint.
         return topic, ahead or (not is_previous and int(state["end"]) == log.next_sequence)
 
     def _add(self, topic: Topic, is_saved: bool | None) -> None:
-        """Give a topic to the broker; arguments as `_restore` returns them."""
+        """Add a topic to the broker; arguments as `_restore` returns them."""
         broker = self.broker
         broker.add_topic(topic)
         if is_saved is not None:
@@ -173,10 +175,10 @@ class TopicLoader:
 def _report_missing(
     topic: Topic, state: dict[str, Any] | None, folder: DataFolder, *, is_previous: bool
 ) -> None:
-    """Log which messages or channels of a topic are lost because files, or the ends of files, are gone.
+    """Log which messages or channels of a topic are lost because files are missing or truncated.
 
-    A previous state is not compared with the log's beginning: retention went by a newer state, and may have deleted
-    what the previous one still needed.
+    A previous state is not compared with the log's beginning: retention used a newer state, and may have deleted
+    messages that the previous state still needs.
     """
     path = folder.topic_folder(topic.name) / STATE_FILE
     first, end = topic.log.first_sequence, topic.log.next_sequence
@@ -195,23 +197,24 @@ def _report_missing(
         logger.error(what, path, end, known - 1)
 
 
-# ---------------------------------------------------------------------- dead letters that have been moved
+# ---------------------------------------------------------------------- moved dead letters
 
 
 def confirm_moved_letters(broker: Broker, only: str | None = None) -> None:
-    """After a restart: have channels forget what has arrived in a dead-letter topic, though their states have it.
+    """After a restart, finish the messages that a channel's saved state has although a dead-letter topic has them too.
 
-    If only one topic was opened just now, no letters are looked at but those in it and those from it.
+    Letters that cannot be checked now are left for the next start; they may be moved a second time.
 
-    What cannot be looked at now is left for the next start: it may come to the dead-letter topic a second time.
+    Args:
+        only: The one topic that was just opened: check only letters in it, and letters from it.
     """
     for topic in broker.topics.values():
         for metadata in list(topic.dead_letters.unconfirmed):
             try:
                 _confirm_moved(broker, topic, metadata, only)
             except Exception:
-                # A defect of ours: it keeps neither the broker nor other topics from starting.
-                logger.exception("topic %s: dead letters may come to it a second time", topic.name)
+                # A bug in the broker: it must not keep the broker or other topics from starting.
+                logger.exception("topic %s: some dead letters may be moved to it a second time", topic.name)
 
 
 def _confirm_moved(broker: Broker, topic: Topic, metadata: bytes, only: str | None) -> None:
@@ -224,12 +227,12 @@ def _confirm_moved(broker: Broker, topic: Topic, metadata: bytes, only: str | No
     channel = origin.channels.get(found[0].channel) if origin is not None else None
     if origin is None or channel is None:
         topic.dead_letters.confirm(metadata)
-    elif _forget(channel, found):
+    elif _finish_moved(channel, found):
         origin.dead_letters.record_moved(topic.dead_letters, metadata)
 
 
 def forget_origin(broker: Broker, name: str) -> None:
-    """Let dead-letter topics know that a topic is gone which was unavailable, and with it its saved state."""
+    """Confirm all letters from an unavailable topic that was deleted: its saved state no longer has them."""
     for topic in broker.topics.values():
         for metadata in list(topic.dead_letters.unconfirmed):
             found = origins(metadata)
@@ -237,8 +240,8 @@ def forget_origin(broker: Broker, name: str) -> None:
                 topic.dead_letters.confirm(metadata)
 
 
-def _forget(channel: Channel, found: Iterable[Origin]) -> bool:
-    """Returns whether each of them could be looked at; the others stay."""
+def _finish_moved(channel: Channel, found: Iterable[Origin]) -> bool:
+    """Finish moved messages in their channel. Returns False if some could not be read; these stay."""
     ids = {origin.sequence: origin.id for origin in found}
     taken = channel.withdraw(ids)
     same: list[Withdrawn] = []
@@ -246,7 +249,7 @@ def _forget(channel: Channel, found: Iterable[Origin]) -> bool:
     try:
         for each in taken:
             try:
-                # A topic that was deleted and made again has other messages in the same places.
+                # A topic that was deleted and created again has other messages at the same sequences.
                 if channel.store.id_at(each.sequence) == ids[each.sequence]:
                     same.append(each)
             except LogReadError as exc:

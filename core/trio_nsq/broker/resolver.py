@@ -1,6 +1,6 @@
-"""Host name lookups, in threads of their own: a slow name server blocks a thread for seconds.
+"""Host name lookups in dedicated threads: a slow name server blocks a thread for seconds.
 
-So trio's default threads wait for the disk at most. Saves, syncs and reads also have threads of their own.
+So trio's default threads wait only for the disk. Saves, syncs and reads have dedicated threads as well.
 """
 
 import socket
@@ -11,24 +11,24 @@ from weakref import WeakValueDictionary
 import trio
 
 _THREADS = 4
-"""Threads for each host, at most: one slow name delays no other name."""
+"""Maximum number of threads for each host: one slow name delays no other name."""
 TIMEOUT_S = 10.0
-"""For one lookup. Its thread may run longer: only the operating system can end it."""
+"""Limit for one lookup. Its thread may run longer: only the operating system can end it."""
 
 
 class Resolver(trio.abc.HostnameResolver):
     """Resolves the host names of a trio run: those of nsqlookupd, statsd and authorization services."""
 
     def __init__(self) -> None:
-        # By host, as long as a lookup runs. It may run longer than its caller waits.
+        # By host, while a lookup runs. It may run longer than its caller waits.
         self._threads: WeakValueDictionary[Any, trio.CapacityLimiter] = WeakValueDictionary()
 
     async def getaddrinfo(self, host: bytes | None, port: Any, *more: int) -> Any:
-        """As `socket.getaddrinfo`. Raises OSError, also if it takes too long."""
+        """As `socket.getaddrinfo`. Raises OSError, also after `TIMEOUT_S`."""
         return await self._call(host, partial(socket.getaddrinfo, host, port, *more))
 
     async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
-        """As `socket.getnameinfo`. Raises OSError, also if it takes too long."""
+        """As `socket.getnameinfo`. Raises OSError, also after `TIMEOUT_S`."""
         found: tuple[str, str] = await self._call(sockaddr, partial(socket.getnameinfo, sockaddr, flags))
         return found
 

@@ -1,4 +1,4 @@
-"""Starting and stopping a broker."""
+"""Starts and stops a broker."""
 
 import logging
 import platform
@@ -43,19 +43,19 @@ async def serve(
 ) -> None:
     """Run a broker until cancelled; then stop it gracefully.
 
-    A graceful stop lets what is being stored be stored and answered, closes every client, and saves the state of
-    every topic. It waits for the disk, never for a client.
+    A graceful stop stores and answers the publishes already received, closes every client, and saves the state of every
+    topic. It waits for the disk, never for a client.
 
     Args:
-        options: See there.
-        files: The file system the data folder lies in; None is the real one.
-        reloads: With each item the broker reads its certificate, its key and the CAs it trusts again, for sessions to
-            come. Files that cannot be used change nothing, and are logged. None: it never does.
-        task_status: Told the bound addresses once clients can connect.
+        options: See `BrokerOptions`.
+        files: The file system of the data folder; None is the real one.
+        reloads: At each item the broker reads its certificate, key and trusted CAs again, for new sessions. If a file
+            cannot be used, the broker logs this and keeps the previous files. None: the broker never reloads.
+        task_status: Receives the bound addresses once clients can connect.
 
     Raises:
-        StartupError: The broker cannot start; the text is for the person who started it.
-        RuntimeError: This is no trio task.
+        StartupError: The broker cannot start; the text is for the operator.
+        RuntimeError: The caller is not a trio task.
     """
     require_trio("trio_nsq.broker.serve")
     folder = DataFolder(options.data_path, files)
@@ -74,7 +74,7 @@ async def serve(
 
 
 async def _host_workers(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    """A nursery that outlives the cancellation of `serve`, so that a stop can be graceful; `serve` ends it."""
+    """Host a nursery that outlives the cancellation of `serve`, for the graceful stop. `serve` cancels it."""
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as workers:
             task_status.started(workers)
@@ -99,7 +99,7 @@ async def _serve_folder(
             opened["HTTP"] = await listen("--http-address", options.http_address)
         if tls_context is not None and options.https_address:
             opened["HTTPS"] = await listen("--https-address", options.https_address)
-        addresses = {name: there.address for name, there in opened.items()}
+        addresses = {name: listening.address for name, listening in opened.items()}
         bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
         for job in server.jobs:
             workers.start_soon(_keep_running, job, name=job)
@@ -117,18 +117,18 @@ async def _serve_folder(
         }
         accept = partial(trio.serve_listeners, handler_nursery=workers)
         async with trio.open_nursery() as accepting:
-            for name, there in opened.items():
-                accepting.start_soon(accept, server.admissions[name].handle, there.listeners)
-                logger.info("%s: listening on %s", name, there.address)
-            run = lookup.run  # nobody is to be sent to a broker that stops
+            for name, listening in opened.items():
+                accepting.start_soon(accept, server.admissions[name].handle, listening.listeners)
+                logger.info("%s: listening on %s", name, listening.address)
+            run = lookup.run  # here, so that a stop unregisters before clients are closed
             accepting.start_soon(_keep_running, run, name=run)
             if reloads is not None:
                 accepting.start_soon(_reload_files, server, reloads)
             task_status.started(bound)
     finally:
-        for name, there in opened.items():
-            logger.info("%s: closing %s", name, there.address)
-            there.close()
+        for name, listening in opened.items():
+            logger.info("%s: closing %s", name, listening.address)
+            listening.close()
         with trio.CancelScope(shield=True):
             await server.stop()
             if auth_client is not None:
@@ -137,7 +137,7 @@ async def _serve_folder(
 
 
 async def _reload_files(server: Server, reloads: AsyncIterable[object]) -> None:
-    """Read again what clients' sessions and the auth client are made of, whenever told to."""
+    """Read the TLS files of clients' sessions and of the auth client again, at each item of `reloads`."""
     async for _ in reloads:
         try:
             if server.services.tls_context is not None:
@@ -147,25 +147,25 @@ async def _reload_files(server: Server, reloads: AsyncIterable[object]) -> None:
                 await server.services.auth_client.reload()
                 logger.info("reload: read the CAs of auth servers")
         except StartupError as exc:
-            logger.error("reload: %s; what was read before stays in use", exc)
+            logger.error("reload: %s; the previous files stay in use", exc)
         except Exception:
-            # A defect of ours: the broker goes on with what it has.
-            logger.exception("reload failed; what was read before stays in use")
+            # A bug in the broker: it must not stop the broker.
+            logger.exception("reload failed; the previous files stay in use")
 
 
 async def _keep_running(job: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a job until it is cancelled. If it fails, which is a defect of ours, report that and start it again."""
+    """Run a job until it is cancelled. If it fails (a bug in the broker), log that and start it again."""
     while True:
         try:
             await job()
             return
         except Exception:
-            logger.exception("a task of the broker failed; it starts again in %g s", _RESTART_S)
+            logger.exception("a task of the broker failed; it restarts in %g s", _RESTART_S)
         await trio.sleep(_RESTART_S)
 
 
 def _log_start(server: Server) -> None:
-    """Say who starts and with what; what the log's recovery cut or found damaged it has said itself."""
+    """Log the version and the topics found. Recovery has already logged damage."""
     logger.info("trio-nsq v%s (Python %s)", __version__, platform.python_version())
     logger.info("ID: %d", server.node_id)
     channels = messages = 0
@@ -185,7 +185,7 @@ def _log_start(server: Server) -> None:
 
 def _tls_context(options: BrokerOptions) -> "SSL.Context | None":
     if options.tls_cert is None and options.tls_key is None and options.required_tls == "false":
-        return None  # and TLS takes no time to be imported
+        return None  # before the import below, which is slow
     from .session.tls import server_context
 
     return server_context(options)
@@ -198,7 +198,7 @@ def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistr
         registration = LookupRegistration(
             server.broker.topics,
             PeerInfo(
-                # The host name may stand for an address at which such a broker does not listen.
+                # If the broker listens on loopback only, its host name may resolve to another address.
                 broadcast_address=options.broadcast_address
                 or loopback_host(bound.tcp_address)
                 or broadcast.address,

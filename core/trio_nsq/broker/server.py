@@ -1,4 +1,4 @@
-"""A broker's parts, put together."""
+"""Builds the parts of a broker, and wires them."""
 
 import logging
 import socket
@@ -37,20 +37,21 @@ logger = logging.getLogger("trio_nsq.broker")
 
 
 class Server:
-    """A running broker. Made by `serve`.
+    """A running broker, created by `serve`.
 
     Args:
-        folder: Locked, and closed by the caller.
+        folder: The locked data folder. The caller closes it.
         nursery: Runs sessions, syncs and timers; cancel it only after `stop`.
 
     Raises:
-        StartupError: What lies in the data folder cannot be used.
+        StartupError: The contents of the data folder cannot be used.
 
     Attributes:
-        start_time_s, start_time_ns: Unix seconds; and the same by `Timers.now_ns`, to measure how long it runs.
+        start_time_s: Start time, Unix seconds.
+        start_time_ns: Start time by `Timers.now_ns`, to measure the uptime.
         node_id: The first ten bits of every message id.
-        admissions: By the kind of listener.
-        process: What the process itself uses.
+        admissions: Connection limits, by the kind of listener.
+        process: Resource usage of the process.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Server:
         )
 
     def _first_ids(self) -> MessageIds:
-        """Reserve the ids of the first messages; none if the disk is full: consumers can make room all the same."""
+        """Reserve the first message ids. A full disk reserves none: the broker starts, so that consumers can free space."""
         ids = MessageIds(self.node_id, first_id := self._folder.first_id(), first_id)
         try:
             self._folder.reserve_ids(first_id + ID_RESERVE)
@@ -122,33 +123,33 @@ class Server:
             folder, segment_bytes=self.options.max_bytes_per_file, open_files=self._folder.open_files
         )
 
-    # ------------------------------------------------------------------ the whole
+    # ------------------------------------------------------------------ health and stop
 
     @property
     def health(self) -> str:
-        """`OK`, or `NOK - ` and what the last write failed with, or which topic is unavailable."""
+        """`OK`, or `NOK - ` and the error of the last write, or the name of an unavailable topic."""
         room = self._folder.spare_room
         error = self.publisher.error or room.failed_with or room.shortage or self.checkpointer.error
         error = error or self.broker.why_unavailable
         return f"NOK - {error}" if error else "OK"
 
     async def stop(self) -> None:
-        """Store what is under way, close every client, save every state. Bounded by the disk, not by clients."""
+        """Store pending publishes, close every client, save every state. Waits for the disk, never for a client."""
         self.process.close()
         await self.publisher.close()
-        await trio.lowlevel.checkpoint()  # lets sessions send the OKs of what was just stored
+        await trio.lowlevel.checkpoint()  # lets sessions send the OKs of the publishes just stored
         self.broker.stopping = True
         await self.sessions.close_all()
         await self.topics.deletions_done()
         await self.checkpointer.save_all()
         for topic in list(self.broker.topics.values()):
-            # An HTTP client may just be having it saved once more.
+            # The request of an HTTP client may be saving the topic.
             async with self.checkpointer.locked(topic):
                 topic.log.close()
 
 
 def default_node_id() -> int:
-    """As nsqd: from the host name, 0..1023."""
+    """Derive the node id (0..1023) from the host name, as nsqd does."""
     from hashlib import md5
 
     from zlib_ng.zlib_ng import crc32

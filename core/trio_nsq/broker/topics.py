@@ -1,4 +1,4 @@
-"""Topics and channels that clients make, use and delete, each made durably before anybody can use it."""
+"""Creates, uses and deletes topics and channels for clients. A topic or channel is saved before a client can use it."""
 
 import logging
 from collections.abc import Sequence
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_SYNC_AGAIN_S = 1.0
-"""A sync that failed is tried again after this long."""
+_SYNC_RETRY_S = 1.0
+"""Delay before the next attempt after a failed sync."""
 _DUE_AT_ONCE = 256
-"""So many messages that waited for a channel are due in it when it is made; more of them at the next alarm."""
+"""A new channel gets this many of the due messages that waited for it at once; further ones at the next alarm."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Deletion:
-    """The deletion of a topic, under way.
+    """A running deletion of a topic.
 
     Attributes:
-        only_if_unused: The topic was made for a request that was refused. Other requests wait until it is gone.
+        only_if_unused: The topic was created for a request that then failed. Other requests wait for the deletion.
         done: Set at the end.
     """
 
@@ -55,11 +55,11 @@ class _Deletion:
 
 @dataclass(eq=False, slots=True)
 class Topics:
-    """Makes and deletes topics and channels. One for a broker.
+    """Creates and deletes topics and channels. One for a broker.
 
     Attributes:
         nursery: Runs requests to discovery services.
-        lookup: Knows which channels a new topic has elsewhere; None: nobody does.
+        lookup: Returns the channels that a new topic has on other brokers; None without discovery services.
     """
 
     broker: Broker
@@ -74,19 +74,19 @@ class Topics:
     nursery: trio.Nursery
     lookup: "LookupRegistration | None" = field(default=None, init=False)
     _deleting: dict[str, _Deletion] = field(default_factory=dict, init=False)
-    # Channels that are being made.
-    _coming: WeakKeyDictionary[Topic, set[str]] = field(default_factory=WeakKeyDictionary, init=False)
+    # Names of channels that are being created.
+    _creating: WeakKeyDictionary[Topic, set[str]] = field(default_factory=WeakKeyDictionary, init=False)
     _precreating: dict[Topic, trio.Event] = field(default_factory=dict, init=False)
 
     # ------------------------------------------------------------------ publishing
 
     async def publish(self, topic_name: str, publications: Sequence[Publication]) -> None:
-        """Store publications to a topic, made if need be, as `Publisher.publish`. Raises PublishRefused."""
+        """Store publications as `Publisher.publish`; create the topic if needed. Raises PublishRefused."""
         try:
             topic = await self._topic_to_use(topic_name)
             while (precreating := self._precreating.get(topic)) is not None:
                 await precreating.wait()
-                topic = await self._topic_to_use(topic_name)  # it may be deleted by then
+                topic = await self._topic_to_use(topic_name)  # it may have been deleted meanwhile
         except LogError as exc:
             raise PublishRefused(str(exc)) from exc
         try:
@@ -97,18 +97,18 @@ class Topics:
         self._mark_publishable(topic)
 
     async def publish_durably(self, topic_name: str, publication: Publication) -> None:
-        """Return when a publication is on stable storage, whatever the sync mode. Raises PublishRefused."""
+        """Store a publication, and sync it whatever the sync mode. Raises PublishRefused."""
         await self.publish(topic_name, [publication])
         with trio.CancelScope(shield=True):  # once written, it must not be published a second time
             while (topic := self.broker.topics.get(topic_name)) is not None and self.broker.serves(topic):
                 if await self.publisher.sync(topic):
                     break
-                await trio.sleep(_SYNC_AGAIN_S)
+                await trio.sleep(_SYNC_RETRY_S)
 
     def _mark_publishable(self, topic: Topic) -> None:
-        """Let a topic be published to at once, if it is there to stay: it has messages, or is saved."""
+        """Allow direct publishes to a topic, if it is durable: it has messages, or is saved."""
         if topic in self.broker.never_saved and not topic.log.next_sequence:
-            return  # an ephemeral channel is all that it has
+            return  # it has only an ephemeral channel
         if topic.name not in self._deleting and topic not in self._precreating and self.broker.serves(topic):
             self.broker.publishable[topic.name] = topic
 
@@ -117,15 +117,15 @@ class Topics:
     async def subscribe(
         self, topic_name: str, channel_name: str, consumer: Consumer, *, private: bool = False
     ) -> Channel:
-        """Let a consumer have messages of a channel; it and its topic are made, durably, if need be.
+        """Add a consumer to a channel. Create the channel and its topic durably if needed.
 
         Args:
-            private: If the channel is made, make it a private one; its name must be an ephemeral one.
+            private: If the channel is created, make it private; its name must be ephemeral.
 
         Raises:
-            LogError, SaveError: The channel is not there, and was not made.
+            LogError, SaveError: The channel could not be created.
             PublishRefused: Its topic is being deleted.
-            LimitReached: It has as many consumers as it may have.
+            LimitReached: The channel has the maximum number of consumers.
         """
         channel = await self.channel(topic_name, channel_name, private=private)
         limit = self.options.max_channel_consumers
@@ -135,7 +135,7 @@ class Topics:
         return channel
 
     def unsubscribe(self, channel: Channel, consumer: Consumer) -> None:
-        """Take a consumer out of its channel; what it had in flight goes to the others."""
+        """Remove a consumer from its channel, and requeue its messages in flight."""
         channel.remove(consumer)
         alive = self.broker.topic_of(channel) is not None
         if alive and channel.ephemeral and not channel.consumers:
@@ -143,13 +143,13 @@ class Topics:
         elif alive:
             self.delivery.deliver(channel)
 
-    # ------------------------------------------------------------------ making
+    # ------------------------------------------------------------------ creating
 
     async def create(self, topic_name: str, channel_name: str | None = None) -> None:
-        """Make a topic, or a channel and its topic, durably.
+        """Create a topic, or a channel and its topic, durably.
 
         Raises:
-            LogError, SaveError: It is not there, or would not outlast a restart.
+            LogError, SaveError: It could not be created, or not saved.
             PublishRefused: It is being deleted.
         """
         if channel_name is not None:
@@ -163,10 +163,10 @@ class Topics:
             raise
 
     async def _topic_to_use(self, name: str) -> Topic:
-        """The topic of this name, made if need be, without a checkpoint behind that.
+        """Return the topic of this name. Create it if needed, without a checkpoint.
 
         Raises:
-            LogError: It cannot be made.
+            LogError: The topic cannot be created.
             PublishRefused: It is being deleted.
         """
         while (deletion := self._deleting.get(name)) is not None and deletion.only_if_unused:
@@ -176,17 +176,17 @@ class Topics:
         return self._topic(name)
 
     async def channel(self, topic_name: str, name: str, *, private: bool = False) -> Channel:
-        """The channel of this name. A new one is on disk before anybody can use it; `private` as in `subscribe`.
+        """Return the channel of this name. Create it if needed, durably; `private` as in `subscribe`.
 
         Raises:
-            LogError, SaveError: It is not there, and was not made.
+            LogError, SaveError: The channel could not be created.
             PublishRefused: Its topic is being deleted.
         """
         while (channel := (topic := await self._topic_to_use(topic_name)).channels.get(name)) is None:
             self._check_channel_limit(topic, name)
             if is_ephemeral(name):
                 if topic in self.broker.never_saved:
-                    with suppress(SaveError):  # a consumer that is to empty a full disk can do without
+                    with suppress(SaveError):  # a consumer must be able to subscribe on a full disk
                         await self.checkpointer.save(topic)
                     self._check_channel_limit(await self._topic_to_use(topic_name), name)
                 channel = self._add_channel(topic_name, name, private=private)
@@ -203,13 +203,13 @@ class Topics:
         return channel
 
     def _check_channel_limit(self, topic: Topic, name: str) -> None:
-        """Raise LimitReached if the topic may not have a channel of this name besides those it has or is getting."""
+        """Raise LimitReached if a channel of this name would exceed the topic's limit."""
         limit = self.options.max_channels
-        if limit and len((topic.channels.keys() | self._coming.get(topic, set())) - {name}) >= limit:
+        if limit and len((topic.channels.keys() | self._creating.get(topic, set())) - {name}) >= limit:
             raise LimitReached(f"topic {topic.name} has {limit} channels, as many as --max-channels allows")
 
     async def _forget_new(self, topic: Topic) -> None:
-        """Let go of a topic that could not be saved, unless others use it: no refused request leaves one behind."""
+        """Delete a topic that could not be saved, unless it is in use: a refused request must not leave a topic behind."""
         if self._is_new(topic) and topic not in self._precreating:
             try:
                 await self.delete_topic(topic, only_if_unused=True)
@@ -223,10 +223,10 @@ class Topics:
     # ------------------------------------------------------------------ deleting
 
     async def delete_topic(self, topic: Topic, *, only_if_unused: bool = False) -> None:
-        """Delete a topic with its channels and files; its clients are disconnected.
+        """Delete a topic with its channels and files, and disconnect its clients.
 
-        With `only_if_unused` only if it was never saved, and has neither messages nor channels. Raises OSError: nothing
-        was deleted.
+        With `only_if_unused`, delete it only if it was never saved and has neither messages nor channels. Raises
+        OSError: nothing was deleted.
         """
         while (under_way := self._deleting.get(topic.name)) is not None:
             await under_way.done.wait()
@@ -236,7 +236,7 @@ class Topics:
         self.broker.deleting.add(topic.name)
         self.broker.publishable.pop(topic.name, None)
         try:
-            with trio.CancelScope(shield=True):  # bounded by the disk; half a deletion is none
+            with trio.CancelScope(shield=True):  # a deletion must be complete; it waits only for the disk
                 async with self.checkpointer.locked(topic):
                     await self._delete(topic, only_if_unused)
         finally:
@@ -244,7 +244,7 @@ class Topics:
             self._deleting.pop(topic.name).done.set()
 
     async def delete_unavailable(self, name: str) -> None:
-        """Delete the files of a topic that is unavailable. Raises OSError: nothing was deleted."""
+        """Delete the files of an unavailable topic. Raises OSError: nothing was deleted."""
         with trio.CancelScope(shield=True):
             is_done = await self.loader.delete(name)
         if not is_done and (topic := self.broker.topics.get(name)) is not None:
@@ -256,7 +256,7 @@ class Topics:
             return
         retired: Path | None = None
         if not topic.ephemeral:
-            # First, so that a crash or an error leaves the topic as it was. Consumers read on from open files.
+            # First, so that a crash or error before it leaves the topic unchanged. Consumers still read open files.
             work = partial(self.folder.retire_topic, topic.name)
             retired = await trio.to_thread.run_sync(work)
             await self.publisher.until_idle(topic)  # a scheduled sync may have begun meanwhile
@@ -275,7 +275,7 @@ class Topics:
     # ------------------------------------------------------------------ new topics
 
     def _topic(self, name: str) -> Topic:
-        """The topic of this name, made if need be: then publishes to it wait until it has its channels."""
+        """Return the topic of this name. Create it if needed; publishes to a new topic wait until it has its channels."""
         topic = self.broker.topics.get(name)
         if topic is None:
             limit = self.options.max_topics
@@ -288,34 +288,34 @@ class Topics:
         return topic
 
     async def _precreate(self, topic: Topic, lookup: "LookupRegistration") -> None:
-        """Make the channels that a new topic has elsewhere, durably, so that they miss none of its messages."""
+        """Create the channels that a new topic has on other brokers, durably, so that they miss none of its messages."""
         try:
             names = await lookup.channels(topic.name)
             if self.broker.stopping or self.broker.topics.get(topic.name) is not topic:
                 return
-            known = topic.channels.keys() | self._coming.get(topic, set())
+            known = topic.channels.keys() | self._creating.get(topic, set())
             new = [name for name in names if name not in known]
             room = self.options.max_channels - len(known)
             if self.options.max_channels and room < len(new):
                 logger.warning(
-                    "topic %s: --max-channels allows only some of its channels elsewhere", topic.name
+                    "topic %s: --max-channels allows only some of its channels on other brokers", topic.name
                 )
                 names = [*known.intersection(names), *new[: max(0, room)]]
             await self._save_and_add(topic, names)
         except (SaveError, DeletedError):
-            pass  # an error is logged; what cannot be saved is not made
+            pass  # the checkpointer logs errors; a channel that cannot be saved is not created
         except Exception:
-            # A mistake of ours: the topic has to do without.
-            logger.exception("%s: channels could not be made in advance", topic.name)
+            # A bug in the broker: the topic starts without these channels.
+            logger.exception("topic %s: its channels on other brokers could not be created here", topic.name)
         finally:
             self._precreating.pop(topic).set()
 
     async def _save_and_add(self, topic: Topic, names: Sequence[str], *, with_others: bool = False) -> None:
-        """Make channels; arguments and errors as of `Checkpointer.change`. Ephemeral ones are not saved."""
+        """Create channels; `with_others` and errors as of `Checkpointer.change`. Ephemeral channels are not saved."""
 
         def plan(checkpoint: Checkpoint) -> None:
             for name in names:
-                # Another request may just have made it.
+                # Another request may have created it.
                 if name not in topic.channels and not is_ephemeral(name):
                     checkpoint.add_channel(name)
 
@@ -323,21 +323,21 @@ class Topics:
             for name in names:
                 self._add_channel(topic.name, name)
 
-        coming = self._coming.setdefault(topic, set())
-        coming.update(names)
+        creating = self._creating.setdefault(topic, set())
+        creating.update(names)
         try:
             await self.checkpointer.change(topic, plan, apply, with_others=with_others)
         finally:
-            coming.difference_update(names)
+            creating.difference_update(names)
 
     def _add_channel(self, topic_name: str, channel_name: str, *, private: bool = False) -> Channel:
-        """The channel of this name, made if need be: it may begin with messages that wait for their time."""
+        """Return the channel of this name. Create it if needed; a new channel can start with deferred messages."""
         self._topic(topic_name)
         known_ns = self.broker.alarms.next_ns
         channel = self.broker.channel(topic_name, channel_name, private=private)
         if channel.next_due_ns is not None:
-            # Its first consumer could come before the timer.
+            # The first consumer may subscribe before the timer runs.
             channel.tick(self.timers.now_ns(), _DUE_AT_ONCE)
         if self.broker.alarms.next_ns != known_ns:
-            self.timers.look_again()
+            self.timers.recompute()
         return channel
