@@ -27,7 +27,7 @@ class _Room(NamedTuple):
 
     size: int
     body: int
-    until_s: float  # by trio's clock; after that the client may be closed
+    until_s: float  # deadline by trio's clock; after it the client may be closed
 
 
 class Bodies:
@@ -37,23 +37,23 @@ class Bodies:
     `PATIENCE_S` is closed, so every client that waits gets room in the end. Each body needs a reservation of its own.
 
     Args:
-        most: Bytes reserved at a time. A body counts with all bytes that it lacked at first, until it is complete.
+        most: Maximum bytes reserved at a time. Until a body is complete, it counts with the bytes missing at its start.
     """
 
     def __init__(self, most: int = ROOM_BYTES) -> None:
         self._free = most
-        self._coming: dict[_Client, _Room] = {}  # oldest first
+        self._reserved: dict[_Client, _Room] = {}  # oldest first
         self._waiting: deque[tuple[_Client, int, int, trio.Event]] = deque()
 
     def admit(self, client: _Client, missing: int, body: int = 0) -> bool:
-        """Reserve room for a client's body if there is any; whether the client may go on sending.
+        """Reserve room for a client's body. Returns whether the client may send on.
 
         Args:
-            client: It keeps its room until this is called with 0 or for another body, or until `leave`.
-            missing: Bytes of its body that are still to come, at most; 0: the body is complete.
-            body: Number of the client's body. It tells two bodies apart if no call with 0 comes between them.
+            client: It keeps its room until a call with 0 or for another body, or until `leave`.
+            missing: Maximum bytes of the body that have not arrived; 0 if the body is complete.
+            body: Number of the client's body, to distinguish two bodies without a call with 0 between them.
         """
-        room = self._coming.get(client)
+        room = self._reserved.get(client)
         if missing and room is not None and room.body == body:
             return True
         self.leave(client)
@@ -71,7 +71,7 @@ class Bodies:
         self._let_waiting_in()
         try:
             while not entry[3].is_set():
-                with trio.move_on_at(next(iter(self._coming.values())).until_s):
+                with trio.move_on_at(next(iter(self._reserved.values())).until_s):
                     await entry[3].wait()
                 self._close_overdue()
         finally:
@@ -81,16 +81,16 @@ class Bodies:
 
     def leave(self, client: _Client) -> None:
         """Release a client's room: its body is complete, or the client is gone."""
-        if (room := self._coming.pop(client, None)) is not None:
+        if (room := self._reserved.pop(client, None)) is not None:
             self._free += room.size
             self._let_waiting_in()
 
     def _fits(self, missing: int) -> bool:
-        return missing <= self._free or not self._coming
+        return missing <= self._free or not self._reserved
 
     def _let_in(self, client: _Client, missing: int, body: int) -> None:
         self._free -= missing
-        self._coming[client] = _Room(missing, body, trio.current_time() + PATIENCE_S)
+        self._reserved[client] = _Room(missing, body, trio.current_time() + PATIENCE_S)
 
     def _let_waiting_in(self) -> None:
         while self._waiting and self._fits(self._waiting[0][1]):
@@ -100,8 +100,8 @@ class Bodies:
 
     def _close_overdue(self) -> None:
         now_s = trio.current_time()
-        while self._waiting and self._coming:
-            client, room = next(iter(self._coming.items()))
+        while self._waiting and self._reserved:
+            client, room = next(iter(self._reserved.items()))
             if room.until_s > now_s:
                 return
             logger.warning(

@@ -1,4 +1,4 @@
-"""Listening at an address of a server's options: a TCP port, or a unix socket."""
+"""Listeners for the addresses in a server's options: a TCP port, or a unix socket."""
 
 import errno
 import ipaddress
@@ -15,23 +15,23 @@ _BACKLOG = 1024
 
 
 class StartupError(NSQError):
-    """A server cannot start; the text says what is wrong and what to do, for the person who started it."""
+    """A server cannot start. The text gives the operator the reason and the fix."""
 
 
 def is_unix_path(address: str) -> bool:
-    """Whether an address is the path of a unix socket: anything with a slash is."""
+    """Whether an address is the path of a unix socket: it contains a slash."""
     return "/" in address
 
 
 def port_of(address: str | None) -> int | None:
-    """The port of an address; None if it has none, being a unix socket, or there is no address."""
+    """Return the port of an address; None for a unix socket or without an address."""
     if not address or is_unix_path(address):
         return None
     return int(address.rpartition(":")[2])
 
 
 def loopback_host(address: str) -> str | None:
-    """The host of a bound address that nobody reaches but from this machine; None of any other."""
+    """Return the host of a bound loopback address; None for any other address."""
     if is_unix_path(address):
         return None
     host = address.rpartition(":")[0].strip("[]")
@@ -39,11 +39,11 @@ def loopback_host(address: str) -> str | None:
 
 
 class Listening:
-    """Open listeners of one address, until `close`.
+    """The open listeners of one address.
 
     Attributes:
         listeners: For `trio.serve_listeners`; at least one.
-        address: Where clients find them: `host:port`, or the path as it was given.
+        address: The address for clients: `host:port`, or the path as configured.
     """
 
     def __init__(self, listeners: list[trio.SocketListener], unix_path: str | None = None) -> None:
@@ -53,26 +53,26 @@ class Listening:
         self._identity = _identity(self._path) if self._path is not None else None
 
     def close(self) -> None:
-        """Listen no more. A unix socket's file goes, unless it has become another's meanwhile."""
+        """Close the listeners. Remove the file of a unix socket, unless another program has replaced it."""
         for listener in self.listeners:
             listener.socket.close()
         try:
             if self._path is not None and _identity(self._path) == self._identity:
                 self._path.unlink()
         except OSError:
-            pass  # somebody has taken it away; or if not, the next start removes it
+            pass  # it is already removed; if not, the next start removes it
 
 
 async def listen(flag: str, address: str) -> Listening:
-    """Begin to listen.
+    """Open the listeners of an address.
 
     Args:
-        flag: The option the address comes from, for errors.
-        address: `host:port`, port 0 picking a free one and no host meaning all interfaces; or anything with a slash
-            in it, the path of a unix socket. A socket file that nobody listens at any more is replaced.
+        flag: The option that sets the address, for errors.
+        address: `host:port` (port 0 picks a free port, no host means all interfaces), or the path of a unix socket
+            (contains a slash). A stale socket file is replaced.
 
     Raises:
-        StartupError: That cannot be.
+        StartupError: The address is invalid or cannot be bound.
     """
     if is_unix_path(address):
         return _listen_at_path(flag, address)
@@ -91,7 +91,7 @@ def _listen_at_path(flag: str, path: str) -> Listening:
     try:
         sock.setblocking(False)
         _remove_stale(flag, path)
-        # As nsqd: the mode is what the umask leaves, by default 0755, which lets only the owner connect.
+        # As nsqd, the umask sets the mode: 0755 by default, so only the owner can connect.
         sock.bind(path)
         sock.listen(_BACKLOG)
         return Listening([trio.SocketListener(trio.socket.from_stdlib_socket(sock))], path)
@@ -103,13 +103,13 @@ def _listen_at_path(flag: str, path: str) -> Listening:
 
 
 def _remove_stale(flag: str, path: str) -> None:
-    """Remove the socket file of a server that was killed, if there is one. Raises OSError, StartupError."""
+    """Remove the socket file of a killed server, if there is one. Raises OSError, StartupError."""
     try:
         mode = Path(path).lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise StartupError(f"{flag}: {path} is there already, and is not a socket")
+        raise StartupError(f"{flag}: {path} already exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)  # it would wait for a listener whose backlog is full
         error = probe.connect_ex(path)

@@ -1,35 +1,34 @@
-"""How long one kind of work may keep others waiting: the numbers that share out the event loop's time."""
+"""Time and work limits that share the event loop between clients, publishers and deliveries."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """Numbers of a broker that are no settings: measurements chose them, and tests set others.
+    """Scheduling limits of a broker. They are not settings: measurements chose them, and tests set others.
 
     The measurements are in docs/decisions: 0006 (group commit), 0007 (the poller) and 0008 (turns).
 
     Attributes:
-        turn_s: So long one kind of work may take before other tasks have their turn: clients whose data is always
-            there, publishers that publish again at once, deliveries to one channel. More than 0.
-        clients_per_round: So many clients the poller hears of at a time.
-        many_clients: While so many are served, others have sent something that goes into the same write.
-        awake_s: Who waits for an answer before sending the next command mostly sends it within this time. To sleep and
-            to be woken takes as long: so the poller waits for it awake, unless the last wait was longer.
-        awake_at_most_s: After so long awake, trio looks who else needs a turn.
-        commands_s: Small commands of one client that came together are executed for so long at a time.
-        commands_at_least: So many of them are executed before the clock is looked at.
-        channels_per_turn: So many channels are served at a time after a publish, or at the end of a round.
-        grants_per_turn: So many deliveries of one channel are made at a time.
-        waiting_s: While there is always a client to be served, deliveries that may wait do so for so long: what comes
-            meanwhile is sent with them. It is the least that a client may ask for, by default
-            (`--min-output-buffer-timeout`).
-        gather_s: A sync is put off for at most so long because clients have more to send.
-        tell_s: A thread that syncs reports its results after so long at the latest, also before it has synced all of
-            its topics.
-        min_commit_threads, max_commit_threads: How many threads sync.
-        commit_s: While a sync takes no longer than this on average, the fewest threads are best, for each that works
-            keeps the event loop waiting for Python's lock. On slower disks there are more threads.
+        turn_s: Maximum time of one kind of work before other tasks run: reading clients that always have data,
+            publishers that publish again at once, deliveries to one channel. More than 0.
+        clients_per_round: Maximum number of clients that the poller gets from the kernel at a time.
+        many_clients: If a round has this many clients, the poller asks for further ones before the round ends: their
+            publishes go into the same write.
+        awake_s: Request/response clients usually send again within this time. Sleeping and waking takes as long, so
+            the poller busy-waits for them, unless the last wait was longer.
+        awake_at_most_s: Maximum time of busy-waiting before trio runs other tasks.
+        commands_s: Maximum time to execute small commands that arrived together from one client.
+        commands_at_least: Number of these commands that are executed between two looks at the clock.
+        channels_per_turn: Maximum number of channels served after a publish, or at the end of a round.
+        grants_per_turn: Maximum number of deliveries of one channel in a turn.
+        waiting_s: While clients send all the time, deliveries that may wait do so for this long, and are sent together
+            with later messages. It equals the default lower limit of `--min-output-buffer-timeout`.
+        gather_s: Maximum delay of a sync that waits for more publishes.
+        tell_s: A sync thread reports its results after this time at the latest, even if it has topics left to sync.
+        min_commit_threads, max_commit_threads: Number of threads that sync.
+        commit_s: If a sync takes less than this on average, the minimum number of threads is best: each working thread
+            makes the event loop wait for the GIL. Slower disks get more threads.
     """
 
     turn_s: float = 0.005

@@ -1,12 +1,12 @@
-"""The clients' sockets, beside trio: one task reads them all, and what is sent to them goes out at once.
+"""The poller: one task reads the sockets of all clients, and sends to them directly.
 
-A task of its own for each read costs more than what most reads ask for. So one task, the poller, asks the kernel who
-has sent something, and serves these clients in its own turn, one after the other. What all of them published in one
-round is stored together. A client's own task is woken for what has to be waited for.
+A task switch for each read costs more than most commands. So one task, the poller, asks the kernel which sockets are
+readable, and serves these clients one after the other. All publishes of one round are stored together. A client's own
+task is woken only for work that has to wait.
 
-Results of threads are handled in the same rounds. What can wait is done when nobody has sent anything.
+The poller handles the results of threads in the same rounds. Work that can wait runs when no client sends anything.
 
-To send needs no task switch either: see `SendBuffer`.
+Sending needs no task switch either: see `SendBuffer`.
 """
 
 import logging
@@ -32,38 +32,38 @@ logger = logging.getLogger("trio_nsq.broker")
 RECEIVE_BYTES = 64 * 1024
 _MAX_PARTS = 256
 _CONGESTED_BYTES = 4 * 1024 * 1024
-# Edge-triggered: a socket is registered once, and an event comes each time that something arrives.
+# Edge-triggered: a socket is registered once, and each arrival of data causes an event.
 _EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class EndpointState(Enum):
-    """Who reads what a client sends."""
+    """Which task reads a client's socket."""
 
     RESTING = auto()
-    """Nobody, until something comes: then the poller."""
+    """The poller, when data arrives."""
     SERVING = auto()
-    """The poller, in its turn."""
+    """The poller is reading now."""
     AWAITING = auto()
-    """Nobody, until what the client asked for is done: who did it goes on with the client."""
+    """None: the client waits for a result. The code that completes it continues with the client."""
     IN_TASK = auto()
     """The client's own task."""
 
 
-# To look a member up in its class takes longer than the rest of such a comparison.
+# Globals: an attribute lookup on the enum costs more than the comparison.
 RESTING, SERVING, AWAITING, IN_TASK = EndpointState
 
 
 class PolledEndpoint:
-    """A client's socket, read by the poller as far as nothing has to be waited for, and by the client's task otherwise.
+    """A client's socket. The poller reads it while no command has to wait; otherwise the client's task does.
 
-    A subclass implements `serve_data`. At the end of that it calls `rest`, `hand_over`, or `await_completion`.
+    A subclass implements `serve_data`, which ends with a call of `rest`, `hand_over`, or `await_completion`.
 
     Attributes:
-        state: Who reads.
-        handed_over: Set when the task has to go on.
-        is_unread: There may be something in the socket.
-        read_bytes: How much is read at a time.
+        state: Which task reads.
+        handed_over: Set when the client's task takes over.
+        is_unread: The socket may have unread data.
+        read_bytes: Maximum size of a read.
     """
 
     def __init__(self, sock: socket.socket, poller: "Poller") -> None:
@@ -73,28 +73,28 @@ class PolledEndpoint:
         self._sock = sock
         self._poller = poller
         self.is_unread = True
-        self._ended = False  # what is there is the last
+        self._ended = False  # the client has ended its side; data before that may be unread
 
     def start_polling(self) -> None:
-        """Have the poller watch the socket. The client's task has the client still, until it calls `rest`."""
+        """Have the poller watch the socket. The client's task reads it until `rest` is called."""
         self._poller.add(self._sock.fileno(), self)
 
     def stop_polling(self) -> None:
-        """Serve the client in its task only; before the socket is closed."""
+        """Remove the socket from the poller. Call this before the socket is closed."""
         self.state = IN_TASK
         self._poller.remove(self._sock.fileno())
 
     def serve_data(self, data: bytes | None) -> None:
-        """In the poller's turn, handle what was read: b"" if the client has ended its side, None if it is lost."""
+        """Handle data the poller has read: b"" if the client has ended its side, None if the connection is lost."""
         raise NotImplementedError
 
     def mark_readable(self, *, ended: bool) -> None:
-        """Something has come; `ended`: and it is the last."""
+        """Record that data has arrived; with `ended`, that the client has ended its side after it."""
         self.is_unread = True
         self._ended |= ended
 
     def serve(self) -> bool:
-        """In the poller's turn, read once and handle that. True: there may be more to read."""
+        """In the poller: read once and handle the data. Returns True if there may be more to read."""
         if self.state is not RESTING:
             return False
         self.state = SERVING
@@ -110,13 +110,13 @@ class PolledEndpoint:
         return self.is_unread and self.state is RESTING
 
     def receive_now(self) -> bytes:
-        """What the socket has, `read_bytes` at most. Raises OSError, BlockingIOError if it has nothing."""
+        """Read at most `read_bytes`. Raises OSError; BlockingIOError if there is no data."""
         try:
             data = self._sock.recv(self.read_bytes)
         except BlockingIOError:
             self.is_unread = False
             raise
-        # A short read has taken all there was: the kernel tells of what comes afterwards. But not again of the end.
+        # A short read has emptied the socket: the kernel reports later data, but not the end a second time.
         self.is_unread = len(data) == self.read_bytes or self._ended
         return data
 
@@ -125,7 +125,7 @@ class PolledEndpoint:
         self.state = RESTING
 
     def await_completion(self) -> None:
-        """Let nobody read until what the client asked for is done."""
+        """Stop reading until the client's request is complete."""
         self.state = AWAITING
 
     def hand_over(self) -> None:
@@ -133,22 +133,21 @@ class PolledEndpoint:
         self.state = IN_TASK
         self.handed_over.set()
 
-    def look_again(self) -> None:
-        """After a completion: have the poller read on if there may be something."""
+    def poll_again(self) -> None:
+        """After a completion, have the poller read again if there may be unread data."""
         if self.is_unread and self.state is RESTING:
-            self._poller.look_again(self._sock.fileno())
+            self._poller.poll_again(self._sock.fileno())
 
 
 class SendBuffer:
-    """Bytes for one non-blocking socket, sent in the caller's turn while the socket takes them.
+    """Bytes for one non-blocking socket. The caller of `flush` sends them, without a task switch.
 
-    Only when the socket is full does the client's own task wait for it, in `drain`.
+    If the socket is full, the client's own task waits for it in `drain`.
 
     Attributes:
-        patience_s: How long the socket may take nothing at all before the connection is given up; math.inf is
-            for ever.
-        full: The socket took less than there is; set until `drain` has sent the rest.
-        broken: The connection is lost; what is put here goes nowhere.
+        patience_s: How long the socket may accept no data before the connection is closed; math.inf is no limit.
+        full: The socket did not accept all data; set until `drain` has sent the rest.
+        broken: The connection is lost; further data is dropped.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -156,9 +155,9 @@ class SendBuffer:
         self.full = False
         self.broken = False
         self._sock = sock
-        self._codecs: list[Codec] = []  # what is put goes through the first of them first
+        self._codecs: list[Codec] = []  # in the order of encoding
         self._wire: deque[bytes | memoryview] = deque()
-        # What is still to be encoded, when there is a codec; until then it is what goes over the wire.
+        # Data before encoding; the same deque as `_wire` without a codec.
         self._plain: deque[bytes | memoryview] = self._wire
         self._late_bytes = 0
         self._became_full = trio.Event()
@@ -171,25 +170,25 @@ class SendBuffer:
             self._late_bytes += len(data)
 
     def put_encoded(self, data: bytes) -> None:
-        """Add data that no codec is to see, such as what TLS says by itself; it goes before what is not encoded yet."""
+        """Add data that is not to be encoded, such as TLS records. It is sent before data not encoded yet."""
         if data:
             self._wire.append(data)
             if self.full:
                 self._late_bytes += len(data)
 
     def add_codec(self, codec: Codec) -> None:
-        """Encode all that is put from now on, before the codecs that there are already see it."""
+        """Encode all data put from now on with this codec, before the codecs already added."""
         self.encode()
         self._codecs.insert(0, codec)
         self._plain = deque()
 
     @property
     def congested(self) -> bool:
-        """A lot has come since the socket is full: time to stop doing what makes more of it."""
+        """Much data was added since the socket is full: the caller should stop producing more."""
         return self._late_bytes > _CONGESTED_BYTES
 
     def flush(self) -> None:
-        """Send what there is, as much as the socket takes without waiting."""
+        """Send as much as the socket accepts without waiting."""
         if (self._plain or self._wire) and not self.full:
             self._send()
             if self._plain or self._wire:
@@ -198,7 +197,7 @@ class SendBuffer:
                 self._became_full.set()
 
     def encode(self) -> None:
-        """Let the codecs see now, not at the next flush, what was put."""
+        """Encode the data put so far now, not at the next flush."""
         if not self._codecs or not self._plain:
             return
         data = b"".join(self._plain)
@@ -207,7 +206,7 @@ class SendBuffer:
             for codec in self._codecs:
                 data = codec.encode(data)
         except NSQError as exc:
-            logger.info("nothing more can be sent: %s", exc)
+            logger.info("connection lost, data cannot be encoded: %s", exc)
             self.abandon()
         else:
             self._wire.append(data)
@@ -236,9 +235,9 @@ class SendBuffer:
                 parts[0] = memoryview(parts[0])[sent:]
 
     async def drain(self) -> bool:
-        """Wait until the socket is full, then until it has taken everything.
+        """Wait until the socket is full, then send the rest as the socket accepts it.
 
-        False: the connection is lost, or the socket took nothing for `patience_s`.
+        Returns False if the connection is lost, or the socket accepted no data for `patience_s`.
         """
         await self._became_full.wait()
         while self._plain or self._wire:
@@ -259,12 +258,12 @@ class SendBuffer:
         return True
 
     async def emptied(self) -> None:
-        """Wait, while `drain` runs in another task, until nothing is left to be sent or the connection is lost."""
+        """Wait until all data is sent or the connection is lost. `drain` must run in another task."""
         if self.full:
             await self._emptied.wait()
 
     def abandon(self) -> None:
-        """Give up the connection: drop what there is, and whatever comes."""
+        """Mark the connection as lost: drop all data, now and later."""
         self.broken = self.full = True
         self._plain.clear()
         self._wire.clear()
@@ -273,25 +272,25 @@ class SendBuffer:
 
 
 class Rounds(Protocol):
-    """What is done around the rounds of a poller."""
+    """Hooks that a poller calls around its rounds."""
 
     @property
     def is_busy(self) -> bool:
-        """A thread will soon need the event loop, which therefore is not to be kept waiting."""
+        """Whether a thread will soon need the event loop; then the poller must not wait awake."""
 
     def end_round(self) -> None:
-        """All who had sent something are served."""
+        """Called when all readable clients of a round are served."""
 
     def idle(self) -> bool:
-        """Nobody has sent anything: do something of what can wait. True: there may be more of it."""
+        """Called when no client sends anything: do some deferrable work. Returns True if there may be more of it."""
 
 
 class Poller:
-    """The clients whose sockets are watched. One for a broker.
+    """Watches the sockets of all clients, and serves the readable ones in rounds. One for a broker.
 
     Attributes:
-        clock_s: Seconds, by any clock that never steps.
-        in_round: Clients are being served: what they ask for is best gathered until the end of the round.
+        clock_s: A clock that never steps, in seconds.
+        in_round: A round is running: requests are best gathered until its end.
     """
 
     def __init__(self, pacing: Pacing | None = None, clock_s: Callable[[], float] = perf_counter) -> None:
@@ -302,10 +301,10 @@ class Poller:
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._waking = Lock()
         self._wake_fd = -1  # an eventfd, while `run` runs
-        self._is_woken = False  # it was written to, and nobody has noticed yet
+        self._is_woken = False  # it was written to, and the poller has not seen it yet
         self._epoll: select.epoll | None = None  # while `run` runs
         self._endpoints: dict[int, PolledEndpoint] = {}
-        # In order, and each once: news of a client that is here already give it no second turn.
+        # To serve next. An ordered set: a client is queued at most once.
         self._again: dict[PolledEndpoint, None] = {}
 
     def add(self, fd: int, endpoint: PolledEndpoint) -> None:
@@ -315,20 +314,20 @@ class Poller:
         self._endpoints[fd] = endpoint
 
     def remove(self, fd: int) -> None:
-        """Forget a client; before its socket is closed."""
+        """Remove a client. Call this before its socket is closed."""
         del self._endpoints[fd]
         if self._epoll is not None:
             self._epoll.unregister(fd)
 
-    def look_again(self, fd: int) -> None:
-        """Serve a client soon whose socket may have something although no event will tell of it."""
+    def poll_again(self, fd: int) -> None:
+        """Serve a client soon: its socket may have data for which no further event comes."""
         if self.in_round:
             self._again[self._endpoints[fd]] = None
         elif self._epoll is not None:
-            self._epoll.modify(fd, _EVENTS)  # that tells of what is there, and wakes us if need be
+            self._epoll.modify(fd, _EVENTS)  # causes an event if there is data
 
     def wake(self) -> None:
-        """Look soon what there is to do. May be called in a thread."""
+        """Have the poller start a round soon. Thread-safe."""
         with self._waking:
             self._wake()
 
@@ -338,7 +337,7 @@ class Poller:
             os.eventfd_write(self._wake_fd, 1)
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> None:
-        """In any thread: have something called in the next round, or, while `run` does not run, by trio."""
+        """Call a function in the next round, or by trio if `run` is not running. Thread-safe."""
         with self._waking:
             if self._epoll is not None:
                 self._calls.append((call, args))
@@ -368,7 +367,7 @@ class Poller:
                 self._calls.clear()
 
     async def _serve_all(self, epoll: select.epoll, rounds: Rounds, fell_asleep_s: float) -> None:
-        """Serve clients, and do what could wait, until there is nothing to do."""
+        """Run rounds and deferrable work until there is nothing to do."""
         pacing, awake_s = self._pacing, self.clock_s()
         stays_awake = awake_s - fell_asleep_s < 2 * pacing.awake_s
         turn_over_s = awake_s + pacing.turn_s
@@ -382,7 +381,7 @@ class Poller:
                 turn_over_s = self.clock_s() + pacing.turn_s
 
     def _wait_awake(self, epoll: select.epoll, rounds: Rounds, until_s: float) -> bool:
-        """Whether somebody soon sends something, if nobody else needs the event loop."""
+        """Busy-wait briefly for clients to send. Returns True if one did; False at once if the event loop is needed."""
         if self.clock_s() > until_s or rounds.is_busy:
             return False
         if trio.lowlevel.current_statistics().tasks_runnable:
@@ -397,14 +396,14 @@ class Poller:
     def _mark_readable(self, events: list[tuple[int, int]]) -> None:
         for fd, event in events:
             if fd == self._wake_fd:
-                self._is_woken = False  # from now on whoever calls wakes us again, and his call is seen below
+                self._is_woken = False  # later calls wake the poller again; earlier ones run in this round
                 continue
             endpoint = self._endpoints[fd]
             endpoint.mark_readable(ended=bool(event & _ENDED))
             self._again[endpoint] = None
 
     def _serve_round(self, epoll: select.epoll, rounds: Rounds) -> bool:
-        """Serve all who have sent something or called, while the turn lasts; False if there were none."""
+        """Serve readable clients and run queued calls, for at most a turn. Returns False if there were none."""
         pacing, clock_s = self._pacing, self.clock_s
         self._mark_readable(epoll.poll(0, pacing.clients_per_round))
         endpoints, self._again = self._again, {}
@@ -416,7 +415,7 @@ class Poller:
         turn_over_s = clock_s() + pacing.turn_s
         self.in_round = True
         try:
-            for _ in range(len(self._calls)):  # what these call soon comes in the next round
+            for _ in range(len(self._calls)):  # calls that these add run in the next round
                 call, args = self._calls.popleft()
                 call(*args)
             while True:
@@ -427,7 +426,7 @@ class Poller:
                         again.append(endpoint)
                 if late or len(endpoints) < pacing.many_clients:
                     break
-                # Who was served has had his turn: all wait for the end of the round.
+                # A client is served once per round; a second time would delay the end of the round for all.
                 served.update(endpoints)
                 self._mark_readable(epoll.poll(0, pacing.clients_per_round))
                 again += [endpoint for endpoint in self._again if endpoint in served]

@@ -149,7 +149,7 @@ def fill_backlog(path: str) -> Iterator[socket.socket]:
 async def test_file_that_is_no_socket_is_left_alone(folder: Path) -> None:
     (folder / "tcp").write_text("mine")
     text = await refusal(folder / "d", **at_paths())
-    assert text == "--tcp-address: ./tcp is there already, and is not a socket"
+    assert text == "--tcp-address: ./tcp already exists and is not a socket"
     assert (folder / "tcp").read_text() == "mine"
 
 

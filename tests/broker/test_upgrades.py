@@ -432,12 +432,12 @@ async def test_a_stop_does_not_wait_for_a_handshake(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"tls_required": "true"}, "there is no certificate"),
-        ({"tls_client_auth_policy": "require"}, "there is no certificate"),
+        ({"tls_required": "true"}, "no certificate is configured"),
+        ({"tls_client_auth_policy": "require"}, "no certificate is configured"),
         ({"tls_cert": Path("/nowhere")}, "go together"),
         ({"tls_cert": Path("/nowhere"), "tls_key": Path("/nowhere")}, "cannot read /nowhere"),
-        ({"tls_cert": "key", "tls_key": "key"}, "is no PEM certificate"),
-        ({"tls_cert": "cert", "tls_key": "cert"}, "is no PEM key for TLS"),
+        ({"tls_cert": "key", "tls_key": "key"}, "is not a PEM certificate"),
+        ({"tls_cert": "cert", "tls_key": "cert"}, "is not a PEM private key for TLS"),
         ({"tls_cert": "cert", "tls_key": "other key"}, "is not the key of"),
         ({"tls_cert": "cert", "tls_key": "new encrypted"}, "is encrypted"),
         ({"tls_cert": "cert", "tls_key": "old encrypted"}, "is encrypted"),
@@ -448,7 +448,7 @@ async def test_a_stop_does_not_wait_for_a_handshake(
                 "tls_client_auth_policy": "require",
                 "tls_root_ca_file": "key",
             },
-            "holds no PEM certificate",
+            "has no PEM certificate",
         ),
     ],
 )

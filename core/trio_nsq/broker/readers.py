@@ -17,7 +17,7 @@ from .state.message_store import Found, MessageStore, Wanted
 from .state.topic import Topic
 
 _THREADS = 8
-"""Threads for channels, and as many for HTTP clients. Publishes use others: a failing disk blocks a thread for seconds."""
+"""Threads for channels, and as many for HTTP clients. A failing disk blocks them for seconds; publishes use others."""
 
 _T = TypeVar("_T")
 _Record = TypeVar("_Record", RecordBatch, RawRecord)

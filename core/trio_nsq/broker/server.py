@@ -104,7 +104,7 @@ class Server:
         )
 
     def _first_ids(self) -> MessageIds:
-        """Reserve the first message ids. A full disk reserves none: the broker starts, so that consumers can free space."""
+        """Reserve the first message ids. If the disk is full, start without any: consumers can free space."""
         ids = MessageIds(self.node_id, first_id := self._folder.first_id(), first_id)
         try:
             self._folder.reserve_ids(first_id + ID_RESERVE)

@@ -209,7 +209,7 @@ class Topics:
             raise LimitReached(f"topic {topic.name} has {limit} channels, as many as --max-channels allows")
 
     async def _forget_new(self, topic: Topic) -> None:
-        """Delete a topic that could not be saved, unless it is in use: a refused request must not leave a topic behind."""
+        """Delete a topic that could not be saved, unless it is in use: a refused request must leave no topic."""
         if self._is_new(topic) and topic not in self._precreating:
             try:
                 await self.delete_topic(topic, only_if_unused=True)
@@ -275,7 +275,7 @@ class Topics:
     # ------------------------------------------------------------------ new topics
 
     def _topic(self, name: str) -> Topic:
-        """Return the topic of this name. Create it if needed; publishes to a new topic wait until it has its channels."""
+        """Return the topic of this name. Create it if needed; publishes to it then wait until it has its channels."""
         topic = self.broker.topics.get(name)
         if topic is None:
             limit = self.options.max_topics
@@ -288,7 +288,7 @@ class Topics:
         return topic
 
     async def _precreate(self, topic: Topic, lookup: "LookupRegistration") -> None:
-        """Create the channels that a new topic has on other brokers, durably, so that they miss none of its messages."""
+        """Create, durably, the channels that a new topic has on other brokers, so that they miss no message."""
         try:
             names = await lookup.channels(topic.name)
             if self.broker.stopping or self.broker.topics.get(topic.name) is not topic:

@@ -153,7 +153,7 @@ class PolledConnection(PolledEndpoint, Connection):
         self._response = response
         if not self._is_gone:
             self._go_on()
-            self.look_again()
+            self.poll_again()
 
     def _send_response(self, response: Response) -> None:
         """Send what answers the first request, as much as the socket takes without waiting."""

@@ -1,6 +1,7 @@
-"""Who may do what: services outside say it, and are asked over HTTP (NSQ protocol: AUTH).
+"""Authorization (NSQ protocol: AUTH): asks auth servers over HTTP what a client may do.
 
-`AuthClient` asks, `Authorizer` remembers the answer for one client. Nothing is ever allowed that nsqd would refuse.
+`AuthClient` sends the queries, `Authorizer` caches the answer for one client. It never allows a command that nsqd
+would refuse.
 """
 
 import importlib
@@ -32,11 +33,11 @@ logger = logging.getLogger("trio_nsq.broker")
 
 PERMISSIONS = frozenset({"subscribe", "publish"})
 MAX_ANSWER_BYTES = 1 * MIB
-"""Of an auth server's answer, which is some hundred bytes for most; parsing one this long takes about 0.3 s."""
+"""Limit of an auth server's answer. Most have some hundred bytes; parsing one of this size takes about 0.3 s."""
 
 
 class AuthError(NSQError):
-    """No auth server gave a valid answer. The text is for the log: the client is told no more than `AUTH failed`."""
+    """No auth server gave a valid answer. The text is for the log; the client gets only `AUTH failed`."""
 
 
 # ---------------------------------------------------------------------- the answer
@@ -50,7 +51,7 @@ class Pattern(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """One line of an answer: these permissions, on these topics and channels."""
+    """One entry of an answer: permissions on matching topics and channels."""
 
     topic: Pattern
     channels: tuple[Pattern, ...]
@@ -59,13 +60,13 @@ class Authorization:
 
 @dataclass(frozen=True, slots=True)
 class Authorizations:
-    """What one client may do.
+    """The permissions of one client.
 
     Attributes:
-        identity: Who it is, in the auth server's words.
-        identity_url: Where more can be read about it.
-        expires_at: When to ask again: seconds on the clock that `parse_answer` was given the time of.
-        authorizations: In the server's order.
+        identity: The client's identity according to the auth server.
+        identity_url: A URL with more about the identity.
+        expires_at: When to query again: seconds, by the clock of the caller of `parse_answer`.
+        authorizations: The entries, in the server's order.
     """
 
     identity: str
@@ -75,15 +76,15 @@ class Authorizations:
 
     @property
     def permission_count(self) -> int:
-        """How many authorizations there are; with none the client is refused."""
+        """Number of authorizations. If it is 0, the client is refused."""
         return len(self.authorizations)
 
     def allows(self, topic: str, channel: str | None) -> bool:
         """Whether the client may subscribe to a channel or, if that is None, publish to the topic.
 
-        A pattern has to match the whole name. As in nsqd the patterns for channels count for publishes, too, where
-        they are held against the empty string: `.*` allows them, `archive` or no pattern at all does not. That
-        surprises, but whoever relies on it must not find publishing allowed here.
+        A pattern must match the whole name. As in nsqd, a publish also needs a channel pattern that matches the empty
+        string: `.*` allows it, `archive` or no pattern at all does not. This is surprising, but auth servers may rely
+        on it.
         """
         permission = "publish" if channel is None else "subscribe"
         return any(
@@ -95,9 +96,9 @@ class Authorizations:
 
 
 def parse_answer(body: bytes, now: float) -> Authorizations:
-    """Read an auth server's answer, `{"ttl", "identity", "identity_url", "authorizations"}`, as strictly as nsqd does.
+    """Parse an auth server's answer, `{"ttl", "identity", "identity_url", "authorizations"}`, as strictly as nsqd does.
 
-    `now` is the time on the caller's clock, in seconds. Raises AuthError: something in the answer is not valid.
+    `now` is the time by the caller's clock, in seconds. Raises AuthError: the answer is not valid.
     """
     try:
         answer = decode_object(body)
@@ -120,11 +121,11 @@ def _authorization(line: GoObject) -> Authorization:
 
 
 def _compile(what: str, pattern: str) -> Pattern:
-    # RE2, as in nsqd, and not `re`: the same syntax is valid and means the same, and no pattern, however careless,
-    # takes more than linear time on a name that a client chose. It keeps the patterns used last compiled.
+    # RE2, not `re`: it has nsqd's syntax, and every pattern takes linear time on a name that a client chose. It caches
+    # compiled patterns.
     re2 = _re2()
     options = re2.Options()
-    options.log_errors = False  # it would write them to standard error
+    options.log_errors = False  # RE2 would write them to stderr
     try:
         compiled: Pattern = re2.compile(pattern, options)
     except re2.error as exc:
@@ -138,7 +139,7 @@ def _re2() -> Any:  # the package has no type information
 
 
 def auth_reply(authorizations: Authorizations) -> bytes:
-    """The JSON that answers AUTH, keys in nsqd's order."""
+    """Encode the JSON reply to AUTH, keys in nsqd's order."""
     return encode_object(
         {
             "identity": authorizations.identity,
@@ -148,11 +149,11 @@ def auth_reply(authorizations: Authorizations) -> bytes:
     )
 
 
-# ---------------------------------------------------------------------- asking
+# ---------------------------------------------------------------------- queries
 
 
 def encode_query(*, remote_ip: str, tls: bool, common_name: str, secret: bytes) -> str:
-    """The query string of a request, its parameters in nsqd's order."""
+    """Encode the query string of a request, parameters in nsqd's order."""
     parameters: dict[str, str | bytes] = {
         "common_name": common_name,
         "remote_ip": remote_ip,
@@ -163,14 +164,14 @@ def encode_query(*, remote_ip: str, tls: bool, common_name: str, secret: bytes) 
 
 
 class AuthClient:
-    """Asks the auth servers of a broker. It runs no tasks of its own.
+    """Queries the auth servers of a broker. It runs no tasks.
 
     Args:
-        options: Whom to ask, how long to wait, and whose certificates to trust.
-        pick: Returns a random number below the one it is given: the server to ask first.
+        options: The auth servers, timeouts and trusted CAs.
+        pick: Returns a random number below its argument: the index of the server to query first.
 
     Raises:
-        StartupError: An address or the file of CAs cannot be used, or a package is missing.
+        StartupError: An address or the CA file is invalid, or a package is missing.
     """
 
     def __init__(self, options: BrokerOptions, *, pick: Callable[[int], int] = random.randrange) -> None:
@@ -178,7 +179,7 @@ class AuthClient:
             _re2()
         except ModuleNotFoundError as exc:
             raise StartupError(
-                "--auth-http-address needs the package google-re2, which is missing here: pip install google-re2"
+                "--auth-http-address needs the package google-re2, which is not installed: pip install google-re2"
             ) from exc
         self._services = [_service_url(address) for address in options.auth_http_addresses]
         self._pick = pick
@@ -186,14 +187,14 @@ class AuthClient:
         self._client = _http_client(options)
 
     async def query(self, *, remote_ip: str, tls: bool, common_name: str, secret: bytes) -> Authorizations:
-        """Ask what a client may do: one server, and then the others until one gives a valid answer.
+        """Query a client's permissions: from one server, then from the others until one gives a valid answer.
 
-        Takes up to the request timeout with each server, twice that with one that sends us to https.
+        Takes up to the request timeout for each server, and twice that for a server that redirects to https.
 
         Args:
-            remote_ip: The client's, without its port; empty if it has none.
-            common_name: That of its certificate; empty without one.
-            secret: What it sent with AUTH.
+            remote_ip: The client's IP address without the port; empty if it has none.
+            common_name: The common name of the client's certificate; empty without one.
+            secret: The body of AUTH.
 
         Raises:
             AuthError: No server gave a valid answer.
@@ -210,12 +211,12 @@ class AuthClient:
         raise AuthError("; ".join(failures))
 
     async def reload(self) -> None:
-        """Read the file of CAs again, for queries to come. Raises StartupError, and nothing is changed."""
-        # The one before keeps no connections: it goes with the last of its queries.
+        """Read the CA file again, for later queries. Raises StartupError and keeps the previous CAs."""
+        # The previous client keeps no connections open, so it need not be closed.
         self._client = await trio.to_thread.run_sync(_http_client, self._options)
 
     async def aclose(self) -> None:
-        """Let go of everything; queries under way fail."""
+        """Close all connections. Running queries fail."""
         await self._client.aclose()
 
 
@@ -239,7 +240,7 @@ def _service_url(address: str) -> "httpx.URL":
             url = httpx.URL(f"http://{address}/auth")
     except (ValueError, httpx.InvalidURL) as exc:
         shown = without_secrets(address)
-        # What it says may repeat a part of the password.
+        # The parser's error may repeat a part of the password.
         reason = exc if shown == address else "not a URL; is the password percent-encoded?"
         raise StartupError(f"--auth-http-address: {shown}: {reason}") from None
     if url.scheme not in ("http", "https") or not url.host:
@@ -249,7 +250,7 @@ def _service_url(address: str) -> "httpx.URL":
 
 
 def _tls_context(options: BrokerOptions) -> ssl.SSLContext:
-    """For https to auth servers: TLS 1.2, or 1.3 if that is the oldest the broker speaks."""
+    """Return the TLS settings for https auth servers: at least TLS 1.2, or 1.3 if `tls_min_version` is 1.3."""
     path = options.tls_root_ca_file
     try:
         context = ssl.create_default_context(cafile=path)
@@ -265,11 +266,11 @@ def _tls_context(options: BrokerOptions) -> ssl.SSLContext:
 
 
 class Authorizer:
-    """Asks for one client, and remembers the answer until it expires. Without an `auth_client` everything is allowed.
+    """Authorizes one client, and caches the answer until it expires. Without an `auth_client` it allows everything.
 
     Attributes:
-        authorizations: What it may do, once AUTH went well.
-        idle: Everything is allowed: there is nobody to ask.
+        authorizations: The client's permissions, after a successful AUTH.
+        idle: There are no auth servers, so everything is allowed.
     """
 
     def __init__(self, auth_client: AuthClient | None, peer: str) -> None:
@@ -281,7 +282,7 @@ class Authorizer:
         self._tls: TLSSession | None = None
 
     async def authenticate(self, secret: bytes, tls: "TLSSession | None") -> bytes:
-        """AUTH; returns the reply. Raises CommandError."""
+        """Execute AUTH and return the reply. Raises CommandError."""
         if self.authorizations is not None:
             raise CommandError("E_INVALID", "AUTH already set")
         if self._auth_client is None:
@@ -294,10 +295,10 @@ class Authorizer:
         return auth_reply(authorizations)
 
     async def check(self, verb: str, topic: str, channel: str | None = None) -> None:
-        """See to it that the client may subscribe to the channel or, without one, publish to the topic.
+        """Check that the client may subscribe to the channel or, without one, publish to the topic.
 
         Raises:
-            CommandError: It may not, has not said who it is, or the auth servers do not say.
+            CommandError: The client lacks the permission or has not sent AUTH, or no auth server answers.
         """
         if self._auth_client is None:
             return

@@ -1,4 +1,4 @@
-"""IDENTIFY: what a client says of itself, what is negotiated, and the layers that are put over the connection."""
+"""IDENTIFY: negotiates settings with a client, and upgrades the connection to TLS and compression."""
 
 import trio
 
@@ -22,13 +22,13 @@ _LARGE_BODY_BYTES = 4096
 
 
 class Handshake:
-    """What was negotiated with a client.
+    """Negotiates with a client, and holds the result.
 
     Attributes:
-        identity: What the client said of itself.
-        settings: What was negotiated, or the defaults.
-        upgrades: What the connection became.
-        under_way: A layer is being put over the connection: nothing else may be sent.
+        identity: The client's IDENTIFY request.
+        settings: The negotiated settings, or the defaults.
+        upgrades: The layers on the connection: TLS, compression.
+        under_way: A TLS handshake is running: no frames may be sent.
     """
 
     def __init__(self, services: Services, reader: CommandReader, transport: Transport, host: str) -> None:
@@ -42,15 +42,15 @@ class Handshake:
         self._transport = transport
 
     async def identify(self, body: bytes) -> bytes | None:
-        """Negotiate, answer, and put TLS and compression over the connection. Raises CommandError.
+        """Negotiate, answer, and upgrade the connection to TLS and compression. Raises CommandError.
 
-        Returns what was received behind the command, for the new layers; None if there are no new ones.
+        Returns the data received after the command, for the new layers to decode; None without new layers.
         """
         services, limits = self._services, self._services.options.limits
         self.identity = request = await self._parse(body)
         self._negotiated = settings = negotiate(request, limits, self._negotiated)
         self._reader.heartbeats = settings.heartbeat_interval_ms > 0
-        if not self._is_identified:  # as in nsqd, later ones are answered but change nothing any more
+        if not self._is_identified:  # as in nsqd, a second IDENTIFY is answered but changes nothing
             self._is_identified = True
             self.settings = settings
         buffer = self._transport.send_buffer
@@ -58,7 +58,7 @@ class Handshake:
             buffer.put(OK_FRAME)
             return None
         upgrades = Upgrades()
-        if self._transport.bare:  # a connection is upgraded once
+        if self._transport.bare:  # a connection is upgraded only once
             upgrades = choose_upgrades(request, limits, tls=services.tls_context is not None)
         auth_required = bool(services.options.auth_http_addresses)
         reply = identify_reply(request, settings, upgrades, limits, __version__, auth_required=auth_required)
@@ -68,7 +68,7 @@ class Handshake:
         return await self._upgrade(upgrades)
 
     async def _parse(self, body: bytes) -> IdentifyRequest:
-        """Raises CommandError. Large bodies take milliseconds: one of them in each round of the event loop."""
+        """Parse the body. A large one takes milliseconds, so only one is parsed at a time. Raises CommandError."""
         if len(body) <= _LARGE_BODY_BYTES:
             return parse_identify(body)
         async with self._services.parsing:
@@ -76,11 +76,11 @@ class Handshake:
             return parse_identify(body)
 
     async def _upgrade(self, upgrades: Upgrades) -> bytes:
-        """Put TLS and compression over the connection, with an OK inside each. Raises CommandError."""
+        """Upgrade the connection to TLS and compression, and send an OK through each. Raises CommandError."""
         self.upgrades = upgrades
         buffer = self._transport.send_buffer
         buffer.flush()
-        received = self._reader.take_buffered()  # nothing, if the client keeps to the rules
+        received = self._reader.take_buffered()  # a correct client has sent nothing yet
         if upgrades.tls:
             assert self._services.tls_context is not None
             self.under_way = True

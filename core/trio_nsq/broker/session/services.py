@@ -1,4 +1,4 @@
-"""What all sessions of a broker have in common."""
+"""The parts of a broker that all its sessions share."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Services:
-    """The parts of a broker that serve its clients.
+    """The parts of a broker that its sessions use.
 
     Attributes:
-        tls_context: For clients' sessions to come; None: no TLS.
-        auth_client: Asks who may do what; None: everybody may do everything.
-        bodies: Room for large bodies that clients have begun to send.
-        parsing: Held while something large that a client sent is decoded on the event loop.
+        tls_context: For new TLS sessions; None without TLS.
+        auth_client: Queries clients' permissions; None allows everything.
+        bodies: Limits the memory of large bodies that are arriving.
+        parsing: Held while a large request is parsed on the event loop.
     """
 
     options: BrokerOptions

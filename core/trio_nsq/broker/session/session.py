@@ -1,4 +1,4 @@
-"""One TCP client: its commands are executed, and answered in their order."""
+"""A session with one TCP client: executes its commands, and answers them in order."""
 
 import logging
 import math
@@ -42,33 +42,33 @@ _NS_PER_MS = 1_000_000
 
 
 class Subscription(NamedTuple):
-    """A channel, and the client as that channel sees it."""
+    """A channel, and the client's consumer in it."""
 
     channel: Channel
     consumer: Consumer
 
 
 class Session(PolledEndpoint):
-    """A connected client, as far as nothing has to be waited for; what has to be is in `ClientTask`.
+    """The synchronous part of a client's session; `ClientTask` is the part that waits.
 
-    It is the `Subscriber` of its consumer. Commands are executed in the poller's turn (`serve_data`). What has to be
-    waited for there is handed over to the client's own task, which leaves the client to the poller again when nothing
-    more is to be read. While the log stores what was published, neither reads. See `EndpointState`.
+    It is the `Subscriber` of its consumer. The poller executes commands by `serve_data`. A command that has to wait is
+    handed over to the client's own task, which returns the client to the poller when all input is executed. While the
+    log stores publishes, neither reads. See `EndpointState`.
 
     Attributes:
         peer: The client's address.
-        connected_s: Unix seconds.
+        connected_s: Connect time, Unix seconds.
         pub_counts: Messages published, by topic.
-        subscription: After SUB.
-        is_refused: The last frame is sent: no heartbeats follow it.
-        silent_since_s: When the client's silence began, by trio's clock; math.inf while nothing is expected of it.
-        handed: What the task is to take in, or to raise.
-        publishes: To one topic, to be stored together.
-        next: The command, or the error, that comes after them.
-        is_storing: The log stores the publishes.
-        stored: Set when it has stored them, for the task, if that has the client.
-        answered: Something is in the send buffer that is not to wait.
-        scope: Cancelled to end the connection.
+        subscription: The subscribed channel; None before SUB.
+        is_refused: The final error frame is sent, so no heartbeats follow.
+        silent_since_s: Start of the client's silence, by trio's clock; math.inf while the broker does not wait for it.
+        handed: Data for the task to execute, or an exception for it to raise.
+        publishes: Publishes to one topic, to be stored together.
+        next: The command or error that follows the publishes.
+        is_storing: The log is storing the publishes.
+        stored: Set when the publishes are stored, if the task has the client.
+        answered: The send buffer has an answer that must be flushed.
+        scope: Cancelled to close the connection.
     """
 
     def __init__(self, services: Services, sock: socket.socket, peer: str) -> None:
@@ -98,27 +98,27 @@ class Session(PolledEndpoint):
         self._delivery = services.delivery
         self._pacing = services.options.pacing
         self._turn_over_s = 0.0  # by `perf_counter`
-        self._takes_room = False  # of the broker's bodies, or waits for it
-        self._held_bytes = 0  # of messages in the send buffer that may wait for more of them
+        self._takes_room = False  # has a reservation in the broker's `Bodies`, or waits for one
+        self._held_bytes = 0  # of messages in the send buffer that wait for further messages
 
     def close(self) -> None:
-        """End the connection soon, from outside."""
+        """Have the session's task close the connection."""
         self.scope.cancel()
 
-    # ------------------------------------------------------------------ who reads
+    # ------------------------------------------------------------------ reading
 
     def rest(self) -> None:
-        """Leave the client to the poller."""
+        """Return the client to the poller."""
         self.state = RESTING
         self.silent_since_s = self._timers.clock_s()
 
     def begin_turn(self) -> None:
-        """In the task: others had their turn."""
+        """In the task: start a new turn, after other tasks have run."""
         self._turn_over_s = perf_counter() + self._pacing.turn_s
 
     @property
     def turn_is_over(self) -> bool:
-        """In the task: others are to have their turn."""
+        """In the task: whether to let other tasks run."""
         return perf_counter() > self._turn_over_s
 
     def serve_data(self, data: bytes | None) -> None:
@@ -133,20 +133,20 @@ class Session(PolledEndpoint):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Execute what was read, until nothing is left, the log stores something, or the task is needed."""
+        """Execute the commands read, until none is left, a publish is being stored, or the task is needed."""
         try:
             if self.execute_now():
-                self._leave_alone()
+                self._end_turn()
             elif self.is_storing:
                 self.await_completion()
                 self.silent_since_s = math.inf
             else:
                 self._hand_over(None)
-        except Exception as exc:  # for the task, which knows what is whose fault
+        except Exception as exc:  # the task distinguishes the client's errors from bugs
             self._hand_over(exc)
 
-    def _leave_alone(self) -> None:
-        """All that was read is executed."""
+    def _end_turn(self) -> None:
+        """All commands read are executed: send the answers, and wait for more data."""
         if self.answered:
             self.flush_answers()
         if self.send_buffer.congested or not self.has_room():
@@ -155,9 +155,9 @@ class Session(PolledEndpoint):
             self.rest()
 
     def has_room(self) -> bool:
-        """Whether the rest of a large body may come; of one that is whole now the room is given back."""
+        """Whether the client may send the rest of a large body. Releases the room of a complete one."""
         missing = self.reader.missing_bytes
-        # What is missing of a large body, and nothing else: then the reader need not cut it out.
+        # Read the rest of a large body and not more: then the reader need not copy it.
         self.read_bytes = min(missing if self.transport.bare else 0, LARGE_RECEIVE_BYTES) or RECEIVE_BYTES
         if not missing and not self._takes_room:
             return True
@@ -165,7 +165,7 @@ class Session(PolledEndpoint):
         return self._services.bodies.admit(self, missing, self.reader.large_bodies)
 
     def _hand_over(self, what: bytes | Exception | None) -> None:
-        """Wake the task: to take in these bytes, to raise this, or to go on with what was read."""
+        """Wake the task: to execute this data, to raise this exception, or (None) to execute the commands read."""
         self.silent_since_s = math.inf
         self.handed = what
         self.hand_over()
@@ -173,42 +173,42 @@ class Session(PolledEndpoint):
     # ------------------------------------------------------------------ sending
 
     def answer(self, frame: bytes) -> None:
-        """Have a frame sent that is not to wait."""
+        """Add an answer, after the messages that wait. It must be flushed."""
         self._deliver_waiting()
         self.put_answer(frame)
 
     def put_answer(self, frame: bytes) -> None:
-        """The same, with nothing before it."""
+        """Add an answer without the waiting messages."""
         self.send_buffer.put(frame)
         self.answered = True
 
     def _deliver_waiting(self) -> None:
-        """Messages that wait for more go before any answer, as in nsqd."""
+        """Deliver the messages that output buffering holds back: as in nsqd, they precede any answer."""
         if self.subscription is not None:
             self._delivery.deliver_waiting(self.subscription.channel)
 
     def flush_answers(self) -> None:
-        """Send what is not to wait."""
+        """Send the buffer if it has an answer."""
         if self.answered:
             self.answered = False
             if self.subscription is None:
                 self.send_buffer.flush()
             else:
-                self._deliver_waiting()  # what it has published to its own channel goes along
+                self._deliver_waiting()  # includes messages it has published to its own channel
                 self._flush_messages(self.subscription)
 
-    # ------------------------------------------------------------------ messages of its channel
+    # ------------------------------------------------------------------ messages
 
     def deliver(self, frames: bytes | memoryview) -> None:
-        """Take message frames; `send_delivered` follows."""
+        """Add message frames to the send buffer. The channel calls `send_delivered` afterwards."""
         self.send_buffer.put(frames)
         self._held_bytes += len(frames)
 
     def send_delivered(self) -> None:
-        """Send what `deliver` took. Where a buffer without a timer was negotiated, hold it back.
+        """Send the delivered messages, unless the client has negotiated output buffering without a timeout.
 
-        As in nsqd that is until the buffer is full, the client can take no further message, or with any answer.
-        Where there is a timer, messages wait in the channel: `Dispatcher.can_wait`.
+        In that case, as in nsqd, they are sent when the buffer is full, the client's RDY is used up, or with the next
+        answer. With a timeout, messages wait in the channel: `Dispatcher.can_wait`.
         """
         settings, subscription = self.handshake.settings, self.subscription
         if not self._held_bytes or subscription is None:
@@ -218,7 +218,7 @@ class Session(PolledEndpoint):
             self._flush_messages(subscription)
 
     def _flush_messages(self, subscription: Subscription) -> None:
-        """Send the buffer. If the client is too slow for that, deliver no more to it."""
+        """Send the buffer. If the socket is full, stop deliveries to the client."""
         self._held_bytes = 0
         self.send_buffer.flush()
         if self.send_buffer.full:
@@ -229,7 +229,7 @@ class Session(PolledEndpoint):
         subscription.channel.dispatcher.refresh(subscription.consumer)
 
     def unblock(self) -> None:
-        """The socket has taken everything: deliver messages again."""
+        """Resume deliveries after the socket has accepted all data."""
         if self.subscription is not None:
             self._set_blocked(self.subscription, False)
             self._delivery.deliver(self.subscription.channel)
@@ -238,20 +238,20 @@ class Session(PolledEndpoint):
         subscription.consumer.ready_count = count
         subscription.channel.dispatcher.refresh(subscription.consumer)
         if self._held_bytes and not _can_take_more(subscription):
-            self._flush_messages(subscription)  # what was held back waits for more that will not come
+            self._flush_messages(subscription)  # no further message will trigger the flush
 
     def leave_channel(self) -> None:
-        """Give back what the client has in flight, and send it nothing more."""
+        """Unsubscribe: requeue the client's messages in flight, and deliver no more to it."""
         if self.subscription is not None:
             self._services.topics.unsubscribe(*self.subscription)
 
     # ------------------------------------------------------------------ commands
 
     def execute_now(self) -> bool:
-        """Execute the commands that are whole, in order; publishes next to each other are stored together.
+        """Execute the complete commands in order. Consecutive publishes to a topic are stored together.
 
-        False: one of them has to be waited for, or others are to have their turn. Raises CommandError: the client broke
-        the rules, after what was executed.
+        Returns False if a command has to wait, or the turn is over. Raises CommandError: the next command violates the
+        protocol; those before it are executed.
         """
         pacing = self._pacing
         left, over_s = pacing.commands_at_least, 0.0
@@ -291,8 +291,8 @@ class Session(PolledEndpoint):
             return exc
 
     def _store(self) -> bool:
-        """Have the publishes stored; False if that has to be waited for."""
-        self._deliver_waiting()  # now: what is being published is to come after the answer
+        """Store the publishes. Returns False if the session has to wait for that."""
+        self._deliver_waiting()  # now, because these publishes must be delivered after their answer
         topic = self._services.broker.publishable.get(self.publishes[0].topic)
         if topic is None or not self.authorizer.idle:
             return False
@@ -305,27 +305,27 @@ class Session(PolledEndpoint):
         return False
 
     def publications(self) -> list[Publication]:
-        """What the publishes are to store."""
+        """Convert the publishes for the publisher."""
         return [
             Publication([p.messages], self._timers.now_ns() + p.defer_ms * _NS_PER_MS if p.defer_ms else 0)
             for p in self.publishes
         ]
 
     def _complete_publishes(self, error: PublishRefused | None) -> None:
-        """Answer what was published. Whoever has the client then goes on; without the task, that is here."""
+        """Answer the stored publishes, and continue: wake the task if it has the client, else execute on here."""
         self.is_storing = False
         self.answer_publishes(error)
         if self.state is IN_TASK:
             self.stored.set()
             return
         if self.next is None and self.subscription is None:
-            self._leave_alone()  # there was nothing more to read, and there is no channel to be served
+            self._end_turn()  # fast path: no further command, and no channel to serve
         else:
             self._go_on()
-        self.look_again()
+        self.poll_again()
 
     def answer_publishes(self, error: PublishRefused | None) -> None:
-        """Answer what was published, with OK or this error, which may be the end."""
+        """Answer the publishes with OK or this error. The error ends the connection unless `survive_refusals` is set."""
         publishes, self.publishes = self.publishes, []
         topic_name = publishes[0].topic
         if error is None:
@@ -335,17 +335,17 @@ class Session(PolledEndpoint):
             return
         errors = [_publish_refusal(p.verb, error) for p in publishes]
         if not self.handshake.identity.survive_refusals:
-            self.next = errors[0]  # the end
+            self.next = errors[0]  # raised next, which ends the connection
             return
         logger.error("[%s] - %s", self.peer, str(errors[0]))
         for each in errors:
             self.put_answer(encode_error(each.wire))
 
     def _execute(self, command: Command) -> bool:
-        """Execute anything but a publish; False, and nothing is done, if that has to be waited for."""
+        """Execute a command other than a publish. If it has to wait, do nothing and return False."""
         if isinstance(command, Identify | Subscribe | Auth):
             return False
-        if self.subscription is not None:  # the state table lets no other such command through
+        if self.subscription is not None:  # the state table rejects these commands before SUB
             self._execute_for_consumer(command, self.subscription)
         return True
 
@@ -377,9 +377,9 @@ def _can_take_more(subscription: Subscription) -> bool:
 
 
 def _failure_frames(verb: str, failed: Sequence[tuple[bytes, str]]) -> bytes:
-    """The error frames for ids for which a FIN, REQ or TOUCH did nothing: pairs of the id and the reason.
+    """Encode the error frames of a FIN, REQ or TOUCH that failed; `failed` has pairs of message id and reason.
 
-    One piece of bytes however many there are: one client sends thousands of unknown ids at once.
+    All frames are one bytes object: a client can send thousands of unknown ids at once.
     """
     before = f"E_{verb}_FAILED {verb} ".encode()
     return b"".join(
@@ -391,7 +391,7 @@ def _failure_frames(verb: str, failed: Sequence[tuple[bytes, str]]) -> bytes:
 
 
 def _publish_refusal(verb: str, reason: PublishRefused) -> CommandError:
-    """The error of a PUB, MPUB or DPUB that was refused."""
-    # A code of its own: with nsqd's, something of it may have been stored.
+    """Return the error of a refused PUB, MPUB or DPUB."""
+    # Not nsqd's code: nsqd may have stored some messages when it sends that one.
     code = "E_TOPIC_FULL" if isinstance(reason, TopicFull) else f"E_{verb}_FAILED"
     return CommandError(code, f"{verb} failed {reason}")

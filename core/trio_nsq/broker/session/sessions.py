@@ -1,4 +1,4 @@
-"""All TCP clients that are connected, and the task of each: what has to be waited for."""
+"""The connected TCP clients, and the task of each: the part of a session that waits."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ logger = logging.getLogger("trio_nsq.broker")
 
 
 class ClientTask:
-    """Serves a client until it leaves, breaks the rules, or its session is closed."""
+    """Serves a client until it disconnects, violates the protocol, or its session is closed."""
 
     def __init__(self, session: Session, services: Services) -> None:
         self._session = session
@@ -49,17 +49,17 @@ class ClientTask:
                         session.stop_polling()
                     nursery.cancel_scope.cancel()
         finally:
-            session.transport.say_goodbye()
+            session.transport.finish_sending()
             session.send_buffer.abandon()
             self._services.bodies.leave(session)
             try:
                 session.leave_channel()
             finally:
-                session.subscription = None  # its consumer knows the session
+                session.subscription = None  # breaks the reference cycle with its consumer
                 session.transport.sock.close()
 
     async def _receive(self) -> None:
-        """Execute what the client sends, until it ends the connection, breaks the rules, or is gone."""
+        """Execute the client's commands until it disconnects or violates the protocol."""
         session = self._session
         try:
             while data := await self._read():
@@ -69,19 +69,20 @@ class ClientTask:
             session.reader.receive_eof()
             await self._execute_all()
         except CommandError as exc:
-            await self._refuse(exc.with_traceback(None))  # in its frames it, and we, would be kept
+            await self._refuse(exc.with_traceback(None))  # the traceback would keep this connection alive
         except NSQError as exc:
-            logger.info("%s: closed, what it sends is not what was negotiated: %s", session.peer, exc)
+            logger.info("%s: closed, its data does not match the negotiated TLS or compression: %s", session.peer, exc)
         else:
             session.leave_channel()
             session.flush_answers()
-            # It may have ended its half only, and want to read the answers.
+            # The client may have closed only its sending side, and still read the answers.
             await session.send_buffer.emptied()
 
     async def _read(self) -> bytes | None:
-        """Wait for what the task has to take in; b"" if the client has ended its side, None if the connection is lost.
+        """Wait for data that the task has to execute.
 
-        Raises CommandError: the client broke the rules meanwhile.
+        Returns b"" if the client has ended its side, None if the connection is lost. Raises CommandError: the client
+        violated the protocol while the poller served it.
         """
         session = self._session
         while not session.send_buffer.broken:
@@ -109,25 +110,25 @@ class ClientTask:
         return None
 
     async def _take_in(self, data: bytes) -> None:
-        """Execute what was received, or, if that is nothing, what the layers still have of it. Raises NSQError."""
+        """Decode and execute received data; with b"", the data that the layers hold back. Raises NSQError."""
         session = self._session
-        for piece in session.transport.decode(data):  # a few bytes can become a lot of pieces
+        for piece in session.transport.decode(data):  # few compressed bytes can decode to many pieces
             await self._wait_for_room()
             session.reader.receive_data(piece)
             await self._execute_all()
             await self._send_answers()
-            await self._let_others()
-        await self._let_others()  # there may be no piece for long
+            await self._end_long_turn()
+        await self._end_long_turn()  # decoding may have taken long without a piece
 
     async def _wait_for_room(self) -> None:
-        """Wait until the rest of a large body may come."""
+        """Wait until the client may send the rest of a large body."""
         session = self._session
         if not session.has_room():
             reader = session.reader
             await self._services.bodies.wait(session, reader.missing_bytes, reader.large_bodies)
 
-    async def _let_others(self) -> None:
-        """Let others have their turn if ours is over."""
+    async def _end_long_turn(self) -> None:
+        """Let other tasks run if this task's turn is over."""
         session = self._session
         if session.turn_is_over:
             await trio.lowlevel.checkpoint()
@@ -136,25 +137,25 @@ class ClientTask:
     async def _send_answers(self) -> None:
         session = self._session
         session.flush_answers()
-        if session.send_buffer.congested:  # it sends, and does not read our answers
+        if session.send_buffer.congested:  # the client sends commands but does not read the answers
             await session.send_buffer.emptied()
 
     async def _refuse(self, error: CommandError) -> None:
-        """Send the last frame. The client gets no more messages, nor heartbeats."""
+        """Send the final error frame. No messages or heartbeats follow."""
         session = self._session
         session.is_refused = True
         session.leave_channel()
-        logger.error("[%s] - %s", session.peer, str(error))  # the error itself would keep us in memory
+        logger.error("[%s] - %s", session.peer, str(error))  # logging the error object would keep this session in memory
         if not isinstance(error, LineTooLong):
             session.send_buffer.put(encode_error(error.wire))
         await session.transport.linger()
 
     async def _send_heartbeats(self) -> None:
-        """Send heartbeats, and end a connection that is silent for two intervals; runs until cancelled."""
+        """Send heartbeats, and close a connection that is silent for two intervals; runs until cancelled."""
         session = self._session
         next_beat_s = trio.current_time() + self._heartbeat_interval_s
         while True:
-            # A silence that begins later than now cannot be too long before the next heartbeat.
+            # A silence that starts after now cannot exceed the limit before the next heartbeat.
             too_long_s = session.silent_since_s + 2 * self._heartbeat_interval_s
             with trio.move_on_at(min(next_beat_s, too_long_s)):
                 await self._settings_changed.wait()
@@ -173,16 +174,16 @@ class ClientTask:
                     session.flush_answers()
 
     async def _send_rest(self) -> None:
-        """Take over sending whenever the socket is full, and give the client messages again afterwards."""
+        """Whenever the socket is full, send the rest, then resume deliveries. Close a client that reads nothing."""
         session = self._session
         while await session.send_buffer.drain():
             session.unblock()
         if not session.send_buffer.broken:
-            logger.warning("%s: closed, it takes no data", session.peer)
+            logger.warning("%s: closed, the client does not read its data", session.peer)
         session.close()
 
     async def _execute_all(self) -> None:
-        """In the task: execute the commands that are whole. Raises CommandError."""
+        """In the task: execute the complete commands. Raises CommandError."""
         session = self._session
         while not session.execute_now():
             if session.is_storing:
@@ -193,7 +194,7 @@ class ClientTask:
                 await self._execute_next()
 
     async def _execute_next(self) -> None:
-        """In the task: execute what has to be waited for, or let others have their turn. Raises CommandError."""
+        """In the task: execute the command that has to wait, or let other tasks run. Raises CommandError."""
         session = self._session
         if session.publishes:
             await session.authorizer.check(session.publishes[0].verb, session.publishes[0].topic)
@@ -213,11 +214,11 @@ class ClientTask:
             session.answer(
                 encode_response(await session.authorizer.authenticate(command.secret, session.transport.tls))
             )
-        elif command is None:  # it has had its turn, between two commands
+        elif command is None:  # the turn ended between two commands
             await trio.lowlevel.checkpoint()
         else:
             session.next = command
-            await self._let_others()
+            await self._end_long_turn()
 
     async def _identify(self, command: Identify) -> None:
         session, before = self._session, self._session.handshake.settings
@@ -241,7 +242,7 @@ class ClientTask:
         consumer = Consumer(
             settings.msg_timeout_ms,
             session,
-            (lambda: 100 * random() < rate) if rate else None,  # nsqd lets one percent more through
+            (lambda: 100 * random() < rate) if rate else None,  # nsqd delivers one percent more
             settings.output_buffer_size,
             settings.output_buffer_timeout_ms,
         )
@@ -266,8 +267,8 @@ class Sessions:
     def __init__(self, services: Services) -> None:
         self.connected: dict[Session, None] = {}
         self._services = services
-        self._deserted = trio.Event()  # set while there is no session
-        self._deserted.set()
+        self._all_closed = trio.Event()  # set while there is no session
+        self._all_closed.set()
 
     async def handle(self, stream: trio.SocketStream) -> None:
         """Serve one client."""
@@ -282,28 +283,28 @@ class Sessions:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer = format_peer(sock.getpeername())
         except OSError:
-            sock.close()  # it has gone already
+            sock.close()  # the client has disconnected already
             return
         session = Session(self._services, sock, peer)
         self.connected[session] = None
-        if self._deserted.is_set():
-            self._deserted = trio.Event()
+        if self._all_closed.is_set():
+            self._all_closed = trio.Event()
         logger.info("TCP: new client(%s)", peer)
         try:
             await ClientTask(session, self._services).run()
         except Exception:
-            # A mistake of ours, not the client's: it must not reach the other clients.
+            # A bug in the broker, not the client's fault: it must not affect other clients.
             logger.exception("TCP: client(%s): internal error", peer)
         finally:
             del self.connected[session]
             if not self.connected:
-                self._deserted.set()
-            # nsqd's words, which people's log filters know
+                self._all_closed.set()
+            # nsqd's text, which log filters may match
             logger.info("PROTOCOL(V2): [%s] exiting ioloop", peer)
 
     async def close_all(self) -> None:
-        """End all sessions. A session that ends waits for nobody but the disk."""
+        """Close all sessions. This waits only for the disk, never for a client."""
         for session in list(self.connected):
             session.send_buffer.flush()
             session.close()
-        await self._deserted.wait()
+        await self._all_closed.wait()

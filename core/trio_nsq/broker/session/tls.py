@@ -1,7 +1,7 @@
-"""TLS as the broker speaks it, on its TCP and HTTPS listeners alike (NSQ protocol: IDENTIFY's tls_v1).
+"""TLS for the broker's TCP clients (NSQ protocol: IDENTIFY's tls_v1) and its HTTPS listener.
 
-On pyOpenSSL, because nsqd's policy `require` asks for a certificate and does not verify it, which the standard
-library's ssl cannot do.
+It uses pyOpenSSL, because nsqd's policy `require` demands a certificate without verifying it, which the standard
+library's `ssl` cannot do.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _VERSIONS: dict[TLSVersion, int] = {
 _OLD = ("tls1.0", "tls1.1")
 _READ_BYTES = 64 * 1024
 _IANA_NAMES = {
-    # Of the suites for TLS 1.2 and before that OpenSSL 3 offers by default; those of TLS 1.3 have one name.
+    # The suites up to TLS 1.2 that OpenSSL 3 offers by default. OpenSSL uses IANA's names for those of TLS 1.3.
     "ECDHE-ECDSA-AES128-GCM-SHA256": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     "ECDHE-ECDSA-AES256-GCM-SHA384": "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
     "ECDHE-ECDSA-CHACHA20-POLY1305": "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
@@ -47,21 +47,21 @@ _IANA_NAMES = {
 
 
 class TLSError(NSQError):
-    """The peer and we have no TLS session, or none any more; the text is OpenSSL's reason."""
+    """The TLS handshake failed, or the session is lost. The text is OpenSSL's reason."""
 
 
 # ---------------------------------------------------------------------- settings
 
 
 def server_context(options: BrokerOptions) -> SSL.Context | None:
-    """The settings of clients' sessions; None if there is no certificate.
+    """Build the TLS settings of the listeners; None without a certificate.
 
     Raises:
-        StartupError: A file cannot be used, or TLS is required and there is no certificate.
+        StartupError: A file cannot be used, or TLS is required and no certificate is configured.
     """
     if options.tls_cert is None and options.tls_key is None:
         if options.required_tls != "false":
-            raise StartupError("TLS is required, and there is no certificate: give --tls-cert and --tls-key")
+            raise StartupError("TLS is required, but no certificate is configured: give --tls-cert and --tls-key")
         return None
     if options.tls_cert is None or options.tls_key is None:
         raise StartupError("--tls-cert and --tls-key go together: give both")
@@ -69,7 +69,7 @@ def server_context(options: BrokerOptions) -> SSL.Context | None:
     context.set_options(SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
     context.set_min_proto_version(_VERSIONS[options.tls_min_version])
     if options.tls_min_version in _OLD:
-        context.set_cipher_list(b"DEFAULT:@SECLEVEL=0")  # OpenSSL 3 speaks the old versions at no other level
+        context.set_cipher_list(b"DEFAULT:@SECLEVEL=0")  # OpenSSL 3 supports the old versions only at this level
     _use_certificate(context, options.tls_cert, options.tls_key)
     _ask_for_certificates(context, options)
     return context
@@ -79,15 +79,15 @@ def _use_certificate(context: SSL.Context, certificate: Path, key: Path) -> None
     _readable("--tls-cert", certificate)
     _readable("--tls-key", key)
     if b"ENCRYPTED" in key.read_bytes():  # OpenSSL would ask for the password on the terminal
-        raise StartupError(f"--tls-key: {key} is encrypted; give one that needs no password")
+        raise StartupError(f"--tls-key: {key} is encrypted. Give a key without a password")
     try:
         context.use_privatekey_file(str(key))
     except SSL.Error as exc:
-        raise StartupError(f"--tls-key: {key} is no PEM key for TLS") from exc
+        raise StartupError(f"--tls-key: {key} is not a PEM private key for TLS") from exc
     try:
         context.use_certificate_chain_file(str(certificate))
     except SSL.Error as exc:
-        raise StartupError(f"--tls-cert: {certificate} is no PEM certificate ({_reason(exc)})") from exc
+        raise StartupError(f"--tls-cert: {certificate} is not a PEM certificate ({_reason(exc)})") from exc
     try:
         context.check_privatekey()
     except SSL.Error as exc:
@@ -103,7 +103,7 @@ def _ask_for_certificates(context: SSL.Context, options: BrokerOptions) -> None:
         return any_will_do or bool(good)
 
     context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, verify)
-    context.set_session_id(b"trio-nsq")  # OpenSSL resumes no session of a verified client without one
+    context.set_session_id(b"trio-nsq")  # without it, OpenSSL does not resume sessions of verified clients
     if options.tls_root_ca_file is None:
         context.set_default_verify_paths()
         return
@@ -111,7 +111,7 @@ def _ask_for_certificates(context: SSL.Context, options: BrokerOptions) -> None:
     try:
         context.load_verify_locations(str(options.tls_root_ca_file))
     except SSL.Error as exc:
-        text = f"--tls-root-ca-file: {options.tls_root_ca_file} holds no PEM certificate ({_reason(exc)})"
+        text = f"--tls-root-ca-file: {options.tls_root_ca_file} has no PEM certificate ({_reason(exc)})"
         raise StartupError(text) from exc
 
 
@@ -123,7 +123,7 @@ def _readable(flag: str, path: Path) -> None:
 
 
 def _reason(error: SSL.Error) -> str:
-    """OpenSSL's words for what went wrong first."""
+    """Return OpenSSL's text for the first error."""
     queue = error.args[0] if error.args else []
     return str(queue[0][2]) if queue and isinstance(queue, list) else "unexpected end"
 
@@ -132,18 +132,18 @@ def _reason(error: SSL.Error) -> str:
 
 
 class TLSSession:
-    """Our end of one session, without IO: a `Codec` once the handshake is over."""
+    """The server side of one TLS session, without IO. After the handshake it is a `Codec`."""
 
     def __init__(self, context: SSL.Context) -> None:
         self._session = SSL.Connection(context, None)
         self._session.set_accept_state()
         self.ended = False
-        """The peer has said that nothing more will come."""
+        """The peer has sent close_notify."""
 
     def handshake(self, data: bytes) -> bool:
-        """Go on with the handshake, by what was received; then send what `outgoing` gives, perhaps an alert.
+        """Continue the handshake with received data. The caller then sends `outgoing`, also after an error (an alert).
 
-        Returns whether the session is there. Raises TLSError: it will never be.
+        Returns whether the handshake is complete. Raises TLSError: it failed.
         """
         if data:
             self._session.bio_write(data)
@@ -156,7 +156,7 @@ class TLSSession:
         return True
 
     def outgoing(self) -> bytes:
-        """What TLS has to say by itself, such as its half of the handshake; may be nothing."""
+        """Return the TLS records to send, such as handshake messages; may be empty."""
         pieces: list[bytes] = []
         try:
             while True:
@@ -173,7 +173,7 @@ class TLSSession:
         return self.outgoing()
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """See `Codec`. Afterwards there may be something `outgoing`. Raises TLSError."""
+        """See `Codec`. Afterwards the caller sends `outgoing`. Raises TLSError."""
         if data:
             self._session.bio_write(data)
         try:
@@ -187,36 +187,36 @@ class TLSSession:
             raise TLSError(_reason(exc)) from exc
 
     def end(self) -> bytes:
-        """Say that nothing more will come; returns what is to be sent for it."""
+        """End the session; returns the close_notify to send."""
         try:
             self._session.shutdown()
         except SSL.Error:
-            pass  # the session is lost, and nobody listens
+            pass  # the session is lost already
         return self.outgoing()
 
-    # ------------------------------------------------------------------ about the session
+    # ------------------------------------------------------------------ session facts
 
     @property
     def version(self) -> str:
-        """As nsqd names it: `TLS1.2`, `TLS1.3`."""
+        """The TLS version by nsqd's name: `TLS1.2`, `TLS1.3`."""
         return self._session.get_protocol_version_name().replace("TLSv1", "TLS1").replace("SSLv", "SSL")
 
     @property
     def cipher_suite(self) -> str:
-        """IANA's name of the cipher suite, or OpenSSL's if that is unknown here."""
+        """IANA's name of the cipher suite; OpenSSL's name if IANA's is unknown."""
         name = self._session.get_cipher_name() or ""
         return _IANA_NAMES.get(name, name)
 
     @property
     def common_name(self) -> str:
-        """CN of the client's certificate; empty if it has none."""
+        """The common name of the client's certificate; empty without one."""
         certificate = self._session.get_peer_certificate(as_cryptography=True)
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME) if certificate else []
         return str(names[0].value) if names else ""
 
 
 class TLSStream(trio.abc.HalfCloseableStream):
-    """A session over a trio stream, which is closed with it, for one task at a time."""
+    """A TLS session over a trio stream, which it closes. For one task at a time."""
 
     def __init__(self, transport: trio.abc.HalfCloseableStream, context: SSL.Context) -> None:
         self.transport = transport
@@ -224,16 +224,16 @@ class TLSStream(trio.abc.HalfCloseableStream):
         self._received: list[bytes] = []  # last first
 
     async def do_handshake(self) -> None:
-        """Come to a session. Raises TLSError, trio.BrokenResourceError."""
+        """Do the handshake. Raises TLSError, trio.BrokenResourceError."""
         data, done = b"", False
         while not done:
             try:
                 done = self._session.handshake(data)
-            finally:  # an alert says why there is none
+            finally:  # after an error, this sends the alert
                 await self._send_outgoing()
             if not done and not (data := bytes(await self.transport.receive_some(_READ_BYTES))):
-                raise TLSError("the client left during the handshake")
-        self._received = list(self._session.decode(b""))[::-1]  # what came along with the end of it
+                raise TLSError("the client disconnected during the handshake")
+        self._received = list(self._session.decode(b""))[::-1]  # data received with the end of the handshake
         await self._send_outgoing()
 
     async def _send_outgoing(self) -> None:
@@ -241,7 +241,7 @@ class TLSStream(trio.abc.HalfCloseableStream):
             await self.transport.send_all(data)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """As trio's; b"" at the end. Raises trio.BrokenResourceError for what is not TLS, too."""
+        """As trio's; b"" at the end. Raises trio.BrokenResourceError, also for data that is not TLS."""
         while not self._received and not self._session.ended:
             data = await self.transport.receive_some(_READ_BYTES)
             if not data:
@@ -272,16 +272,16 @@ class TLSStream(trio.abc.HalfCloseableStream):
         await self.transport.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:
-        """As trio's: the session's end, and the transport's."""
+        """As trio's: send close_notify, then the transport's end."""
         await self.transport.send_all(self._session.end())
         await self.transport.send_eof()
 
     async def aclose(self) -> None:
-        """Close the transport, and say so before if that needs no waiting."""
+        """Close the transport; send close_notify first if that does not block."""
         try:
             with trio.move_on_after(0):
                 await self.transport.send_all(self._session.end())
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the peer has gone
+            pass  # the peer has disconnected
         finally:
             await self.transport.aclose()

@@ -1,4 +1,4 @@
-"""A client's socket, and what IDENTIFY lays over it: TLS, and compression inside that."""
+"""A client's socket, and the layers that IDENTIFY adds: TLS, and compression inside TLS."""
 
 import socket
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HANDSHAKE_TIMEOUT_S = 5.0
 RECEIVE_BYTES = 64 * 1024
 LARGE_RECEIVE_BYTES = 256 * 1024
-"""For the rest of a large body. A buffer of this size for each read would cost those more who have little to say."""
+"""Read size for the rest of a large body. A buffer of this size for every read would make small reads slower."""
 _LINGER_S = 1.0
 _LINGER_BYTES = 16 * 1024 * 1024
 
@@ -28,9 +28,9 @@ class Transport:
     """Both directions of one connection.
 
     Attributes:
-        sock: Non-blocking; For `recv`; what it gives goes through `decode`.
-        tls: The session, if there is one.
-        bare: Neither TLS nor compression is there.
+        sock: The non-blocking socket, for `recv`. Received data goes through `decode`.
+        tls: The TLS session, if there is one.
+        bare: The connection has neither TLS nor compression.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -38,39 +38,42 @@ class Transport:
         self.send_buffer = SendBuffer(sock)
         self.tls: TLSSession | None = None
         self.bare = True
-        self._codecs: list[Codec] = []  # what is received goes through the first of them first
+        self._codecs: list[Codec] = []  # in the order of decoding
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """What was received, as the client meant it, in pieces; with b"", what the layers still have of it.
+        """Decode received data into pieces; with b"", decode the data that the layers hold back.
 
-        Raises NSQError: it is not what was negotiated; the pieces before it are good.
+        Raises NSQError: the data does not match the negotiated layers; the pieces before it are valid.
         """
         pieces: Iterator[bytes] = iter((data,))
         for codec in self._codecs:
             pieces = chain.from_iterable(map(codec.decode, pieces))
         yield from pieces
-        if self.tls is not None and (said := self.tls.outgoing()):
-            self.send_buffer.put_encoded(said)
+        if self.tls is not None and (records := self.tls.outgoing()):
+            self.send_buffer.put_encoded(records)
             self.send_buffer.flush()
 
     @property
     def ended(self) -> bool:
-        """The client has ended a layer, and so the connection."""
+        """Whether the client has ended a layer, and with it the connection."""
         return any(codec.ended for codec in self._codecs)
 
     def add_codec(self, codec: Codec) -> None:
-        """Lay another layer inside those that there are, from here on in both directions."""
+        """Add a layer inside the existing ones, from now on and in both directions."""
         self._codecs.append(codec)
         self.bare = False
         self.send_buffer.add_codec(codec)
 
     async def start_tls(self, context: "SSL.Context", received: bytes) -> None:
-        """Come to a TLS session with the client; what comes with the end of the handshake `decode` gives.
+        """Do the TLS handshake. `decode` returns the data received with its end.
 
-        `received` has come of the client's half of the handshake already. Raises CommandError: `E_IDENTIFY_FAILED`; it
-        can be sent as it is, for there is no session.
+        Args:
+            received: The part of the client's handshake that has arrived already.
+
+        Raises:
+            CommandError: `E_IDENTIFY_FAILED`. It can be sent in plain text, because there is no TLS session.
         """
-        from .tls import TLSError, TLSSession  # here, for most brokers have no certificate
+        from .tls import TLSError, TLSSession  # here, because most brokers have no certificate
 
         session = TLSSession(context)
         try:
@@ -90,7 +93,7 @@ class Transport:
     def _shake_hands(self, session: "TLSSession", received: bytes) -> bool:
         try:
             return session.handshake(received)
-        finally:  # if it fails, there is an alert that says why
+        finally:  # after an error, this sends the alert
             self.send_buffer.put_encoded(session.outgoing())
             self.send_buffer.flush()
 
@@ -100,22 +103,22 @@ class Transport:
             try:
                 return self.sock.recv(RECEIVE_BYTES)
             except BlockingIOError:
-                pass  # it only seemed readable
+                pass  # spurious wakeup
 
-    def say_goodbye(self) -> None:
-        """Send what there is, and end the TLS session if there is one, as far as the socket takes it."""
+    def finish_sending(self) -> None:
+        """Send the buffer and the end of the TLS session, as much as the socket accepts without waiting."""
         if self.tls is not None and not self.send_buffer.broken:
             self.send_buffer.encode()
             self.send_buffer.put_encoded(self.tls.end())
         self.send_buffer.flush()
 
     async def linger(self) -> None:
-        """Say goodbye, and see to it that it arrives.
+        """Send the last frames, and make sure that they arrive.
 
-        Closing a socket with unread input resets the connection, and the client may then never see the last frame.
-        So what it still sends is read, for a short while, and thrown away.
+        Closing a socket with unread input resets the connection, and the client may then never see the last frame. So
+        this reads and drops the client's data for a short time.
         """
-        self.say_goodbye()
+        self.finish_sending()
         with trio.move_on_after(_LINGER_S):
             await self.send_buffer.emptied()
             try:
@@ -124,4 +127,4 @@ class Transport:
                     if not await self._receive():
                         return
             except OSError:
-                return  # the client has gone
+                return  # the client has disconnected
