@@ -64,7 +64,9 @@ async def test_a_client_over_https_that_is_one_too_many_gets_an_alert(
                 with pytest.raises(trio.BrokenResourceError) as refused:
                     await second.do_handshake()
             assert "alert internal error" in str(refused.value.__cause__)
-        assert caplog.text.count("HTTPS: 1 clients are connected, the limit; further clients are refused") == 1
+        assert (
+            caplog.text.count("HTTPS: 1 clients are connected, the limit; further clients are refused") == 1
+        )
         figures = (await first.get("/metrics")).text.splitlines()
         assert 'nsq_refused_connections_total{listener="HTTPS"} 3.0' in figures
         assert 'nsq_refused_connections_total{listener="TCP"} 0.0' in figures

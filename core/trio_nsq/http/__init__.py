@@ -1,8 +1,8 @@
 """The small HTTP server that the broker, the discovery service and the admin endpoints share.
 
-Requests are parsed by `httptools`, matched by a `Router`, answered by an async handler, and everything about
-connections (keep-alive, limits, deadlines, closing) stays in `serve_connection`. Clients are heard by a task each, or
-all by a `Poller`, in whose turn a route can answer by its `begin`.
+`httptools` parses requests, a `Router` finds the route, and its async handler answers. `serve_connection` handles
+keep-alive, limits, deadlines and closing. Each client has a task; with a `Poller`, the poller reads the clients, and a
+route can answer there by its `begin`, without a task switch.
 """
 
 from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest

@@ -1,4 +1,4 @@
-"""The broker's own requests: GET, to auth servers and discovery services."""
+"""HTTP client for the broker's GET requests to auth servers and discovery services."""
 
 import base64
 import ssl
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 _HEADERS = {
     "Accept": "application/vnd.nsq; version=1.0",
-    "Accept-Encoding": "identity",  # a packed answer has no bound before it is unpacked
+    "Accept-Encoding": "identity",  # the size of a compressed answer is unknown before decompression
     "User-Agent": f"trio-nsq/{__version__}",
 }
 
 
 class RequestFailed(NSQError):
-    """There is no usable answer; the text says why, without what the URL or the answer may hold of secrets."""
+    """A request failed. The text gives the reason, without secrets from the URL or the answer."""
 
 
 class UnexpectedStatus(RequestFailed):
     """The answer's status is not 200.
 
     Attributes:
-        status: The one it has.
-        body: Not for the text: it may repeat the query.
+        status: The status code.
+        body: The body. It is not in the text, because it may repeat the query.
     """
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -39,15 +39,15 @@ class UnexpectedStatus(RequestFailed):
 
 
 class HTTPClient:
-    """Makes requests as nsqd does. It has no tasks of its own.
+    """Makes requests as nsqd does. It runs no tasks.
 
-    Every request has a connection of its own, as in nsqd: they are rare, and one kept open could be found closed.
+    As in nsqd, every request opens a new connection: requests are rare, and a kept connection may be closed by then.
 
     Args:
-        connect_timeout_s: For a connection, TLS included.
-        request_timeout_s: For all of a request.
+        connect_timeout_s: Limit for connecting, including TLS.
+        request_timeout_s: Limit for the whole request.
         max_answer_bytes: The longest body accepted.
-        tls: For https; None: the system's authorities.
+        tls: Settings for https; None uses the system's CAs.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class HTTPClient:
     async def get(self, url: str) -> bytes:
         """Make one request, and return the body of the answer.
 
-        A server that wants https may say so with a 403 and JSON with its `https_port`; then that is asked, which may
-        take as long again.
+        A server that requires https can answer 403 with `https_port` in its JSON. The request is then repeated there,
+        with a new timeout.
 
         Args:
-            url: With its query. A name and password in it are sent as Basic authorization.
+            url: The URL with its query. A user name and password in it are sent as Basic authorization.
 
         Raises:
-            RequestFailed: There is no answer.
-            UnexpectedStatus: Its status is not 200. Redirects are not followed.
+            RequestFailed: There is no valid answer.
+            UnexpectedStatus: The status is not 200. Redirects are not followed.
         """
-        import httpx  # here: brokers that make no requests do without
+        import httpx  # here, because most brokers make no requests
 
         try:
             parsed = httpx.URL(url)
@@ -91,7 +91,7 @@ class HTTPClient:
         return body
 
     async def _get(self, url: "httpx.URL") -> tuple[int, bytes]:
-        """Return the status and the body."""
+        """Make one request; return the status and the body."""
         import httpx
 
         headers = dict(_HEADERS)
@@ -111,14 +111,14 @@ class HTTPClient:
             raise RequestFailed(f"no answer within {self._request_timeout_s:g} s") from None
         except httpx.ConnectTimeout:
             raise RequestFailed(f"no connection within {self._connect_timeout_s:g} s") from None
-        except (httpx.HTTPError, UnicodeError) as exc:  # the latter for a host that cannot even be looked up
+        except (httpx.HTTPError, UnicodeError) as exc:  # UnicodeError: an invalid host name
             raise RequestFailed(_why(exc)) from exc
 
     def _transport(self, scheme: str) -> "httpx.AsyncHTTPTransport":
-        """The transport for URLs of this scheme, made when it is first needed.
+        """Return the transport for URLs of this scheme. Create it at the first use.
 
-        A transport, and not a client, which logs the URLs that it asks for, secrets included, and uses proxies and
-        cookies, which nsqd does not. The CAs of the system are loaded for https only: that takes longer than a request.
+        It is a transport and not an httpx client: a client logs URLs with their secrets, and uses proxies and cookies,
+        which nsqd does not. The system's CAs are loaded only for https, because that takes longer than a request.
         """
         import httpx
 
@@ -131,8 +131,8 @@ class HTTPClient:
 
     async def _read(self, response: "httpx.Response") -> bytes:
         body = bytearray()
-        # The loop is left by cancelling what it waits for, so that the generators inside of each other, which the
-        # library does not close, come to their ends.
+        # The cancellation ends the loop, so that the nested generators finish. The library would not close them after
+        # a `break`.
         with trio.CancelScope() as reading:
             async for piece in response.aiter_raw():
                 body += piece
@@ -143,13 +143,13 @@ class HTTPClient:
         return bytes(body)
 
     async def aclose(self) -> None:
-        """Let go of everything; requests under way fail."""
+        """Close all connections. Running requests fail."""
         for transport in self._transports.values():
             await transport.aclose()
 
 
 def _https_port(body: bytes) -> int:
-    """The port that the 403 of a server that wants https names; 0 if it names none."""
+    """Return the port in the 403 answer of a server that requires https; 0 without one."""
     try:
         port = decode_object(body).integer("https_port")
     except ValueError:
@@ -158,7 +158,7 @@ def _https_port(body: bytes) -> int:
 
 
 def _why(error: BaseException) -> str:
-    """What happened: libraries wrap errors in others that say nothing."""
+    """Return the text of an error; if it is empty, that of its cause. Libraries wrap errors in empty ones."""
     while not str(error) and (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return str(error) or type(error).__name__

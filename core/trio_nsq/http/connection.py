@@ -1,7 +1,7 @@
-"""One HTTP connection: requests are read, answered in order, and the connection kept for as long as both want it.
+"""One HTTP connection: reads requests, answers them in order, and keeps the connection open until one side closes it.
 
-A single cancel scope, the watchdog, holds whatever deadline is due: for the next request to begin, for one that has
-begun to arrive, for the client to take its answer. While a handler works there is none.
+A single cancel scope, the watchdog, has the current deadline: for the next request to start, for a request to arrive
+completely, or for the client to accept its answer. While a handler runs there is no deadline.
 """
 
 import logging
@@ -24,14 +24,13 @@ from .routing import Route
 logger = logging.getLogger("trio_nsq.http")
 
 IDLE_TIMEOUT_S = 120.0
-"""How long a connection may rest between requests, and how long a client may take to accept an answer, or one piece of
-a generated one. Go's and most
-other clients drop resting connections after 90 s: they do so first, and no request meets a closing connection."""
+"""Limit for an idle connection, and for a client to accept an answer, or one piece of a generated answer. Go's and most
+other clients drop idle connections after 90 s. They close first, so no request is sent to a closing connection."""
 REQUEST_TIMEOUT_S = 60.0
-"""How long one request may take to arrive, from its first byte to its last."""
+"""Limit for one request to arrive, from its first byte to its last."""
 LINGER_S = 1.0
-"""How long what a client still sends is read and dropped after the last answer: closing with unread input resets the
-connection, and the reset can overtake the answer."""
+"""After the last answer, input is read and dropped for this long: closing with unread input resets the connection, and
+the reset can overtake the answer."""
 
 RECEIVE_BYTES = 64 * 1024
 
@@ -40,12 +39,12 @@ _CLOSE = b"Connection: close\r\n"
 _KEEP_ALIVE = b"Connection: keep-alive\r\n"
 
 OnRequest: TypeAlias = Callable[[Request, int, float], None]
-"""Told each answered request, the status, and how many seconds the answer took. Of a request that was refused it sees
-as much as is known; method and path are `""` if that is nothing. It must not raise."""
+"""Called for each answered request, with the status and the seconds the answer took. A refused request has the fields
+parsed so far; method and path may be `""`. It must not raise."""
 
 
 class Connection:
-    """A connected client, until `run` returns; arguments as for `serve_connection`, which closes the stream."""
+    """A connected client. Arguments as for `serve_connection`, which closes the stream after `run`."""
 
     def __init__(
         self,
@@ -60,20 +59,20 @@ class Connection:
         self._watchdog = trio.CancelScope()
         self._on_request = on_request
         self._bodies = bodies
-        self._takes_room = False  # of the bodies, or waits for it
+        self._takes_room = False  # has a reservation in `bodies`, or waits for one
         self._exchanges: deque[Exchange] = deque()  # to be answered
-        self._has_begun = False  # a further request has, and its time is not set
+        self._has_begun = False  # a request has started to arrive, and its deadline is not set yet
 
     async def run(self) -> None:
-        """Serve the client until it leaves, breaks the rules or is too slow. Raises trio.BrokenResourceError."""
+        """Serve the client until it disconnects, violates HTTP or is too slow. Raises trio.BrokenResourceError."""
         try:
             with self._watchdog:
                 await self._serve()
         finally:
-            self._give_room_back()
+            self._release_room()
 
     def close(self) -> None:
-        """End the connection soon, from outside."""
+        """Have the connection's task close the connection."""
         self._watchdog.cancel()
 
     async def _serve(self) -> None:
@@ -91,7 +90,7 @@ class Connection:
                 await self._stream.send_all(_CONTINUE)
 
     async def _receive(self) -> bool:
-        """Wait for what the client sends; false if that has come to its end."""
+        """Wait for data from the client. Returns False at its end."""
         data = await self._stream.receive_some(RECEIVE_BYTES)
         if data:
             self._take_in(data)
@@ -102,25 +101,25 @@ class Connection:
         exchanges = self._reader.receive_data(data)
         self._exchanges += exchanges
         if self._takes_room and not self._reader.unfinished_bytes:
-            self._give_room_back()
-        # Once for each request: further bytes of it give it no more time.
+            self._release_room()
+        # Only for the first bytes of a request: further bytes do not extend its deadline.
         self._has_begun = not self._reader.at_rest and (was_at_rest or bool(exchanges))
 
     def _has_room(self) -> bool:
-        """Whether the rest of a large body may come."""
+        """Whether the client may send the rest of a large body."""
         missing = self._reader.unfinished_bytes
         if not missing:
             return True
         self._takes_room = True
         return self._bodies.admit(self, missing)
 
-    def _give_room_back(self) -> None:
+    def _release_room(self) -> None:
         if self._takes_room:
             self._takes_room = False
             self._bodies.leave(self)
 
     def _time_request(self) -> None:
-        """All before it is answered: let the time run that a request has to arrive."""
+        """If a request has started to arrive, set its deadline. All earlier requests must be answered."""
         if self._has_begun:
             self._has_begun = False
             self._allow(REQUEST_TIMEOUT_S)
@@ -132,12 +131,12 @@ class Connection:
         self._watchdog.deadline = at_s
 
     async def _answer(self, exchange: Exchange) -> bool:
-        """Answer one request; false if the connection ends with it."""
+        """Answer one request. Returns False if the connection ends after it."""
         started = trio.current_time()
         self._set_deadline(math.inf)
         response, head = await _respond(exchange)
         whole = True
-        if exchange.request.method == "HEAD":  # RFC 9110 9.3.2: the headers alone, Content-Length among them
+        if exchange.request.method == "HEAD":  # RFC 9110 9.3.2: only the headers, including Content-Length
             await self._send(head)
         elif isinstance(response.body, bytes):
             await self._send(head + response.body)
@@ -149,12 +148,12 @@ class Connection:
         return whole and _can_go_on(exchange, response)
 
     async def _send(self, data: bytes) -> None:
-        # The next thing is mostly to wait for a request, for as long as this, so it is not set anew.
+        # The wait for the next request usually follows, with the same timeout, so this sets its deadline too.
         self._allow(IDLE_TIMEOUT_S)
         await self._stream.send_all(data)
 
     async def _send_pieces(self, exchange: Exchange, body: AsyncGenerator[bytes, None]) -> bool:
-        """Send a generated body; false if it could not be sent to its end."""
+        """Send a generated body. Returns False if it was not sent completely."""
         chunked = exchange.chunked
         try:
             async with aclosing(body):
@@ -195,17 +194,17 @@ async def _respond(exchange: Exchange) -> tuple[Response, bytes]:
             response = error.response()
         return response, head_of(exchange, response)
     except Exception:
-        # Also what a handler returns may be at fault: no Response at all, or one that cannot be sent.
+        # Includes handlers that return no Response, or one that cannot be encoded.
         logger.exception("%s %s failed", exchange.request.method, exchange.request.path)
         return INTERNAL_ERROR, head_of(exchange, INTERNAL_ERROR)
 
 
 def head_of(exchange: Exchange, response: Response) -> bytes:
-    """The head of an answer. Raises ValueError if it cannot be sent."""
+    """Encode the head of an answer. Raises ValueError if it is not valid."""
     connection = b""
     if not _can_go_on(exchange, response):
         connection = _CLOSE
-    elif not exchange.chunked:  # HTTP/1.0 closes unless both sides say otherwise
+    elif not exchange.chunked:  # HTTP/1.0 closes unless both sides send keep-alive
         connection = _KEEP_ALIVE
     plain = isinstance(exchange.answer, Route) and exchange.answer.plain
     about = _date(int(time.time())) + connection
@@ -214,9 +213,9 @@ def head_of(exchange: Exchange, response: Response) -> bytes:
 
 @lru_cache(maxsize=1)
 def _date(unix_s: int) -> bytes:
-    return f"Date: {formatdate(unix_s, usegmt=True)}\r\n".encode()  # RFC 9110 6.6.1 demands it
+    return f"Date: {formatdate(unix_s, usegmt=True)}\r\n".encode()  # required by RFC 9110 6.6.1
 
 
 def _can_go_on(exchange: Exchange, response: Response) -> bool:
-    # A body of unknown length ends an HTTP/1.0 response only with the connection.
+    # In HTTP/1.0 only the end of the connection ends a body of unknown length.
     return exchange.keep_alive and (exchange.chunked or isinstance(response.body, bytes))

@@ -1,4 +1,4 @@
-"""What handlers take and give: requests and their parameters, responses and errors; the bytes of a response's head."""
+"""Requests, parameters, responses and errors of HTTP handlers; encodes the head of a response."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any, TypeAlias
 from ..protocol import is_valid_name
 
 Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
-"""The body of a response: all of it, or a generator of its pieces."""
+"""The body of a response: complete, or a generator of its pieces."""
 
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json; charset=utf-8"
 _REASONS = {413: "Request Entity Too Large"}
-"""Reason phrases of nsqd's that Python 3.13 has renamed."""
+"""nsqd's reason phrases that Python 3.13 has renamed."""
 
 
-@dataclass(slots=True)  # frozen, it would take four times as long to make
+@dataclass(slots=True)  # not frozen: that would make the construction four times slower
 class Request:
-    """One HTTP request, read to its end; not to be changed.
+    """One complete HTTP request. Must not be changed.
 
     Attributes:
-        method: In upper case.
-        path: Percent-decoded, without the query.
-        query: The parameters of the query string, decoded; the first value wins, and a parameter given without
-            `=` has the value `""`.
+        method: The method in upper case.
+        path: The path, percent-decoded, without the query.
+        query: The decoded parameters of the query string. The first value wins; a parameter without `=` has the value
+            `""`.
         headers: Header values by lower-case name; repeated headers are joined with `", "`.
-        peer: The client's address, as `format_peer` puts it; `""` if the stream is not a socket.
-        target: Path and query as they were sent, for logs: ASCII, and no control characters.
+        peer: The client's address as formatted by `format_peer`; `""` if the stream is not a socket.
+        target: Path and query as received, for logs: ASCII without control characters.
     """
 
     method: str
@@ -45,15 +45,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One HTTP response. It may be made once and returned many times, unless its body is a generator.
+    """One HTTP response. It can be returned many times, unless its body is a generator.
 
     Attributes:
-        body: A generator's pieces are sent as they come, each in a chunk of its own; empty pieces are
-            skipped. The connection closes the generator in every case, also when the client is gone, which it
-            notices when it sends the next piece. An exception in it is logged and cuts the response off, so that
-            the client can tell; `CutOff` is one for that.
+        body: The body. Each piece of a generator is sent as a chunk; empty pieces are skipped. The connection always
+            closes the generator, also if the client disconnects, which it notices when it sends the next piece. An
+            exception in the generator is logged and truncates the response, so that the client notices; raise
+            `CutOff` for an expected one.
         content_type: The Content-Type header; None for none.
-        headers: More headers. Content-Length, Transfer-Encoding, Date and Connection are the server's.
+        headers: Further headers. The server adds Content-Length, Transfer-Encoding, Date and Connection.
     """
 
     status: int = 200
@@ -63,18 +63,18 @@ class Response:
 
     @classmethod
     def text(cls, text: str, status: int = 200) -> Response:
-        """A plain text response, in UTF-8."""
+        """Build a plain text response, in UTF-8."""
         return cls(status, text.encode())
 
     @classmethod
     def json(cls, value: Any, status: int = 200) -> Response:
-        """A JSON response, written without blanks as NSQ does. Raises TypeError as `json.dumps` does."""
+        """Build a JSON response without blanks, as NSQ does. Raises TypeError as `json.dumps` does."""
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         return cls(status, text.encode(), _JSON)
 
     @classmethod
     def empty(cls, status: int = 200) -> Response:
-        """A response without a body and without a content type."""
+        """Build a response without a body and content type."""
         return cls(status, content_type=None)
 
 
@@ -92,26 +92,26 @@ class HTTPError(Exception):
         self.code = code
 
     def response(self) -> Response:
-        """What the client is sent."""
+        """Build the response for the client."""
         return Response.json({"message": self.code}, self.status)
 
 
 class CutOff(Exception):
-    """Raised by the generator of a body that cannot go on, and not because of a defect; its text is logged."""
+    """Raised by a body's generator to truncate the response for an expected reason. Its text is logged."""
 
 
 # ---------------------------------------------------------------------- parameters, with NSQ's error strings
 
 
 def given(request: Request, parameter: str) -> str:
-    """A parameter that has to be there, whatever it says."""
+    """Return a required parameter. Raises HTTPError."""
     if parameter not in request.query:
         raise HTTPError(400, f"MISSING_ARG_{parameter.upper()}")
     return request.query[parameter]
 
 
 def valid_name(request: Request, parameter: str, invalid: str) -> str:
-    """A parameter that has to be a valid name; `invalid` is the error if it is none."""
+    """Return a required parameter that must be a valid name; `invalid` is the error code otherwise."""
     name = given(request, parameter)
     if not is_valid_name(name):
         raise HTTPError(400, invalid)
@@ -119,7 +119,7 @@ def valid_name(request: Request, parameter: str, invalid: str) -> str:
 
 
 def channel_names(request: Request) -> tuple[str, str]:
-    """The valid names of a topic and a channel, which need not be there."""
+    """Return valid names of a topic and a channel, which need not exist. Raises HTTPError."""
     topic = valid_name(request, "topic", "INVALID_ARG_TOPIC")
     return topic, valid_name(request, "channel", "INVALID_ARG_CHANNEL")
 
@@ -127,7 +127,7 @@ def channel_names(request: Request) -> tuple[str, str]:
 # ---------------------------------------------------------------------- the head of a response
 
 INTERNAL_ERROR = HTTPError(500, "INTERNAL_ERROR").response()
-"""The answer to a request in which an unexpected error occurred."""
+"""The answer to a request that caused an unexpected error."""
 
 
 @lru_cache(maxsize=256)
@@ -140,7 +140,7 @@ def _constant_head(status: int, content_type: str | None, plain: bool) -> bytes:
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
 
 
-@lru_cache(maxsize=64)  # most answers of a second are alike
+@lru_cache(maxsize=64)  # most answers of the same second are equal
 def _simple_head(status: int, content_type: str | None, plain: bool, body_bytes: int, about: bytes) -> bytes:
     head = _constant_head(status, content_type, plain)
     return b"%bContent-Length: %d\r\n%b\r\n" % (head, body_bytes, about)
@@ -153,16 +153,16 @@ def _single_line(header: str) -> str:
 
 
 def encode_head(response: Response, *, plain: bool, about: bytes, chunked: bool) -> bytes:
-    """The status line and headers of a response, with the blank line that ends them.
+    """Encode the status line and headers of a response, with the blank line at their end.
 
     Args:
-        plain: Leave out NSQ's own header.
-        about: Whole lines about the message rather than its content: Date, Connection.
-        chunked: If the body is a generator, announce it as chunked; without it, such a body ends when the
-            connection does, which is all that HTTP/1.0 has.
+        plain: Leave out the X-NSQ-Content-Type header.
+        about: Complete header lines about the connection: Date, Connection.
+        chunked: Announce a generated body as chunked. Without it the body ends with the connection, as HTTP/1.0
+            requires.
 
     Raises:
-        ValueError: The status is not one of HTTP's, or a header cannot be sent.
+        ValueError: The status is not an HTTP status, or a header cannot be encoded.
     """
     if not isinstance(response.body, bytes):
         framing = b"Transfer-Encoding: chunked\r\n" if chunked else b""

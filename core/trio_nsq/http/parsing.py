@@ -1,8 +1,7 @@
-"""Bytes of an HTTP connection in, requests out; the syntax itself is left to `httptools`. No IO.
+"""Parses the bytes of an HTTP connection into requests, with `httptools`. No IO.
 
-What is wrong with a request is found as early as it can be: a body that is announced as too long is refused before
-it arrives, one that turns out to be too long when it passes the limit. Refusals come out in the same form and order
-as requests, so there is one way to answer.
+An invalid request is refused as early as possible: a body with a too large Content-Length before it arrives, a chunked
+body when it exceeds the limit. Refusals have the same form and order as requests, so one code path answers both.
 """
 
 import logging
@@ -19,13 +18,13 @@ from .routing import DEFAULT_MAX_BODY_BYTES, Route, Router
 logger = logging.getLogger("trio_nsq.http")
 
 MAX_HEAD_BYTES = 64 * 1024
-"""How much of a request, its body aside, is read at most before it is refused with 431. Servers' usual limits lie
-between 8 and 64 KiB. What comes in the same read as the byte that ends the head is not counted."""
+"""Limit of a request without its body; a larger one is refused with 431. Other servers' limits are 8 to 64 KiB. Bytes
+in the same read as the end of the head are not counted."""
 
 _LARGE_BYTES = 64 * 1024
-"""A body of which more than that has come is large."""
+"""A body is large once more bytes than this have arrived."""
 _PIECE_BYTES = 4096
-"""What comes in smaller pieces is gathered: an object for each would take more memory than what is in them."""
+"""Smaller pieces of a body are joined: an object for each would take more memory than its data."""
 
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 _INVALID_REQUEST = HTTPError(400, "INVALID_REQUEST").response()
@@ -36,13 +35,13 @@ _HEAD_TOO_BIG = HTTPError(431, "HEADERS_TOO_BIG").response()
 
 
 def split_target(target: bytes) -> tuple[str, str]:
-    """Return the path of a request target, decoded, and the query string as it was sent.
+    """Return the decoded path of a request target, and the query string as received.
 
-    The target is `/path?query`, `http://host/path?query`, or `*`. Raises ValueError: it is badly percent-encoded.
+    The target is `/path?query`, `http://host/path?query`, or `*`. Raises ValueError: its percent-encoding is invalid.
     """
     path, _, query = target.decode("latin-1").partition("?")
     if not path.startswith("/"):
-        # RFC 9112 3.2.2: the absolute form is to be accepted, though only proxies are sent it.
+        # RFC 9112 3.2.2: a server must accept the absolute form, though clients send it only to proxies.
         _, scheme_end, rest = path.partition("://")
         if scheme_end:
             path = "/" + rest.partition("/")[2]
@@ -50,10 +49,10 @@ def split_target(target: bytes) -> tuple[str, str]:
 
 
 def parse_query(query: str) -> Mapping[str, str]:
-    """Return the decoded parameters of a query string, the first value of each; `""` for one given without `=`.
+    """Return the decoded parameters of a query string, the first value of each; `""` for a parameter without `=`.
 
     Raises:
-        ValueError: It is badly percent-encoded, or has a semicolon, which may once have been a separator.
+        ValueError: The percent-encoding is invalid, or there is a semicolon, which some clients use as a separator.
     """
     if ";" in query:
         raise ValueError("semicolon in a query string")
@@ -72,11 +71,11 @@ def _decode(text: str) -> str:
     for rest in text.split("%")[1:]:
         if len(rest) < 2 or not _HEX_DIGITS.issuperset(rest[:2]):
             raise ValueError(f"bad percent-encoding in {text!r}")
-    # What is not UTF-8 becomes U+FFFD: valid in no name, and safe to print.
+    # Invalid UTF-8 becomes U+FFFD, which no name may contain and which is safe to print.
     return unquote(text)
 
 
-# Clients ask for the same again and again; what is remembered is bounded.
+# Clients repeat the same targets. The cache is bounded in entries and in the size of each.
 _KNOWN_TARGETS, _KNOWN_TARGET_BYTES = 256, 256
 _split_known = lru_cache(_KNOWN_TARGETS)(split_target)
 _parse_known = lru_cache(_KNOWN_TARGETS)(parse_query)
@@ -84,15 +83,15 @@ _parse_known = lru_cache(_KNOWN_TARGETS)(parse_query)
 # ---------------------------------------------------------------------- requests
 
 
-@dataclass(slots=True)  # as Request
+@dataclass(slots=True)  # not frozen: as Request
 class Exchange:
-    """A request, and what answers it; not to be changed.
+    """A request and its route or response. Must not be changed.
 
     Attributes:
-        request: The request; if it was refused, as much of it as is known.
+        request: The request. A refused one has only the fields parsed so far.
         answer: The route whose handler answers, or the response itself.
-        keep_alive: The connection can go on after this answer. Nothing is read after one that cannot.
-        chunked: The client understands chunked responses (HTTP/1.1).
+        keep_alive: Whether the connection continues after the answer. If not, nothing further is read.
+        chunked: Whether the client understands chunked responses (HTTP/1.1).
     """
 
     request: Request
@@ -102,7 +101,7 @@ class Exchange:
 
 
 class _Refused(Exception):
-    """Raised in the parser's callbacks, to stop it."""
+    """Raised in the parser's callbacks to stop the parser."""
 
     def __init__(self, response: Response) -> None:
         super().__init__(response)
@@ -113,12 +112,12 @@ class RequestReader:
     """Reads the requests of one connection.
 
     Attributes:
-        peer: Goes into each `Request`.
+        peer: The client's address, for each `Request`.
         at_rest: No part of a further request has arrived.
-        continue_expected: The client waits for `100 Continue` before it sends its body, which is welcome. Whoever
-            sends that clears this.
-        unfinished_bytes: What the large body that is arriving comes to, or may come to if it does not say; 0 if there
-            is none.
+        continue_expected: The client waits for `100 Continue` before it sends an acceptable body. The caller sends it
+            and clears this flag.
+        unfinished_bytes: Size of the large body that is arriving, or its maximum if the size is not known; 0 without
+            one.
     """
 
     def __init__(self, router: Router, peer: str) -> None:
@@ -132,11 +131,11 @@ class RequestReader:
         self.at_rest = True
 
     def receive_data(self, data: bytes | bytearray) -> list[Exchange]:
-        """Take what the socket gave, and return the requests that are whole now, in order.
+        """Parse received data, and return the requests that are now complete, in order.
 
-        Not to be called again once an exchange without `keep_alive` has come out.
+        Must not be called again after an exchange without `keep_alive`.
         """
-        # Head, chunk framing and trailers all count here; the callbacks set it back when there is progress.
+        # Counts head, chunk framing and trailers; the callbacks reset it when there is progress.
         self._loose_bytes += len(data)
         try:
             self._feed(bytes(data))
@@ -158,7 +157,7 @@ class RequestReader:
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 # RFC 9110 7.8: a server may ignore Upgrade, and some clients (Java's) offer h2c with every request.
-                # The parser has skipped the body, so it gets the request again without the offer.
+                # The parser has skipped the body, so it parses the request again without the Upgrade header.
                 (offset,) = upgrade.args
                 data = self._head_without_upgrade() + data[offset:]
                 self._parser = httptools.HttpRequestParser(self)
@@ -177,7 +176,7 @@ class RequestReader:
     def _request(self, body: bytes) -> Request:
         return Request(self._method, self._path, self._query, self._headers, body, self.peer, self._target)
 
-    # What follows is called by httptools.
+    # Callbacks of httptools.
 
     def on_message_begin(self) -> None:
         self.at_rest = False
@@ -195,7 +194,7 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # RFC 9110 6.5.1: trailers are not to be merged into the headers
+            return  # RFC 9110 6.5.1: trailers must not be merged into the headers
         key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip()
         known = self._headers.get(key)
         self._headers[key] = text if known is None else f"{known}, {text}"
@@ -206,7 +205,7 @@ class RequestReader:
         self._method = parser.get_method().decode("ascii")
         self._target = self._url.decode("ascii", "backslashreplace")
         version = parser.get_http_version()
-        # RFC 9112 3.2: HTTP/1.1 without Host is refused.
+        # RFC 9112 3.2: a server must refuse HTTP/1.1 without Host.
         if version != "1.0" and (version != "1.1" or "host" not in headers):
             raise _Refused(_INVALID_REQUEST)
         self._chunked = version == "1.1"
@@ -217,7 +216,7 @@ class RequestReader:
         self._most_bytes = int(headers.get("content-length", self._max_body_bytes))
         if self._most_bytes > self._max_body_bytes:
             self._refuse_body()
-        if self._method == "CONNECT":  # what follows is not HTTP, and no route has this method
+        if self._method == "CONNECT":  # the data after it is not HTTP, and no route has this method
             raise _Refused(answer if isinstance(answer, Response) else _INVALID_REQUEST)
         if self._chunked and "expect" in headers:
             self.continue_expected = headers["expect"].lower() == "100-continue"
@@ -262,22 +261,22 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         if self._upgrade:
-            return  # it comes again, with its body
+            return  # `_feed` parses it again, with its body
         self._loose_bytes = 0
         self.continue_expected = False
         self.at_rest = True
         self.unfinished_bytes = 0
         request = self._request(b"".join(self._body))
-        self._body.clear()  # the client may rest now
+        self._body.clear()  # an idle connection must not keep it in memory
         self._exchanges.append(Exchange(request, self._answer, self._keep_alive, self._chunked))
 
 
 def _refusal_in(error: httptools.HttpParserCallbackError) -> Response:
-    # httptools hands on whatever a callback raised as the context of its own error, KeyboardInterrupt too.
+    # httptools attaches any exception of a callback as context of its own error, even KeyboardInterrupt.
     cause = error.__context__
     if isinstance(cause, _Refused):
         return cause.response
     if cause is not None and not isinstance(cause, Exception):
         raise cause
-    logger.error("a request could not be read", exc_info=cause or error)
+    logger.error("a request could not be parsed", exc_info=cause or error)
     return INTERNAL_ERROR

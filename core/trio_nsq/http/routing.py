@@ -1,6 +1,6 @@
-"""Which handler answers a method and path; pure and synchronous.
+"""Finds the handler for a method and path; pure and synchronous.
 
-All answers that need no handler (unknown path, wrong method, OPTIONS, redirects) are made here too.
+It also builds the answers that need no handler: unknown path, wrong method, OPTIONS, redirects.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 """Answers a request; may raise HTTPError. Any other exception is logged and answered with 500."""
 
 Begin: TypeAlias = Callable[[Request, Callable[[Response], None]], bool]
-"""Answers a request without a task: has what it is given called with the response, once, after it has returned True.
-The response's body is bytes. False: it cannot; nothing was done, and the handler is to be asked. May raise HTTPError.
+"""Answers a request without a task. If it returns True, it later calls the callback once with the response, whose body
+is bytes. If it returns False, it has done nothing, and the handler must answer. May raise HTTPError.
 """
 
 DEFAULT_MAX_BODY_BYTES = 64 * 1024
-"""Bodies of up to this size are accepted, and can be ignored, where none is asked for: some clients send them."""
+"""Limit for routes without a body: some clients send one all the same, and handlers can ignore it."""
 
 NOT_FOUND = HTTPError(404, "NOT_FOUND").response()
 
@@ -32,13 +32,13 @@ class Route:
     """One method on one path.
 
     Attributes:
-        method: In upper case.
-        path: In lower case, without a slash at its end. Its last segment may be a name in braces, as in
-            `/config/{opt}`: it stands for any one segment, which the handler takes from the end of `Request.path`.
+        method: The method in upper case.
+        path: The path in lower case, without a trailing slash. The last segment may be a name in braces, as in
+            `/config/{opt}`. It matches any one segment, which the handler takes from the end of `Request.path`.
         max_body_bytes: The longest body accepted.
-        too_big: The error code of the 413 that longer bodies are answered with.
+        too_big: The error code of the 413 response to a longer body.
         plain: Leave out the X-NSQ-Content-Type header, as /ping does.
-        begin: Asked before the handler where a poller hears the client; None: the handler is always needed.
+        begin: Called before the handler if a poller serves the client; None always uses the handler.
     """
 
     method: str
@@ -51,7 +51,7 @@ class Route:
 
 
 class _Resource:
-    """All routes of one path, with the answers to the methods that it does not have."""
+    """All routes of one path, and the answers to its other methods."""
 
     def __init__(self, routes: Mapping[str, Route], methods: Iterable[str]) -> None:
         allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
@@ -64,12 +64,12 @@ class _Resource:
 
 
 class Router:
-    """Finds the route of a request. It does not change once it is made, so connections share it.
+    """Finds the route of a request. Immutable, so that connections share it.
 
-    A subclass may override `resolve`, to answer every request alike for example.
+    A subclass may override `resolve`, for example to give every request the same answer.
 
     Raises:
-        ValueError: A path is not in the form that `Route` asks for, or two routes have the same method and path.
+        ValueError: A path does not have the form that `Route` requires, or two routes have the same method and path.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
@@ -89,9 +89,9 @@ class Router:
         self._exact["*"] = _Resource({}, everything)
 
     def resolve(self, method: str, path: str, query: str = "") -> Route | Response:
-        """Find what answers a request: its route, or the response itself.
+        """Return the route of a request, or its response: 404, 405, the answer to OPTIONS, or a redirect.
 
-        That is 404, 405, the answer to OPTIONS, or a redirect to the right path, which keeps the query.
+        The redirect leads to the normalized path and keeps the query.
         """
         resource = self._find(path)
         if resource is not None:
@@ -111,9 +111,9 @@ class Router:
         parent, _, name = clean.rpartition("/")
         right_path, resource = clean.lower(), self._exact.get(clean.lower())
         if resource is None and name:
-            # What stands for a segment in braces is data, whose letter case is kept.
+            # A segment that matches braces is data: keep its letter case.
             right_path, resource = f"{parent.lower()}/{name}", self._parents.get(parent.lower())
-        # As nsqd: a path that is wrong is put right only for a method that it has.
+        # As nsqd: redirect only if the normalized path has the method.
         if resource is None or method not in resource.routes:
             return None
         location = quote(right_path) + (f"?{query}" if query else "")
@@ -121,7 +121,7 @@ class Router:
 
 
 def _parent_of_braces(path: str) -> str | None:
-    """The path without its last segment if that is a name in braces, else None."""
+    """Return the path without its last segment if that is a name in braces, else None."""
     parent, _, name = path.rpartition("/")
     braces = name.startswith("{") and name.endswith("}")
     literal = (parent or "/") if braces else path

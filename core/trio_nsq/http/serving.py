@@ -1,4 +1,4 @@
-"""Serving one HTTP connection, to its end, in a task or in a poller's turn; and what the log says of a request."""
+"""Serves one HTTP connection, in a task or by a poller, and logs requests."""
 
 import logging
 import math
@@ -16,15 +16,15 @@ from .routing import Route, Router
 
 
 class PolledConnection(PolledEndpoint, Connection):
-    """A connected client of a poller.
+    """A connected client served by a poller.
 
-    Its requests are answered in the poller's turn (`serve_data`), or when what they wait for has happened. Whatever has
-    to be waited for otherwise is handed over to the client's own task, which leaves the client to the poller again when
-    nothing more is to be read; while an answer is being made, neither reads. See `EndpointState`.
+    The poller answers its requests in `serve_data`, or when a started publish completes. All other waiting is handed
+    over to the client's own task, which returns the client to the poller when all input is handled. While an answer is
+    pending, neither reads. See `EndpointState`.
 
     Args:
-        stream: For the task.
-        sock: The same, non-blocking.
+        stream: The stream, for the task.
+        sock: The same socket, non-blocking, for the poller.
     """
 
     def __init__(
@@ -39,11 +39,13 @@ class PolledConnection(PolledEndpoint, Connection):
     ) -> None:
         PolledEndpoint.__init__(self, sock, poller)
         Connection.__init__(self, stream, reader, on_request, bodies)
-        self._unsent = b""  # of an answer; for the task
-        self._failure: Exception | None = None  # for the task
-        self._response: Response | None = None  # to the first of the exchanges, to be sent
-        self._began_s = 0.0  # when it was asked for, by trio's clock
-        self._due_s = math.inf  # the deadline, by trio's clock; the watchdog's if the task has the client
+        self._unsent = b""  # rest of an answer, for the task to send
+        self._failure: Exception | None = None  # for the task to raise
+        self._response: Response | None = None  # to send for the first exchange
+        self._began_s = 0.0  # when the route's `begin` was called, by trio's clock
+        self._due_s = (
+            math.inf
+        )  # the deadline, by trio's clock; the watchdog has it while the task serves the client
         self._is_gone = False
 
     async def run(self) -> None:
@@ -72,7 +74,7 @@ class PolledConnection(PolledEndpoint, Connection):
         if not await self._leave_to_poller():
             return False
         if self._failure is not None:
-            failure, self._failure = self._failure, None  # it knows us
+            failure, self._failure = self._failure, None  # breaks a reference cycle
             raise failure
         if self._unsent:
             unsent, self._unsent = self._unsent, b""
@@ -80,7 +82,7 @@ class PolledConnection(PolledEndpoint, Connection):
         return True
 
     async def _leave_to_poller(self) -> bool:
-        """Let the poller serve the client until it needs the task; false if the client's time is over."""
+        """Let the poller serve the client until it needs the task. Returns False if the deadline has passed."""
         self._watchdog.deadline = math.inf
         self.handed_over = trio.Event()
         self.rest()
@@ -89,7 +91,7 @@ class PolledConnection(PolledEndpoint, Connection):
             if now_s >= self._due_s:
                 self.state = IN_TASK
                 return False
-            # What time begins to run later than now is not over before the next look.
+            # A deadline that is set after now cannot pass before the next check.
             next_s = now_s + min(IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S)
             with trio.move_on_at(min(self._due_s, next_s)):
                 await self.handed_over.wait()
@@ -101,18 +103,18 @@ class PolledConnection(PolledEndpoint, Connection):
         if self.state is IN_TASK:
             self._watchdog.deadline = at_s
 
-    # ------------------------------------------------------------------ in the poller's turn
+    # ------------------------------------------------------------------ in the poller
 
     def serve_data(self, data: bytes | None) -> None:
         """As `PolledEndpoint.serve_data`."""
         if data:
             self._go_on(data)
         else:
-            self.is_unread = True  # the task finds the same
+            self.is_unread = True  # the task reads the end or the error again
             self.hand_over()
 
     def _go_on(self, data: bytes = b"") -> None:
-        """Answer what was read, until the client can be left alone, an answer is being made, or the task is needed."""
+        """Answer the requests read, until none is left, an answer is pending, or the task is needed."""
         try:
             if data:
                 self._take_in(data)
@@ -127,12 +129,12 @@ class PolledConnection(PolledEndpoint, Connection):
             else:
                 self._time_request()
                 self.rest()
-        except Exception as exc:  # a mistake of ours: it must not reach the other clients
+        except Exception as exc:  # a bug in the broker: it must not affect other clients
             self._failure = exc
             self.hand_over()
 
     def _answer_now(self, exchange: Exchange) -> Response | None:
-        """The answer, if there is one at once; otherwise `_complete` will be called with it, or the task makes it."""
+        """Return the answer if it is ready. Otherwise `begin` calls `_complete` with it, or the task answers."""
         route = exchange.answer
         if not (isinstance(route, Route) and route.begin and exchange.keep_alive):
             self.hand_over()
@@ -149,20 +151,20 @@ class PolledConnection(PolledEndpoint, Connection):
         return None
 
     def _complete(self, response: Response) -> None:
-        """Go on with an answer; called by whoever was asked for it."""
+        """Send the answer of a route's `begin`, and continue."""
         self._response = response
         if not self._is_gone:
             self._go_on()
             self.poll_again()
 
     def _send_response(self, response: Response) -> None:
-        """Send what answers the first request, as much as the socket takes without waiting."""
+        """Send the answer to the first request, as much as the socket accepts without waiting."""
         exchange, self._response = self._exchanges.popleft(), None
         assert isinstance(response.body, bytes)
         data = head_of(exchange, response) + response.body
         try:
             sent = self._sock.send(data)
-        except OSError:  # it is full; or it is broken, as the task will find
+        except OSError:  # the socket is full; or it is broken, and the task will notice
             sent = 0
         self._unsent = data[sent:]
         now_s = trio.current_time()
@@ -180,17 +182,16 @@ async def serve_connection(
     poller: Poller | None = None,
     bodies: Bodies | None = None,
 ) -> None:
-    """Serve one client until it leaves, breaks the rules or is too slow; none of that is an error.
+    """Serve one client until it disconnects, violates HTTP or is too slow; none of that is an error.
 
-    A handler that is running when this is cancelled is cancelled too; nothing is sent then.
+    A cancellation also cancels a running handler, and sends nothing.
 
     Args:
-        stream: Closed at the end in every case.
-        peer: The client's address, for `Request.peer`; None: the stream's, if it is a socket.
-        on_request: See `OnRequest`; None: not called.
-        poller: Hears the client instead of the task that this is called in, if the stream is a socket; None: the
-            task does.
-        bodies: Gives large bodies room, for which the client waits; None: there is always room.
+        stream: The connection. It is always closed at the end.
+        peer: The client's address, for `Request.peer`; None takes that of the stream, if it is a socket.
+        on_request: See `OnRequest`; None for no callback.
+        poller: Reads the client instead of the calling task, if the stream is a socket; None uses the task.
+        bodies: Limits the memory of large bodies that are arriving; None uses a limit for this client alone.
     """
     bodies = bodies or Bodies()
     reader = RequestReader(router, peer_of(stream) if peer is None else peer)
@@ -198,7 +199,7 @@ async def serve_connection(
     if poller is None or not isinstance(stream, trio.SocketStream):
         connection = Connection(stream, reader, on_request, bodies)
     else:
-        # The plain socket can be used without a task switch; trio only waits for it.
+        # The plain socket needs no task switch; trio only waits for it.
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
@@ -206,17 +207,17 @@ async def serve_connection(
     try:
         await connection.run()
     except trio.BrokenResourceError:
-        pass  # the client has gone
+        pass  # the client has disconnected
     finally:
-        # At once, for all has been said; and shielded, for a Cancelled raised here would take the place of an
-        # exception on its way out.
+        # Close at once, because all data is sent. Shielded, because a Cancelled raised here would replace an
+        # exception that is propagating.
         with trio.CancelScope(shield=True) as closing:
             closing.cancel()
             await stream.aclose()
 
 
 def peer_of(stream: trio.abc.Stream) -> str:
-    """The client's address, as `format_peer` puts it; `""` if the stream is not a socket, or the client has gone."""
+    """Return the client's address as `format_peer` does; `""` without a socket, or if the client has disconnected."""
     if not isinstance(stream, trio.SocketStream):
         return ""
     try:
@@ -229,13 +230,13 @@ def peer_of(stream: trio.abc.Stream) -> str:
 
 
 def log_request(logger: logging.Logger, request: Request, status: int, elapsed_s: float) -> None:
-    """Log a request as nsqd does; one that could not be read shows what is known of it."""
+    """Log a request as nsqd does. For a refused one, log the fields parsed so far."""
     method, target = request.method or "-", request.target or "-"
     logger.info("%d %s %s (%s) %s", status, method, target, request.peer, _duration(elapsed_s))
 
 
 def _duration(seconds: float) -> str:
-    """As Go writes it, but for the digits: `921ns`, `5.140µs`, `1.116ms`."""
+    """Format a duration as Go does, with three decimals: `921ns`, `5.140µs`, `1.116ms`."""
     for unit, size_s in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size_s:
             return f"{seconds / size_s:.3f}{unit}"

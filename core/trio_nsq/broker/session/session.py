@@ -325,7 +325,7 @@ class Session(PolledEndpoint):
         self.poll_again()
 
     def answer_publishes(self, error: PublishRefused | None) -> None:
-        """Answer the publishes with OK or this error. The error ends the connection unless `survive_refusals` is set."""
+        """Answer the publishes with OK or this error, which ends the connection unless `survive_refusals` is set."""
         publishes, self.publishes = self.publishes, []
         topic_name = publishes[0].topic
         if error is None:

@@ -71,7 +71,9 @@ class ClientTask:
         except CommandError as exc:
             await self._refuse(exc.with_traceback(None))  # the traceback would keep this connection alive
         except NSQError as exc:
-            logger.info("%s: closed, its data does not match the negotiated TLS or compression: %s", session.peer, exc)
+            logger.info(
+                "%s: closed, its data does not match the negotiated TLS or compression: %s", session.peer, exc
+            )
         else:
             session.leave_channel()
             session.flush_answers()
@@ -145,7 +147,9 @@ class ClientTask:
         session = self._session
         session.is_refused = True
         session.leave_channel()
-        logger.error("[%s] - %s", session.peer, str(error))  # logging the error object would keep this session in memory
+        logger.error(
+            "[%s] - %s", session.peer, str(error)
+        )  # a logged exception object would keep the session alive
         if not isinstance(error, LineTooLong):
             session.send_buffer.put(encode_error(error.wire))
         await session.transport.linger()

@@ -61,7 +61,9 @@ def server_context(options: BrokerOptions) -> SSL.Context | None:
     """
     if options.tls_cert is None and options.tls_key is None:
         if options.required_tls != "false":
-            raise StartupError("TLS is required, but no certificate is configured: give --tls-cert and --tls-key")
+            raise StartupError(
+                "TLS is required, but no certificate is configured: give --tls-cert and --tls-key"
+            )
         return None
     if options.tls_cert is None or options.tls_key is None:
         raise StartupError("--tls-cert and --tls-key go together: give both")
@@ -69,7 +71,9 @@ def server_context(options: BrokerOptions) -> SSL.Context | None:
     context.set_options(SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
     context.set_min_proto_version(_VERSIONS[options.tls_min_version])
     if options.tls_min_version in _OLD:
-        context.set_cipher_list(b"DEFAULT:@SECLEVEL=0")  # OpenSSL 3 supports the old versions only at this level
+        context.set_cipher_list(
+            b"DEFAULT:@SECLEVEL=0"
+        )  # OpenSSL 3 supports the old versions only at this level
     _use_certificate(context, options.tls_cert, options.tls_key)
     _ask_for_certificates(context, options)
     return context
