@@ -72,9 +72,9 @@ growth: $(READY) ## how rates, memory and CPU grow with channels, topics, connec
 neighbours: $(READY) ## what one client can do to another: make neighbours [ARGS='--only identify']
 	$(BIN)/python bench/neighbours.py $(ARGS)
 
-docs: $(READY)  ## docs/api: the API reference of the client, from its docstrings
-	$(BIN)/python -W ignore -m pdoc --docformat google --no-show-source -o docs/api trio_nsq.client trio_nsq.sync
+docs: $(READY)  ## build the documentation as a site: docs/_build/index.html
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build
 
 clean:          ## remove what the other targets made
-	rm -rf $(VENV) docs/api .mypy_cache .ruff_cache .pytest_cache tests/interop/.build
+	rm -rf $(VENV) docs/_build docs/reference/commands .mypy_cache .ruff_cache .pytest_cache tests/interop/.build
 	rm -f core/trio_nsq/protocol/*.so
