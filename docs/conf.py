@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
-from trio_nsq import __version__  # noqa: E402 (after the path of our extension)
+from trio_nsq import __version__
 
 project = "trio-nsq"
 author = "the trio-nsq authors"

@@ -61,7 +61,9 @@ def _command(ctx: click.Context) -> Iterator[str]:
     for title, options in sections(ctx, command).items():
         rows = [record for option in options if (record := option.get_help_record(ctx))]
         yield f"**{title}**"
-        yield "\n".join(["| option | |", "|---|---|", *(f"| `{_cell(a)}` | {_text(_cell(b))} |" for a, b in rows)])
+        yield "\n".join(
+            ["| option | |", "|---|---|", *(f"| `{_cell(a)}` | {_text(_cell(b))} |" for a, b in rows)]
+        )
     for title, text in command.notes.items():
         yield f"**{title}.** {_text(text)}"
     if command.examples:

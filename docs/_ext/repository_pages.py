@@ -1,7 +1,7 @@
 """Sphinx extension: show documents from the root of the repository in the site, and make links to them work.
 
-A page of the site whose only line is `# file: NAME` shows that document. In all pages a link to such a document leads to
-its page. A link to another file of the repository, outside `docs/`, becomes the file's name.
+A page of the site whose only line is `# file: NAME` shows that document. In all pages a link to such a document leads
+to its page. A link to another file of the repository, outside `docs/`, becomes the file's name.
 """
 
 import os

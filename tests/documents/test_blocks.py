@@ -1,0 +1,212 @@
+"""The command blocks of README and docs run as they are: in order, in a fresh folder, against a real broker.
+
+`sh` blocks hold command lines. `console` blocks hold command lines after `$ ` and their output, compared except for
+numbers, ids and spacing; a line `...` stands for any lines. Complete Python programs run as well. The comment
+`<!-- not run: REASON -->` before a block excludes it.
+"""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cli.support import Cli
+from interop.peers import qcli_serve
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(
+        path
+        for path in (ROOT / "docs").rglob("*.md")
+        if "commands" not in path.parts and "decisions" not in path.parts
+    ),
+]
+TIMEOUT_S = 240
+"""A page may start Spark on a busy machine."""
+_FENCE = re.compile(
+    r"(?P<skip><!-- not run: [^\n]+ -->\n)?^```(?P<kind>sh|console|python)\n(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+_NUMBER = re.compile(r"\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\d[T ][\d:.]+Z?|\d[\d,.]*")
+_PORTS = (4150, 4151, 4152, 4160, 4161)
+_END = "--end-of-command--"
+
+
+@dataclass
+class Step:
+    """A command line of a page, and what it prints; None: that is not shown."""
+
+    line: str
+    output: list[str] | None = None
+
+
+def steps_of(page: Path) -> list[Step]:
+    """The command lines of a page that can run here."""
+    steps: list[Step] = []
+    for block in _FENCE.finditer(page.read_text()):
+        if block["skip"]:
+            continue
+        if block["kind"] == "python":
+            if "import " in block["text"]:
+                steps.append(Step(f"python - <<'END'\n{block['text']}END"))
+        elif block["kind"] == "sh":
+            steps.append(Step(block["text"].rstrip("\n")))
+        else:
+            steps += console_steps(block["text"])
+    return steps
+
+
+def console_steps(text: str) -> Iterator[Step]:
+    """The commands of a `console` block, each with its output."""
+    step: Step | None = None
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            if step is not None:
+                yield step
+            step = Step(line[2:], [])
+        elif step is not None and step.line.endswith("\\"):
+            step.line += f"\n{line}"
+        else:
+            assert step is not None, f"output without a command: {line}"
+            assert step.output is not None
+            step.output.append(line)
+    if step is not None:
+        yield step
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that were free a moment ago."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def script(steps: list[Step], ports: dict[int, int]) -> str:
+    """A bash script of all steps, with these ports in place of NSQ's; a server is waited for."""
+    lines = ["set -e"]
+    for step in steps:
+        line = re.sub(
+            r"(?<=[\w.]:)(4150|4151|4152|4160|4161)\b", lambda match: str(ports[int(match[1])]), step.line
+        )
+        lines += [f"printf '%s\\n' {shlex.quote('+ ' + line)} >&$1", line]
+        for command, port in (("serve", 4151), ("lookupd", 4161)):
+            if re.search(rf"qcli {command}\b.*&$", line, re.DOTALL):
+                probe = f"(: </dev/tcp/127.0.0.1/{ports[port]}) 2>/dev/null"
+                lines.append(f"until {probe}; do sleep 0.05; done")
+        lines += [f"echo {_END}"]
+    return "\n".join(lines) + "\n"
+
+
+def wrapper(ports: dict[int, int]) -> str:
+    """A `qcli` whose servers listen on these ports unless a page says otherwise."""
+    return f"""#!/bin/sh
+case "$1" in
+serve)
+    export QCLI_TCP_ADDRESS="${{QCLI_TCP_ADDRESS-127.0.0.1:{ports[4150]}}}"
+    export QCLI_HTTP_ADDRESS="${{QCLI_HTTP_ADDRESS-127.0.0.1:{ports[4151]}}}"
+    export QCLI_HTTPS_ADDRESS="${{QCLI_HTTPS_ADDRESS-127.0.0.1:{ports[4152]}}}" ;;
+lookupd)
+    export QCLI_TCP_ADDRESS="${{QCLI_TCP_ADDRESS-127.0.0.1:{ports[4160]}}}"
+    export QCLI_HTTP_ADDRESS="${{QCLI_HTTP_ADDRESS-127.0.0.1:{ports[4161]}}}" ;;
+esac
+exec {shlex.quote(sys.executable)} -m qcli "$@"
+"""
+
+
+def comparable(lines: list[str]) -> str:
+    """Output without what differs from run to run."""
+    text = "\n".join(" ".join(line.split()) for line in lines)
+    return re.sub(r"[-─━]{2,}", "--", _NUMBER.sub("0", text)).strip()
+
+
+def same(shown: list[str], printed: list[str]) -> bool:
+    """Whether output is as a page shows it; its line `...` stands for any lines."""
+    parts = re.split(r"^\.\.\.$", "\n".join(shown), flags=re.MULTILINE)
+    pattern = r"\s*.*\s*".join(re.escape(comparable(part.splitlines())) for part in parts)
+    return re.fullmatch(pattern, comparable(printed), re.DOTALL) is not None
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if steps_of(page)], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_a_page_runs_in_order(page: Path, tmp_path: Path) -> None:
+    steps = steps_of(page)
+    folder = tmp_path / "page"
+    folder.mkdir()
+    records = "".join(f'{{"user":"u{number % 7}","path":"/page/{number}"}}\n' for number in range(1, 1001))
+    (folder / "access.log").write_text(records)
+    ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+    with ExitStack() as stack:
+        if not any("qcli serve" in step.line for step in steps):
+            broker = stack.enter_context(qcli_serve(tmp_path / "data", "--sync=interval"))
+            for port, address in ((4150, broker.tcp_address), (4151, broker.http_address)):
+                ports[port] = int(address.rpartition(":")[2])
+            broker.create("clicks", "archive")
+            Cli(broker.tcp_address, broker.http_address).publish("clicks", records.encode().splitlines())
+        programs = tmp_path / "bin"
+        programs.mkdir()
+        for name, text in (
+            ("qcli", wrapper(ports)),
+            ("python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'),
+        ):
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("QCLI_")} | {
+            "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "HOME": str(tmp_path),
+            "QCLI_NSQD_TCP_ADDRESS": f"127.0.0.1:{ports[4150]}",
+            "QCLI_NSQD_HTTP_ADDRESS": f"127.0.0.1:{ports[4151]}",
+            "PYTHONUNBUFFERED": "1",
+        }
+        with (tmp_path / "output").open("wb") as output, (tmp_path / "lines").open("wb") as ran:
+            # Background servers of the page belong to its session, and end with it.
+            process = subprocess.Popen(
+                ["bash", "-c", script(steps, ports), "bash", str(ran.fileno())],
+                cwd=folder,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[ran.fileno()],
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(TIMEOUT_S)
+            finally:
+                stop(process)
+    printed = (tmp_path / "output").read_text()
+    assert code == 0, f"failed at:\n{(tmp_path / 'lines').read_text()[-500:]}\n{printed[-3000:]}"
+    for step, part in zip(steps, printed.split(f"{_END}\n"), strict=False):
+        if step.output:
+            assert same(step.output, part.splitlines()), (
+                f"$ {step.line}\nshown:\n{step.output}\nprinted:\n{part}"
+            )
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a page's processes, and wait until its servers are gone."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def test_output_is_compared_except_for_numbers() -> None:
+    assert same(["1,000 messages (31.1 KiB) in 0.10 s"], ["5 messages (1.0 KiB)   in 9 s"])
+    assert same(["a", "...", "d"], ["a", "b", "c", "d"])
+    assert not same(["channel created"], ["channel deleted"])
+    assert not same(["a"], ["a", "b"])
