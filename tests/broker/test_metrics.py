@@ -22,7 +22,7 @@ from trio_nsq import __version__
 from trio_nsq.broker.monitoring.histogram import Histogram
 from trio_nsq.log import Files
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 OPENMETRICS = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
 E2E = {"e2e_processing_latency_percentiles": (0.99, 0.5)}
 

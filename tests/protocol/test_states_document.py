@@ -15,5 +15,5 @@ def test_document_shows_the_table() -> None:
         ),
     ]
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    document = Path(__file__).parents[2] / "docs" / "protocol.md"
+    document = Path(__file__).parents[2] / "docs" / "reference" / "wire-protocol.md"
     assert table in document.read_text()

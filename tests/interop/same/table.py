@@ -1,9 +1,9 @@
-"""The table of docs/differences.md, and which of its rows no script can show."""
+"""The tables of docs/reference/differences.md, and which of their rows no script can show."""
 
 import re
 from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "differences.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "differences.md"
 
 NOT_BY_SCRIPT = {
     # key of the row: why no script shows it, or the tests that do
@@ -68,13 +68,13 @@ NOT_BY_SCRIPT = {
 
 
 def rows() -> dict[str, str]:
-    """Return the rows by their keys.
+    """Return the rows of all sections by their keys.
 
     Raises:
         ValueError: a row has no key of its own.
     """
     found: dict[str, str] = {}
-    for line in DOCUMENT.read_text().partition("\n## ")[0].splitlines():
+    for line in DOCUMENT.read_text().splitlines():
         if line.startswith("|") and not re.match(r"\| key |\|---", line):
             key = re.match(r"\| `([a-z0-9-]+)` \|", line)
             if key is None or key[1] in found:
