@@ -161,8 +161,9 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
         assert len(lines_until_ready(broker)) == 1
 
 
-def test_the_example_in_the_readme_is_right(tmp_path: Path) -> None:
-    example = (REPOSITORY / "README.md").read_text().partition("```toml\n")[2].partition("```")[0]
+def test_the_example_in_the_documentation_is_right(tmp_path: Path) -> None:
+    page = REPOSITORY / "docs" / "reference" / "configuration.md"
+    example = page.read_text().partition("```toml\n")[2].partition("```")[0]
     given = configured(tmp_path, example)
     assert (given.limits.max_msg_size, given.limits.msg_timeout_ms) == (4 * 1024**2, 90_000)
     assert given.tls_required == "tcp-https"
