@@ -1,4 +1,4 @@
-"""The programs in docs/client.md and examples/ do what they say."""
+"""The programs in docs/how-to/python-client.md and examples/ do what they say."""
 
 import io
 import re
@@ -17,7 +17,7 @@ from interop.peers import Broker, qcli_serve
 pytestmark = pytest.mark.slow  # for starting a broker
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "client.md"
+DOCUMENT = ROOT / "docs" / "how-to" / "python-client.md"
 TIMEOUT_S = 30
 
 
@@ -28,7 +28,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def printed_by(words: str, broker: Broker) -> str:
-    """Run the program of docs/client.md that has these words in it; returns what it prints."""
+    """Run the program of the page that has these words in it; returns what it prints."""
     programs = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     (program,) = [program for program in programs if words in program]
     assert "127.0.0.1:4150" in program

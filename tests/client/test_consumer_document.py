@@ -1,4 +1,4 @@
-"""The consumer of docs/client.md and of examples/ does what they say, and the tables tell what is."""
+"""The consumer of docs/how-to/python-client.md and of examples/ does what they say, and the tables tell what is."""
 
 import dataclasses
 import io
@@ -18,27 +18,32 @@ from trio_nsq.client.connection.options import ConnectionSettings
 from trio_nsq.client.consuming.options import ConsumerSettings
 
 ROOT = Path(__file__).parents[2]
-SECTION = (ROOT / "docs" / "client.md").read_text().partition("\n## Consuming\n")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs" / "how-to" / "python-client.md").read_text()
 TIMEOUT_S = 30
+
+
+def section(title: str) -> str:
+    """A section of the page about the client, up to the next of the same level."""
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 @pytest.mark.slow
 def test_the_program(tmp_path: Path) -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+    (program,) = re.findall(r"^```python\n(.*?)^```$", section("Consume messages"), re.DOTALL | re.MULTILINE)
     with qcli_serve(tmp_path / "data", "--sync=interval") as broker:
         broker.create("clicks", "archive")
         broker.post("/mpub", b"one\ntwo\nthree\nend", topic="clicks")
         source = program.replace("127.0.0.1:4150", broker.tcp_address)
         assert source != program
         with redirect_stdout(io.StringIO()) as printed:
-            exec(compile(source, "docs/client.md", "exec"), {"__name__": "__main__"})
+            exec(compile(source, "python-client.md", "exec"), {"__name__": "__main__"})
         assert printed.getvalue().splitlines() == ["b'one' 1", "b'two' 1", "b'three' 1", "b'end' 1"]
         stats = broker.channel_stats("clicks", "archive")
         assert (stats["depth"], stats["in_flight_count"]) == (0, 0)
 
 
 def test_the_table_of_options() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", SECTION, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section("Consumer options"), re.MULTILINE))
     own = {field.name: field.default for field in dataclasses.fields(ConsumerSettings)}
     for field in dataclasses.fields(ConnectionSettings):
         del own[field.name]
