@@ -60,8 +60,9 @@ soak: $(READY)  ## the fault tests in full and random examples, an hour; SEED=N,
 	FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
 		$(BIN)/pytest tests/faults tests/spark -s --timeout=0 $(ARGS)
 
-generate: $(READY) ## write completions/ and man/ anew from the commands
+generate: $(READY) ## write completions/ and man/ from the commands, and the HTTP reference from its OpenAPI file
 	$(BIN)/python -m qcli.generate
+	$(BIN)/python docs/_ext/http_api.py
 
 bench: $(READY) ## every workload beside nsqd, as ratios, a quarter of an hour: make bench [ARGS='--only latency']
 	$(BIN)/python bench/compare.py $(ARGS)
