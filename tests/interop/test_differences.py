@@ -1,4 +1,4 @@
-"""docs/reference/differences.md and the scripts agree: every difference shown has its row, every row is shown or excused."""
+"""The page of differences and the scripts agree: every difference shown has its row, every row is shown or excused."""
 
 import re
 from collections import Counter
