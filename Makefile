@@ -8,7 +8,7 @@ PINS   := requirements-dev.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup pins demo test lint types pytest soak fuzz generate bench growth neighbours docs clean
+.PHONY: help setup pins demo test lint types pytest soak fuzz generate bench growth neighbours pictures docs clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -72,6 +72,9 @@ growth: $(READY) ## how rates, memory and CPU grow with channels, topics, connec
 
 neighbours: $(READY) ## what one client can do to another: make neighbours [ARGS='--only identify']
 	$(BIN)/python bench/neighbours.py $(ARGS)
+
+pictures: $(READY) ## draw the charts and the pictures of terminals in docs/pictures
+	$(BIN)/python docs/make_pictures.py
 
 docs: $(READY)  ## build the documentation as a site: docs/_build/index.html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build

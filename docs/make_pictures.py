@@ -1,0 +1,378 @@
+"""Make the pictures of the documentation: `make pictures`.
+
+Charts are drawn from the newest files in `bench/results`, always the same for the same file. Pictures of terminals are
+made from real runs of qcli: on a terminal emulator, drawn by rich. `--charts` makes the charts only.
+"""
+
+import argparse
+import io
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from fcntl import ioctl
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("svg")
+import pyte
+from matplotlib import pyplot as plt
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench/results"
+PICTURES = ROOT / "docs/pictures"
+OURS, THEIRS, DURABLE = "#0b7285", "#868e96", "#e8590c"
+DEADLINE_S = 60.0
+WORKLOADS = {
+    "publish-batch-2": ("rate", "publish, batches of 200, 2 connections"),
+    "publish-batch-32": ("rate", "publish, batches of 200, 32 connections"),
+    "publish-one-200": ("rate", "publish, one message each, 200 connections"),
+    "publish-one-2": ("rate", "publish, one message each, 2 connections"),
+    "consume": ("rate", "consume, 2 connections"),
+    "publish-and-consume": ("delivered", "publish while consuming: delivered"),
+    "fan-out": ("rate", "10 channels, until all are drained"),
+    "topics": ("rate", "100 topics with 4 channels each"),
+    "body-16kib": ("rate", "bodies of 16 KiB"),
+    "body-256kib": ("rate", "bodies of 256 KiB"),
+    "http-pub": ("rate", "HTTP /pub"),
+    "http-mpub": ("rate", "HTTP /mpub of 200"),
+}
+
+
+# ---------------------------------------------------------------------- charts
+
+
+def make_charts(folder: Path) -> None:
+    """Draw all charts into a folder."""
+    mpl.rcParams.update(
+        {
+            "svg.hashsalt": "trio-nsq",
+            "svg.fonttype": "none",
+            "font.family": "sans-serif",
+            "font.size": 10,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    )
+    draw_ratios(newest("compare"), folder / "ratios.svg")
+    draw_losses(newest("kills"), folder / "kills.svg")
+    draw_growth(newest("growth"), folder / "growth.svg")
+
+
+def newest(kind: str) -> dict[str, Any]:
+    """The newest result of a benchmark."""
+    path = max(RESULTS.glob(f"*-{kind}-*.json"))
+    return {"file": path.name, **json.loads(path.read_text())}
+
+
+def save(figure: Any, path: Path, source: str) -> None:
+    """Write a figure, with the name of the file that it shows, and without anything that changes from run to run."""
+    figure.text(0.01, 0.01, f"bench/results/{source}", fontsize=7, color="#868e96")
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+
+
+def ratios_of(results: list[dict[str, Any]], workload: str, figure: str, ours: str) -> list[float]:
+    """Our rate divided by that of nsqd in memory, for each round."""
+    rates: dict[tuple[int, str], float] = {
+        (each["round"], each["broker"]): each["figures"][figure]
+        for each in results
+        if each["workload"] == workload
+    }
+    rounds = sorted({number for number, _ in rates})
+    return [rates[number, ours] / rates[number, "nsqd, in memory"] for number in rounds]
+
+
+def draw_ratios(data: dict[str, Any], path: Path) -> None:
+    """Throughput beside nsqd in memory, median with the smallest and largest ratio of the rounds."""
+    figure, axes = plt.subplots(figsize=(8.5, 5.6))
+    series = [
+        ("ours, --sync=interval", OURS, "--sync=interval"),
+        ("ours, every OK synced", DURABLE, "every OK synced"),
+    ]
+    for offset, (broker, color, label) in zip((0.2, -0.2), series, strict=True):
+        for place, (workload, (name, _)) in enumerate(reversed(WORKLOADS.items())):
+            ratios = ratios_of(data["results"], workload, name, broker)
+            middle = statistics.median(ratios)
+            axes.barh(place + offset, middle, 0.38, color=color, label=label if place == 0 else None)
+            axes.plot([min(ratios), max(ratios)], [place + offset] * 2, color="black", linewidth=1)
+            axes.text(max(ratios) * 1.06, place + offset, f"{middle:.2f}", va="center", fontsize=8)
+    axes.axvline(1, color=THEIRS, linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xlim(0.1, 10)
+    axes.set_xticks([0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1 = nsqd", "2", "5", "10"])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(WORKLOADS)), [label for _, label in reversed(WORKLOADS.values())])
+    axes.set_title("Throughput divided by that of nsqd in memory", loc="left", fontweight="bold")
+    axes.legend(frameon=False, loc="upper right")
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    save(figure, path, data["file"])
+
+
+def draw_losses(data: dict[str, Any], path: Path) -> None:
+    """What was lost in 20 kills."""
+    names = {
+        "nsqd": "nsqd",
+        "nsqd, on disk": "nsqd --mem-queue-size=0",
+        "nsqd, on disk, every message synced": "nsqd --mem-queue-size=0 --sync-every=1",
+        "ours, --sync=interval": "qcli serve --sync=interval",
+        "ours, every OK synced": "qcli serve",
+    }
+    figure, axes = plt.subplots(figsize=(8.5, 2.6))
+    for place, result in enumerate(reversed(data["results"])):
+        share = 100 * result["lost"] / result["copies"]
+        axes.barh(place, share, 0.6, color=OURS if result["broker"].startswith("ours") else THEIRS)
+        text = (
+            f"{result['lost']:,} of {result['copies']:,} ({share:.1f} %)"
+            if share
+            else f"0 of {result['copies']:,}"
+        )
+        axes.text(share + 0.5, place, text, va="center", fontsize=9)
+    axes.set_yticks(range(len(names)), [names[each["broker"]] for each in reversed(data["results"])])
+    axes.set_xlim(0, 60)
+    axes.set_xlabel("% of the acknowledged copies lost")
+    axes.set_title(f"Lost in {data['results'][0]['kills']} kills under load", loc="left", fontweight="bold")
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    save(figure, path, data["file"])
+
+
+def draw_growth(data: dict[str, Any], path: Path) -> None:
+    """How the rate changes with channels, topics and connections."""
+    curves = {
+        "channels": ("through/s", "channels of one topic", "messages/s into all channels"),
+        "topics": ("through/s", "topics", "messages/s"),
+        "connections": ("published/s", "connections with one PUB at a time", "messages/s"),
+    }
+    brokers = sorted({each["broker"] for each in data["points"]})
+    figure, panels = plt.subplots(1, len(curves), figsize=(10, 3.2))
+    for panel, (curve, (name, title, unit)) in zip(panels, curves.items(), strict=True):
+        for broker in brokers:
+            found = [each for each in data["points"] if (each["broker"], each["curve"]) == (broker, curve)]
+            points = [(each["size"], each["figures"][name]) for each in found if name in each["figures"]]
+            if points:
+                color = THEIRS if broker.startswith("nsqd") else OURS if "interval" in broker else DURABLE
+                panel.plot(
+                    *zip(*sorted(points), strict=True),
+                    "o-",
+                    color=color,
+                    markersize=4,
+                    label=broker.replace("ours,", "qcli serve"),
+                )
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+        panel.yaxis.set_major_formatter(EngFormatter(sep=""))
+        panel.yaxis.set_minor_locator(NullLocator())
+        panel.minorticks_off()
+        panel.set_xlabel(title)
+        panel.set_ylabel(unit)
+        panel.grid(alpha=0.3)
+    figure.suptitle("Growth", x=0.01, ha="left", fontweight="bold")
+    figure.tight_layout(rect=(0, 0.11, 1, 1))
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="lower center", ncols=len(brokers), frameon=False
+    )
+    save(figure, path, data["file"])
+
+
+# ---------------------------------------------------------------------- terminals
+
+
+class Screen:
+    """A terminal of a certain size on which one command after the other runs.
+
+    Args:
+        columns, rows: Its size.
+        folder: Where the commands run.
+        environment: Of the commands.
+    """
+
+    def __init__(self, columns: int, rows: int, folder: Path, environment: dict[str, str]) -> None:
+        self._screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self._screen)
+        self._folder = folder
+        self._environment = environment
+
+    def run(self, line: str, until: Callable[[str], bool] | None = None) -> None:
+        """Type a command line, and show what it prints, up to its end or until the text of the screen fits.
+
+        A command that is still running then is interrupted, and what it prints at its end is not shown.
+        """
+        self._stream.feed(b"\x1b[1;32m$\x1b[0m " + line.encode() + b"\r\n")
+        size = struct.pack("HHHH", self._screen.lines, self._screen.columns, 0, 0)
+        ours, theirs = pty.openpty()
+        ioctl(theirs, termios.TIOCSWINSZ, size)
+        process = subprocess.Popen(
+            ["bash", "-c", line],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=self._folder,
+            env=self._environment,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        deadline = time.monotonic() + DEADLINE_S
+        try:
+            while until is None or not until("\n".join(self._screen.display)):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{line}: {self._screen.display}")
+                if select.select([ours], [], [], 0.1)[0]:
+                    try:
+                        self._stream.feed(os.read(ours, 65536))
+                    except OSError:  # it has ended
+                        break
+        finally:
+            if process.poll() is None and until is not None:
+                os.killpg(process.pid, signal.SIGINT)
+                time.sleep(0.2)
+            process.kill()
+            process.wait()
+            os.close(ours)
+
+    def save(self, path: Path, title: str) -> None:
+        """Draw the screen, without the empty lines at its end."""
+        segments: list[Segment] = []
+        used = max((row for row, text in enumerate(self._screen.display) if text.strip()), default=0)
+        for row in range(used + 1):
+            line = self._screen.buffer[row]
+            for column in range(self._screen.columns):
+                char = line[column]
+                color, background = _color(char.fg), _color(char.bg)
+                look = {"bold": char.bold, "reverse": char.reverse, "italic": char.italics}
+                segments.append(Segment(char.data, Style(color=color, bgcolor=background, **look)))
+            segments.append(Segment.line())
+        console = Console(width=self._screen.columns, record=True, file=io.StringIO(), force_terminal=True)
+        console.print(Segments(segments), end="")
+        console.save_svg(str(path), title=title, unique_id=path.stem)
+
+
+def _color(name: str) -> str | None:
+    if name == "default":
+        return None
+    if re.fullmatch("[0-9a-f]{6}", name):
+        return f"#{name}"
+    return {"brown": "yellow"}.get(name, name).replace("bright", "bright_")
+
+
+def make_terminals(folder: Path) -> None:
+    """Run a broker and some commands, and draw their screens."""
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        tools = str(Path(sys.executable).parent)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("QCLI_")} | {
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "TERM": "xterm-256color",
+            "COLUMNS": "120",
+        }
+        flags = ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--address-file=addresses.json"]
+        broker = subprocess.Popen(
+            ["qcli", "serve", "--data-path=data", "--sync=interval", *flags],
+            cwd=scratch,
+            env=environment,
+            stderr=subprocess.DEVNULL,
+        )
+        stack.callback(broker.wait)
+        stack.callback(broker.terminate)
+        while not (scratch / "addresses.json").exists():
+            time.sleep(0.05)
+        addresses = json.loads((scratch / "addresses.json").read_text())
+        environment |= {
+            "QCLI_NSQD_TCP_ADDRESS": addresses["tcp_address"],
+            "QCLI_NSQD_HTTP_ADDRESS": addresses["http_address"],
+        }
+        _prepare(scratch, environment, stack)
+
+        def screen(rows: int) -> Screen:
+            return Screen(120, rows, scratch, environment)
+
+        shown = screen(14)
+        shown.run("qcli tail clicks/mail -n 3")
+        shown.run("qcli tail clicks --from 10000 --to 10002 --format json")
+        shown.save(folder / "tail.svg", "qcli tail")
+        shown = screen(14)
+        shown.run("qcli stat", until=lambda text: re.search(r"archive( +[\d.,k]+){9}", text) is not None)
+        shown.save(folder / "stat.svg", "qcli stat")
+        shown = screen(8)
+        shown.run(
+            "qcli to-parquet big ./archive --target-file-size 4MiB",
+            until=lambda text: re.search(r"[3-6]\d{5}/800000", text) is not None,
+        )
+        shown.save(folder / "to-parquet.svg", "qcli to-parquet")
+        shown = screen(16)
+        shown.run("qcli dlq list clicks.dead")
+        shown.run("qcli dlq show clicks.dead -n 2")
+        shown.save(folder / "dlq.svg", "qcli dlq")
+
+
+def _prepare(scratch: Path, environment: dict[str, str], stack: ExitStack) -> None:
+    """Topics with a backlog, dead letters, and a publisher and a consumer that go on."""
+
+    def run(line: str) -> None:
+        subprocess.run(["bash", "-c", line], cwd=scratch, env=environment, check=True, capture_output=True)
+
+    lines = "".join(f'{{"user":"u{number % 97}","path":"/page/{number}"}}\n' for number in range(200_000))
+    (scratch / "access.log").write_text(lines)
+    run("qcli topic create clicks; qcli channel create clicks/archive; qcli channel create clicks/mail")
+    run("head -20000 access.log | qcli pub clicks; qcli pub big access.log access.log access.log access.log")
+    run("qcli channel set clicks/mail max_attempts=1 dead_letter_topic=clicks.dead")
+    program = (
+        "import os, trio_nsq.sync as nsq\n"
+        "address = os.environ['QCLI_NSQD_TCP_ADDRESS']\n"
+        "with nsq.Consumer('clicks', 'mail', nsqd_tcp_addresses=[address]) as consumer:\n"
+        "    for number, message in enumerate(consumer):\n"
+        "        message.requeue(0, backoff=False)\n"
+        "        if number == 6: break\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=scratch, env=environment, check=True)
+    run("echo later | qcli pub clicks --defer 1h")
+    for line in ("yes record | qcli pub clicks -q --rate 5000", "qcli tail clicks/archive > /dev/null"):
+        process = subprocess.Popen(
+            ["bash", "-c", line],
+            cwd=scratch,
+            env=environment,
+            start_new_session=True,
+            stderr=subprocess.DEVNULL,
+        )
+        stack.callback(process.wait)
+        stack.callback(os.killpg, process.pid, signal.SIGKILL)
+    time.sleep(2)  # rates need two looks at a running system
+
+
+def main() -> None:
+    """Make the pictures that the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--charts", action="store_true", help="the charts only")
+    parser.add_argument("--folder", type=Path, default=PICTURES, help="where they go")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    make_charts(arguments.folder)
+    if not arguments.charts:
+        if shutil.which("bash") is None:
+            sys.exit("bash is needed for the pictures of terminals")
+        make_terminals(arguments.folder)
+
+
+if __name__ == "__main__":
+    main()
