@@ -42,7 +42,7 @@ lint: $(READY)  ## ruff
 
 types: $(READY) ## mypy --strict
 	$(BIN)/mypy
-	$(BIN)/mypy tests bench examples
+	$(BIN)/mypy tests bench examples docs
 
 # Files side by side, one process for each core; within a file in order.
 pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log']

@@ -258,7 +258,7 @@ class Screen:
             for column in range(self._screen.columns):
                 char = line[column]
                 color, background = _color(char.fg), _color(char.bg)
-                look = {"bold": char.bold, "reverse": char.reverse, "italic": char.italics}
+                look: dict[str, Any] = {"bold": char.bold, "reverse": char.reverse, "italic": char.italics}
                 segments.append(Segment(char.data, Style(color=color, bgcolor=background, **look)))
             segments.append(Segment.line())
         console = Console(width=self._screen.columns, record=True, file=io.StringIO(), force_terminal=True)

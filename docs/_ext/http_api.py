@@ -123,7 +123,7 @@ def _rows(spec: dict[str, Any], schema: dict[str, Any]) -> list[tuple[str, str, 
 
 
 def _parameter_text(parameter: dict[str, Any]) -> str:
-    schema, text = parameter["schema"], parameter["description"]
+    schema, text = parameter["schema"], str(parameter["description"])
     if parameter.get("required"):
         text += " Required."
     if "default" in schema:
@@ -142,14 +142,14 @@ def _kind(spec: dict[str, Any], schema: dict[str, Any]) -> str:
     if "const" in schema:
         return _code(_json(schema["const"]))
     kinds = schema.get("type", "any")
-    text = " or ".join(kinds) if isinstance(kinds, list) else kinds
+    text = " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
     if "minimum" in schema:
         text += (
             f", {schema['minimum']} to {schema['maximum']}"
             if "maximum" in schema
             else f", at least {schema['minimum']}"
         )
-    return str(text)
+    return text
 
 
 def _resolve(spec: dict[str, Any], thing: dict[str, Any]) -> dict[str, Any]:
