@@ -18,5 +18,5 @@ def require_trio(name: str, instead: str = "") -> None:
     otherwise = f", or use {instead}, which needs no trio" if instead else ""
     raise RuntimeError(
         f"{name} runs under trio only, and this is no trio task (asyncio cannot run it): start the program with "
-        f"trio.run{otherwise}; docs/client.md, 'Under asyncio', shows how it works in an asyncio program"
+        f"trio.run{otherwise}; docs/how-to/python-client.md, 'asyncio', shows how it works there"
     )

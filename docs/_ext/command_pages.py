@@ -67,7 +67,7 @@ def _command(ctx: click.Context) -> Iterator[str]:
     for title, text in command.notes.items():
         yield f"**{title}.** {_text(text)}"
     if command.examples:
-        lines = "\n\n".join(f"# {each.about}\n{each.line}" for each in command.examples)
+        lines = "\n\n".join(f"# {about}\n{line}" for about, line in command.examples.items())
         yield f"```sh\n{lines}\n```"
     if not isinstance(command, click.Group):
         yield "**Exit status**"

@@ -118,7 +118,7 @@ def test_a_broker_knows_its_options_by_their_keys(tmp_path: Path) -> None:
 
 
 OTHER_DEFAULTS = {
-    # A difference, with its reason in docs/differences.md.
+    # A difference, with its reason in docs/reference/differences.md.
     "tcp-address": "127.0.0.1:4150",
     "http-address": "127.0.0.1:4151",
     "https-address": "127.0.0.1:4152",

@@ -16,7 +16,7 @@ TIMEOUT_S = 240
 
 def test_documented_programs_are_typed(tmp_path: Path) -> None:
     programs = []
-    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         blocks = re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
         for number, block in enumerate(blocks):
             # One without imports is a part of a program.

@@ -28,7 +28,7 @@ def test_clients(enter: Callable[[], Awaitable[object]], instead: str) -> None:
     async def main() -> None:
         await enter()
 
-    with pytest.raises(RuntimeError, match=f"runs under trio only.*{instead}.*docs/client.md"):
+    with pytest.raises(RuntimeError, match=f"runs under trio only.*{instead}.*docs/how-to/python-client.md"):
         asyncio.run(main())
 
 

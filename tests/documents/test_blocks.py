@@ -33,13 +33,13 @@ PAGES = [
         if "commands" not in path.parts and "decisions" not in path.parts
     ),
 ]
-TIMEOUT_S = 240
+TIMEOUT_S = 600
 """A page may start Spark on a busy machine."""
 _FENCE = re.compile(
     r"(?P<skip><!-- not run: [^\n]+ -->\n)?^```(?P<kind>sh|console|python)\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-_NUMBER = re.compile(r"\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\d[T ][\d:.]+Z?|\d[\d,.]*")
+_NUMBER = re.compile(r"\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\d[T ][\d:.]+Z?|\d[\d,.]*(?: (?:[KMG]i)?B\b)?")
 _PORTS = (4150, 4151, 4152, 4160, 4161)
 _END = "--end-of-command--"
 

@@ -67,7 +67,7 @@ class Fate:
         if self.sent > now or self.dropped[1] <= now:
             return range(1)
         least = stored <= now and self.finished > now and self.dropped[0] > now
-        # Only while it is being put back there may be two: see docs/dead-letters.md.
+        # Only while it is being put back there may be two: see docs/how-to/dead-letters.md.
         most = 1 + sum(sent <= now < done for sent, done in self.requeued)
         return range(int(least), most + 1)
 

@@ -1,6 +1,6 @@
 """`/stats` and statsd of nsqd and of our broker, after the same little scenario.
 
-What docs/differences.md lists is left out here, and so is what nsqd lists in no order.
+What docs/reference/differences.md lists is left out here, and so is what nsqd lists in no order.
 """
 
 import json

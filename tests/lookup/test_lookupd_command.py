@@ -57,7 +57,7 @@ def test_every_flag_of_nsqlookupd_is_there_with_its_default() -> None:
     assert len(described) > 8
     ours = {param.opts[0]: param for param in command.params if isinstance(param, click.Option)}
     other = {
-        # A difference, with its reason in docs/differences.md.
+        # A difference, with its reason in docs/reference/differences.md.
         "tcp-address": "127.0.0.1:4160",
         "http-address": "127.0.0.1:4161",
         "log-prefix": "[qcli] ",

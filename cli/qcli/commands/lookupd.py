@@ -1,6 +1,6 @@
 """`qcli lookupd`: the discovery service.
 
-The names, defaults and keys of its options are nsqlookupd's. What differs stands in docs/differences.md.
+The names, defaults and keys of its options are nsqlookupd's. What differs stands in docs/reference/differences.md.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
     },
     notes={
         "Questions": "GET /lookup?topic=NAME tells which brokers have a topic, GET /topics which topics there are, GET "
-        "/nodes which brokers; docs/discovery.md has the other requests.",
+        "/nodes which brokers; docs/how-to/discovery.md has the other requests.",
         "Several of them": "They know nothing of each other. Brokers register with each of them, and consumers ask "
         "each of them, so that one is enough to go on with. A service that comes back is told everything anew by the "
         "brokers, within seconds if they are ours, and by nsqd with its next ping.",

@@ -1,6 +1,6 @@
 """The states of a connection, and the commands that are legal in each.
 
-Every rule about the order of commands is here. The table in `docs/protocol.md` is the same.
+Every rule about the order of commands is here. The table in `docs/reference/wire-protocol.md` is the same.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A topic's log on a broker, read over HTTP with blocking calls (docs/reading.md)."""
+"""A topic's log on a broker, read over HTTP with blocking calls (docs/how-to/read-and-replay.md)."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
@@ -71,7 +71,7 @@ class BrokerLog:
         """The bounds of the log, and the sequence of a position.
 
         Args:
-            at: A position, see docs/reading.md.
+            at: A position, see docs/how-to/read-and-replay.md.
 
         Raises:
             BrokerUnreachable, RequestRefused: The broker does not answer, or has no such topic.

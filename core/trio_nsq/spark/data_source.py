@@ -16,7 +16,7 @@ from .source.readers import NsqReader, NsqStreamReader
 
 
 class NsqDataSource(DataSource):
-    """The entry point for Spark. docs/spark.md describes the options."""
+    """The entry point for Spark. docs/reference/spark-data-source.md describes the options."""
 
     @classmethod
     def name(cls) -> str:

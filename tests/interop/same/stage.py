@@ -53,7 +53,7 @@ class Script:
     """Steps, and what is known of the answers.
 
     Attributes:
-        row: The key of the row of docs/differences.md that this script shows; empty if both brokers answer alike.
+        row: The key of the row of docs/reference/differences.md that this script shows; empty if both brokers answer alike.
         here: What our broker answers, if there is a row. Without one, what nsqd answers.
     """
 
@@ -68,7 +68,7 @@ def same(*steps: "Step") -> Script:
 
 
 def differs(row: str, *steps: "Step", here: list[str]) -> Script:
-    """A script that our broker answers with ``here``, for the reason in that row of docs/differences.md."""
+    """A script that our broker answers with ``here``, for the reason in that row of docs/reference/differences.md."""
     return Script(steps, row, tuple(here))
 
 

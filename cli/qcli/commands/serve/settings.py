@@ -1,6 +1,6 @@
 """The options of `qcli serve`: one table, from which its flags, environment variables and configuration keys come.
 
-Names, defaults and keys are nsqd's. What differs stands in docs/differences.md.
+Names, defaults and keys are nsqd's. What differs stands in docs/reference/differences.md.
 """
 
 from __future__ import annotations

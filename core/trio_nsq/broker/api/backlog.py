@@ -1,6 +1,6 @@
 """What waits in a channel: looking at it, moving the channel, cancelling what is deferred. Not endpoints of nsqd's.
 
-See docs/reading.md and docs/deferred.md.
+See docs/how-to/read-and-replay.md and docs/how-to/deferred-messages.md.
 """
 
 import re

@@ -1,6 +1,6 @@
 """`/dead_letters`: what lies in a dead-letter topic, and what becomes of it.
 
-Not endpoints of nsqd's: see docs/dead-letters.md. They work on the topic's channel `dead-letters`, where a letter is
+Not endpoints of nsqd's: see docs/how-to/dead-letters.md. They work on the topic's channel `dead-letters`, where a letter is
 until somebody has dealt with it. A request does what it can in a second, and says where to go on.
 """
 

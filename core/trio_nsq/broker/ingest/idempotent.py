@@ -1,4 +1,4 @@
-"""Batches that are published once, however often they are sent. See docs/publishing-once.md."""
+"""Batches that are published once, however often they are sent. See docs/how-to/idempotent-publishing.md."""
 
 import logging
 import time

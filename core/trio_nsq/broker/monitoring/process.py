@@ -1,7 +1,7 @@
 """What the process itself uses, for `/stats` and statsd, in nsqd's names.
 
 nsqd reports its Go runtime's figures. Where CPython has the same, or near enough for a graph to tell the same story,
-that is reported, else 0: a dashboard finds every key. docs/metrics.md has the table.
+that is reported, else 0: a dashboard finds every key. docs/reference/metrics.md has the table.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Reading a topic of a broker by sequence or time, over HTTP (docs/reading.md). A stock nsqd cannot do this."""
+"""Reading a topic of a broker by sequence or time, over HTTP (docs/how-to/read-and-replay.md). A stock nsqd cannot do this."""
 
 import logging
 import math
@@ -43,7 +43,7 @@ class TopicReader:
     Args:
         nsqd_http_address: The broker, `host:port` or the path of a unix socket.
         topic: Its name.
-        start: The first sequence; or `earliest`, `latest`, `-1h30m`, `@TIME`, see docs/reading.md.
+        start: The first sequence; or `earliest`, `latest`, `-1h30m`, `@TIME`, see docs/how-to/read-and-replay.md.
         end: The sequence after the last, or another of these; None: the end as it is now.
         follow: Go on with what is published later, and without end; `end` is not looked at.
         max_messages: About so many are wanted; a few more may come.

@@ -2,7 +2,7 @@
 
 A piece is an idempotent producer: its batches depend on its rows alone, and are numbered from 0. Another attempt, after
 a crash or while the first still runs, sends the same batches with the same numbers, and our broker publishes each once
-(docs/publishing-once.md). A stock nsqd does not recognise them: there, delivery is at least once.
+(docs/how-to/idempotent-publishing.md). A stock nsqd does not recognise them: there, delivery is at least once.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The options and the columns of the source `nsq`; docs/spark.md describes them.
+"""The options and the columns of the source `nsq`; docs/reference/spark-data-source.md describes them.
 
 Spark imports this to look up any data source, so it does not import pyarrow.
 """
@@ -71,7 +71,7 @@ class ReadOptions:
 
     Attributes:
         brokers: The addresses of the brokers, by their labels in rows and offsets, in the order given.
-        starting, ending: Positions, see docs/reading.md, or a JSON object with a position for each broker.
+        starting, ending: Positions, see docs/how-to/read-and-replay.md, or a JSON object with a position for each broker.
         max_offsets: Maximum sequences in a trigger; None: no limit.
         min_partitions: The number of tasks, about; 0: one for each broker.
         fail_on_data_loss: Whether messages that are no longer kept are an error.
