@@ -28,8 +28,8 @@ def documented_lines(page: Path) -> Iterator[str]:
     ):
         for line in re.sub(r"\\\n\s*", " ", block).splitlines():
             is_command = kind == "sh" or line.startswith("$ ")
-            if is_command and re.search(r"\bqcli [a-z]", line):
-                yield line.removeprefix("$ ").strip()
+            if is_command and re.search(r"\bqcli [a-z]", line) and not re.search(r"\$[A-Z]", line):
+                yield re.sub(r" \d?>>? ?\S+", "", line.removeprefix("$ ")).strip()
 
 
 def runs_of_qcli(line: str) -> Iterator[list[str]]:

@@ -53,7 +53,7 @@ class Script:
     """Steps, and what is known of the answers.
 
     Attributes:
-        row: The key of the row of docs/reference/differences.md that this script shows; empty if both brokers answer alike.
+        row: The key of the row of docs/reference/differences.md that this script shows; empty if both answer alike.
         here: What our broker answers, if there is a row. Without one, what nsqd answers.
     """
 

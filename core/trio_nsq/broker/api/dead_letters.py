@@ -1,7 +1,7 @@
 """`/dead_letters`: what lies in a dead-letter topic, and what becomes of it.
 
-Not endpoints of nsqd's: see docs/how-to/dead-letters.md. They work on the topic's channel `dead-letters`, where a letter is
-until somebody has dealt with it. A request does what it can in a second, and says where to go on.
+Not endpoints of nsqd: see docs/how-to/dead-letters.md. They work on the channel `dead-letters` of the topic, which holds
+the letters until they are requeued or dropped. A request works for about a second, and answers where to continue.
 """
 
 import math

@@ -1,6 +1,6 @@
 """`/topic/read` and `/topic/bounds`: a topic's log by sequence or time; not endpoints of nsqd's.
 
-See docs/how-to/read-and-replay.md. Reading takes nothing from any channel, and shows what is in the log, whatever has become of it.
+See docs/how-to/read-and-replay.md. Reading takes nothing from any channel; the log also has finished messages.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""`/metrics`: the broker's figures for Prometheus, written by its own client library. docs/reference/metrics.md lists them.
+"""`/metrics`: metrics for Prometheus, written by its client library. docs/reference/metrics.md lists them.
 
 A scrape is made in pieces of some milliseconds each, between which the broker serves its clients: with ten thousand
 channels the whole is most of a second. So not all of it is of the same instant.

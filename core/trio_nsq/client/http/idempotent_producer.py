@@ -1,4 +1,6 @@
-"""The idempotent producer: batches that a broker publishes once, however often they are sent (docs/how-to/idempotent-publishing.md).
+"""The idempotent producer: the broker publishes each batch once, also if it is sent again.
+
+See docs/how-to/idempotent-publishing.md.
 
 A producer that may have to send a batch again has a name and numbers its batches. A broker of this project publishes a
 batch only if its number is greater than all earlier numbers of the producer. A stock nsqd takes no notice of numbers:

@@ -1,4 +1,4 @@
-"""Reading a topic of a broker by sequence or time, over HTTP (docs/how-to/read-and-replay.md). A stock nsqd cannot do this."""
+"""Read a topic by sequence or time, over HTTP (docs/how-to/read-and-replay.md). A stock nsqd cannot do this."""
 
 import logging
 import math

@@ -19,7 +19,8 @@ class ExportRequest:
 
     Attributes:
         place: The folder to export to, see `storage_at`.
-        first, end: Positions, see docs/how-to/read-and-replay.md. With a channel, `first` is ignored: the channel has a position.
+        first, end: Positions, see docs/how-to/read-and-replay.md. With a channel, `first` is ignored: the channel has a
+            position.
         channel: Export what this channel has not consumed, and move it past the exported messages; None: no channel.
         layout: The layout of the files. `json_columns` is ignored: the columns are those of `json_fields`.
         json_fields: Fields of JSON bodies that become columns. A type of None is inferred from a sample. If empty, all

@@ -71,7 +71,7 @@ class ReadOptions:
 
     Attributes:
         brokers: The addresses of the brokers, by their labels in rows and offsets, in the order given.
-        starting, ending: Positions, see docs/how-to/read-and-replay.md, or a JSON object with a position for each broker.
+        starting, ending: Positions (docs/how-to/read-and-replay.md), or a JSON object with a position for each broker.
         max_offsets: Maximum sequences in a trigger; None: no limit.
         min_partitions: The number of tasks, about; 0: one for each broker.
         fail_on_data_loss: Whether messages that are no longer kept are an error.
