@@ -1,6 +1,6 @@
 """`/dead_letters`: what lies in a dead-letter topic, and what becomes of it.
 
-Not endpoints of nsqd: see docs/how-to/dead-letters.md. They work on the channel `dead-letters` of the topic, which holds
+Not endpoints of nsqd: see docs/how-to/dead-letters.md. They work on the channel `dead-letters` of the topic: it holds
 the letters until they are requeued or dropped. A request works for about a second, and answers where to continue.
 """
 
