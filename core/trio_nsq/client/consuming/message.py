@@ -242,7 +242,7 @@ class Message:
 
     @property
     def nsqd_address(self) -> str:
-        """The broker it came from, `host:port`."""
+        """The TCP address of the broker that sent it."""
         return self._batch.nsqd_address
 
     @property
