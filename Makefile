@@ -8,7 +8,7 @@ PINS   := requirements-dev.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup pins demo test lint types pytest soak fuzz generate bench growth neighbours pictures docs clean
+.PHONY: help setup pins demo test lint types pytest soak fuzz generate bench growth neighbours pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -78,6 +78,9 @@ pictures: $(READY) ## draw the charts and the pictures of terminals in docs/pict
 
 docs: $(READY)  ## build the documentation as a site: docs/_build/index.html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build
+
+linkcheck: $(READY) ## check the links of the documentation to other sites
+	$(BIN)/sphinx-build --builder linkcheck --quiet docs docs/_build/linkcheck
 
 clean:          ## remove what the other targets made
 	rm -rf $(VENV) docs/_build docs/reference/commands .mypy_cache .ruff_cache .pytest_cache tests/interop/.build

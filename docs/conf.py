@@ -23,7 +23,8 @@ nitpicky = False  # annotations name private types of libraries that have no inv
 
 html_theme = "furo"
 html_title = "trio-nsq"
-html_static_path = ["_static"]
+html_show_copyright = False
+smartquotes = False  # options begin with two hyphens
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3

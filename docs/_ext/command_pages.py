@@ -1,6 +1,7 @@
 """Sphinx extension: write a reference page for each qcli command from the command itself, before the build."""
 
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 
 import click
@@ -57,7 +58,7 @@ def _command(ctx: click.Context) -> Iterator[str]:
     yield f"{heading} {ctx.command_path}"
     usage = " ".join(command.collect_usage_pieces(ctx))
     yield f"```text\n{ctx.command_path} {usage}\n```"
-    yield _text(command.help or "")
+    yield _text(cleandoc(command.help or ""))
     for title, options in sections(ctx, command).items():
         rows = [record for option in options if (record := option.get_help_record(ctx))]
         yield f"**{title}**"
