@@ -126,7 +126,10 @@ async def test_a_letter_whose_channel_is_gone_stays(tmp_path: Path) -> None:
                 "requeued": len(before) - 3,
                 "kept": [
                     {"why": "there is no channel t/gone", "count": 2},
-                    {"why": "they come from nowhere: somebody published them there", "count": 1},
+                    {
+                        "why": "they have no origin: a producer published them to the dead-letter topic",
+                        "count": 1,
+                    },
                 ],
                 "next_sequence": None,
             },
@@ -251,9 +254,9 @@ async def test_letters_of_an_ephemeral_topic(tmp_path: Path) -> None:
          "INVALID_REASON: 'bad' is not one of requeued, timed_out, connection_lost"),
         ("GET", "/dead_letters/messages?topic=dead&id=xyz", 400, "INVALID_ID: 'xyz' is not 16 of the digits 0-9 a-f"),
         ("GET", "/dead_letters/messages?topic=dead&max_messages=0", 400,
-         "INVALID_MAX_MESSAGES: a whole number is wanted, 1 or more"),
+         "INVALID_MAX_MESSAGES: not a whole number of 1 or more"),
         ("GET", "/dead_letters/messages?topic=dead&from=-1", 400,
-         "INVALID_FROM: a whole number is wanted, 0 or more"),
+         "INVALID_FROM: not a whole number of 0 or more"),
         ("POST", "/dead_letters/requeue?topic=dead&to=both", 400, "INVALID_TO: 'both' is neither channel nor topic"),
         ("POST", "/dead_letters/drop?topic=t", 404, "CHANNEL_NOT_FOUND"),
         ("GET", "/dead_letters/drop?topic=dead", 405, "METHOD_NOT_ALLOWED"),

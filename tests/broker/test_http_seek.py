@@ -97,9 +97,9 @@ async def test_peek_at_some(tmp_path: Path) -> None:
         ("?topic=t", 400, "MISSING_ARG_CHANNEL"),
         ("?topic=none&channel=c", 404, "TOPIC_NOT_FOUND"),
         ("?topic=t&channel=none", 404, "CHANNEL_NOT_FOUND"),
-        ("?topic=t&channel=c&max_messages=0", 400, "INVALID_MAX_MESSAGES: a whole number is wanted, 1 or more"),
-        ("?topic=t&channel=c&max_messages=10001", 400, "INVALID_MAX_MESSAGES: 10000 is the most"),
-        ("?topic=t&channel=c&state=x", 400, "INVALID_STATE: 'x' is not one or more, with commas, of requeued, fresh, "
+        ("?topic=t&channel=c&max_messages=0", 400, "INVALID_MAX_MESSAGES: not a whole number of 1 or more"),
+        ("?topic=t&channel=c&max_messages=10001", 400, "INVALID_MAX_MESSAGES: at most 10000"),
+        ("?topic=t&channel=c&state=x", 400, "INVALID_STATE: 'x' is not a comma-separated list of requeued, fresh, "
          "deferred"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What waits in a channel: looking at it, moving the channel, cancelling what is deferred. Not endpoints of nsqd's.
+"""A channel's backlog: peek, list and cancel deferred messages, seek. nsqd does not have these endpoints.
 
 See docs/how-to/read-and-replay.md and docs/how-to/deferred-messages.md.
 """
@@ -30,14 +30,14 @@ from .targets import find_channel, find_topic_and_channel, is_dry_run, whole_num
 DEFAULT_PEEK_MESSAGES = 10
 DEFAULT_DEFERRED_MESSAGES = 100
 MAX_MESSAGES = 10_000
-"""What is to be shown is noted in one go, so that the answer is about one moment."""
+"""The messages to show are collected in one step, so that the answer is consistent. This bounds that step."""
 MAX_IDS = 1000
 _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _SCATTERED_READ_BYTES = 16 * 1024
 
 
 async def peek(server: Server, request: Request) -> Response:
-    """The next messages of a channel, without taking them, as JSON lines."""
+    """Return the next messages of a channel as JSON lines, without consuming them."""
     topic, channel = find_topic_and_channel(server, request)
     count = _count(request, DEFAULT_PEEK_MESSAGES)
     every = chain.from_iterable(map(channel.messages.peek, _states(request)))
@@ -46,7 +46,7 @@ async def peek(server: Server, request: Request) -> Response:
 
 
 async def deferred(server: Server, request: Request) -> Response:
-    """The next messages of a channel that wait for their time, by that time, as JSON lines."""
+    """Return the next deferred messages of a channel as JSON lines, ordered by due time."""
     topic, channel = find_topic_and_channel(server, request)
     count = _count(request, DEFAULT_DEFERRED_MESSAGES)
     lines = _WaitingLines(
@@ -57,7 +57,7 @@ async def deferred(server: Server, request: Request) -> Response:
 
 
 async def cancel(server: Server, request: Request) -> Response:
-    """Drop deferred messages, durably; `id` is one id or more, with commas."""
+    """Drop deferred messages, durably. `id` has one or more ids, separated by commas."""
     topic, channel = find_topic_and_channel(server, request)
     ids = ids_given(request)
     sequences = await find_sequences(server, topic, channel, ids)
@@ -71,7 +71,7 @@ async def cancel(server: Server, request: Request) -> Response:
 
 
 async def seek(server: Server, request: Request) -> Response:
-    """Move a channel to a place in its topic's log, durably; with `dry_run` only say what that would do."""
+    """Move a channel to a position in its topic's log, durably. With `dry_run`, only return the effect."""
     channel = find_channel(server, request)
     given(request, "to")
     position = position_given(request, "to", EARLIEST)
@@ -93,18 +93,18 @@ async def seek(server: Server, request: Request) -> Response:
 
 
 def ids_given(request: Request) -> list[str]:
-    """The ids that a request names, each once. Raises HTTPError."""
+    """Return the distinct ids in a request. Raises HTTPError."""
     ids = list(dict.fromkeys(given(request, "id").split(",")))
     for message_id in ids:
         if not _ID.fullmatch(message_id):
             raise HTTPError(400, f"INVALID_ID: {message_id!r} is not 16 of the digits 0-9 a-f")
     if len(ids) > MAX_IDS:
-        raise HTTPError(400, f"INVALID_ID: {MAX_IDS} ids are the most")
+        raise HTTPError(400, f"INVALID_ID: at most {MAX_IDS} ids")
     return ids
 
 
 async def find_sequences(server: Server, topic: Topic, channel: Channel, ids: list[str]) -> dict[str, int]:
-    """Where in the topic of a channel these messages lie, those that are there. Raises HTTPError, LogReadError."""
+    """Return the sequences of those of these messages that exist, by id. Raises HTTPError, LogReadError."""
     carried: list[int] = []
     if topic.log.has_carried_forward:
         carried = channel.messages.waiting_before(topic.log.first_sequence)
@@ -118,45 +118,43 @@ async def find_sequences(server: Server, topic: Topic, channel: Channel, ids: li
 def _count(request: Request, default: int) -> int:
     count = whole_number(request, "max_messages", least=1) or default
     if count > MAX_MESSAGES:
-        raise HTTPError(400, f"INVALID_MAX_MESSAGES: {MAX_MESSAGES} is the most")
+        raise HTTPError(400, f"INVALID_MAX_MESSAGES: at most {MAX_MESSAGES}")
     return count
 
 
 def _states(request: Request) -> list[State]:
-    """The states asked for, in the order in which a channel delivers."""
+    """Return the requested states, in the order in which a channel delivers."""
     text = request.query.get("state", ",".join(STATES))
     wanted = text.split(",")
     if not set(wanted) <= set(STATES):
-        raise HTTPError(
-            400, f"INVALID_STATE: {text!r} is not one or more, with commas, of {', '.join(STATES)}"
-        )
+        raise HTTPError(400, f"INVALID_STATE: {text!r} is not a comma-separated list of {', '.join(STATES)}")
     return [state for state in STATES if state in wanted]
 
 
 def _limit(wanted: Position, move: Move, oldest: int) -> str | None:
-    """Which end of the log kept the channel from being moved further, if one did."""
+    """Return the end of the log that limited a move; None if the channel reached the wanted position."""
     if wanted.kind == "sequence":
         if wanted.value < oldest:
             return "earliest"
         return "latest" if wanted.value > move.to_sequence else None
-    # Whether anything was published between that time and the oldest message, nobody knows any more.
+    # The log may have had messages between that time and its oldest message.
     return "earliest" if wanted.kind == "time" and move.to_sequence == oldest > 0 else None
 
 
 class _WaitingLines:
-    """Makes the lines of messages that wait in a channel, in the order given."""
+    """Generates the JSON lines of messages that wait in a channel, in the order given."""
 
     def __init__(self, readers: Readers, topic: Topic, channel: Channel, waiting: Sequence[Waiting]) -> None:
         self._readers = readers
         self._topic = topic
         self._channel = channel.name
         self._waiting = waiting
-        self._records: list[RecordBatch] = []  # neighbours, of those read last
-        self._record: RecordBatch | None = None  # the one of them that was last looked into
+        self._records: list[RecordBatch] = []  # the records of the last read
+        self._record: RecordBatch | None = None  # the record of `_bodies`
         self._bodies: list[bytes] = []
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The lines, some at a time."""
+        """Yield the lines, several in each piece."""
         lines: list[bytes] = []
         size = 0
         for each in self._waiting:
@@ -179,8 +177,8 @@ class _WaitingLines:
         sequence = waiting.sequence
         record = self._holding(sequence)
         if record is None:
-            at_a_time = READ_BYTES if waiting.state == "fresh" else _SCATTERED_READ_BYTES
-            work = partial(self._topic.store.read_scattered, sequence, at_a_time)
+            read_bytes = READ_BYTES if waiting.state == "fresh" else _SCATTERED_READ_BYTES
+            work = partial(self._topic.store.read_scattered, sequence, read_bytes)
             self._records = await self._readers.read(self._topic, work)
             record = self._holding(sequence)
         if record is None:
@@ -189,7 +187,7 @@ class _WaitingLines:
             return gap_line(self._topic.name, gap, channel=self._channel, state=waiting.state)
         if record is not self._record:
             self._record, self._bodies = record, record.messages.bodies()
-        if waiting.state == "fresh" and record.due_ns:  # the channel was moved back to before it
+        if waiting.state == "fresh" and record.due_ns:  # the channel was moved back over it
             if only_channel(record.metadata) not in (None, self._channel):
                 return b""
             waiting = waiting._replace(due_ns=record.due_ns if record.due_ns > time.time_ns() else 0)

@@ -1,4 +1,4 @@
-"""`/config`: the options by their names in a configuration file, encoded as nsqd does (NSQ's HTTP API: /config)."""
+"""`/config`: the options, by their names in a configuration file and encoded as in nsqd (NSQ's HTTP API: /config)."""
 
 import logging
 from dataclasses import fields
@@ -23,27 +23,27 @@ _TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
 _TLS_VERSIONS = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
 _NS_PER_MS = 1_000_000
 _NO_FLAGS = ("limits", "topic_defaults", "node_id", "heartbeat_interval", "output_buffer_size")
-"""What `BrokerOptions` and `Limits` hold besides options, or under another name."""
+"""Fields of `BrokerOptions` and `Limits` that are not options, or are options under another name."""
 
 _OF_TOPICS = ("retention_time", "retention_bytes")
-"""Options that are defaults of settings which each topic has for itself."""
+"""Options that are defaults for settings of topics."""
 
 
 class Config:
-    """The handlers. `bound` is where the broker listens."""
+    """The handlers of `/config`. `bound` has the broker's addresses."""
 
     def __init__(self, server: Server, bound: BoundAddresses) -> None:
         self._server = server
         self._broadcast = Broadcast.of(server.options, bound)
 
     async def get(self, request: Request) -> Response:
-        """The value of one option."""
+        """Return the value of an option."""
         return self._value(_option(request))
 
     async def put(self, request: Request) -> Response:
-        """Change one of the two options that can be; the answer is the new value."""
+        """Change `log_level` or `nsqlookupd_tcp_addresses`, and return the new value."""
         lookup = self._server.topics.lookup
-        assert lookup is not None  # before it is there, nobody is served
+        assert lookup is not None  # it is set before clients are served
         option = _option(request)
         if not request.body:
             raise HTTPError(413, "INVALID_VALUE")
@@ -57,8 +57,8 @@ class Config:
         elif option in _OF_TOPICS:
             raise HTTPError(
                 400,
-                f"INVALID_OPTION: {option} can be changed for single topics, with PUT /topic/settings; for all of them "
-                f"it is what --{option.replace('_', '-')} said at the start",
+                f"INVALID_OPTION: {option} cannot be changed while the broker runs. Change it for a topic with PUT "
+                f"/topic/settings, or restart the broker with another --{option.replace('_', '-')}",
             )
         else:
             raise HTTPError(400, "INVALID_OPTION")
@@ -71,7 +71,7 @@ class Config:
         return _encode(options[option])
 
     def _options(self) -> dict[str, Any]:
-        """All options, as Python's values; times in nanoseconds."""
+        """Return all options as Python values; times in nanoseconds."""
         options: dict[str, Any] = {}
         for part in (self._server.options, self._server.options.limits):
             for field in fields(part):
@@ -83,7 +83,7 @@ class Config:
             del options[name]
         defaults = self._server.options.topic_defaults
         lookup = self._server.topics.lookup
-        assert lookup is not None  # before it is there, nobody is served
+        assert lookup is not None  # it is set before clients are served
         return options | {
             "id": self._server.node_id,
             "retention_time": defaults.retention_time_ms * _NS_PER_MS,
@@ -99,7 +99,7 @@ class Config:
             "statsd_prefix": self._broadcast.statsd_prefix(options["statsd_prefix"]),
             "tls_required": _TLS_REQUIRED[self._server.options.required_tls],
             "tls_min_version": _TLS_VERSIONS[options["tls_min_version"]],
-            # Timers here scan nothing; these are nsqd's defaults.
+            # nsqd's defaults. This broker has no queue scan.
             "queue_scan_worker_pool_max": 4,
             "queue_scan_selection_count": 20,
         }
@@ -110,7 +110,7 @@ def _option(request: Request) -> str:
 
 
 def _encode(value: Any) -> Response:
-    """Text bare, everything else as JSON; nothing has no content type."""
+    """Encode text as it is and other values as JSON. An empty value gives an empty response without content type."""
     if value is None or value == "":
         return Response.empty()
     if isinstance(value, str | Path):
@@ -122,7 +122,7 @@ def _encode(value: Any) -> Response:
 
 
 def _log_prefix() -> str:
-    """What lines of the log begin with, if whoever set up logging has told."""
+    """Return the prefix of log lines, if the formatter has one."""
     prefixes = [getattr(handler.formatter, "prefix", "") for handler in _LOGGER.handlers]
     return next(filter(None, prefixes), "")
 
@@ -135,7 +135,7 @@ def _parse_level(body: bytes) -> int:
 
 
 def _parse_addresses(body: bytes) -> tuple[str, ...]:
-    """A JSON array of strings; `null` is an empty one. Raises ValueError."""
+    """Parse a JSON array of strings; `null` is an empty array. Raises ValueError."""
     addresses = decode_json(body)
     if addresses is None:
         return ()

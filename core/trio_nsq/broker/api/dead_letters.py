@@ -1,7 +1,8 @@
-"""`/dead_letters`: what lies in a dead-letter topic, and what becomes of it.
+"""`/dead_letters`: list, requeue and drop the messages of a dead-letter topic.
 
-Not endpoints of nsqd: see docs/how-to/dead-letters.md. They work on the channel `dead-letters` of the topic: it holds
-the letters until they are requeued or dropped. A request works for about a second, and answers where to continue.
+nsqd does not have these endpoints: see docs/how-to/dead-letters.md. They work on the topic's channel `dead-letters`,
+which keeps a letter until an operator requeues or drops it. A request works for about a second, and returns the
+sequence to continue from.
 """
 
 import math
@@ -38,10 +39,11 @@ class Letter(NamedTuple):
     """A message of a dead-letter topic.
 
     Attributes:
-        sequence: Its place there.
-        record, place: Where it is in its record.
-        bodies: Gives all bodies of this record, which are copied out if they are wanted.
-        origin: Where it comes from; None if somebody published it there.
+        sequence: Its sequence in the dead-letter topic.
+        record: The record that holds it.
+        place: Its index in the record.
+        bodies: Returns all bodies of the record. The first call copies them.
+        origin: Its topic and channel of origin; None if a producer published it to the dead-letter topic.
     """
 
     sequence: int
@@ -52,22 +54,22 @@ class Letter(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """As it was published first."""
+        """The original body."""
         return self.bodies()[self.place]
 
     @property
     def source(self) -> tuple[str | None, str | None]:
-        """The topic and the channel that it comes from."""
+        """The topic and channel of origin."""
         return (self.origin.topic, self.origin.channel) if self.origin is not None else (None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which letters are meant: those that meet all of this.
+    """A filter for letters. All conditions must hold.
 
     Attributes:
-        topic, channel, reason: Of their origin; None: any.
-        spans: Where they may lie, [start, end), ascending.
+        topic, channel, reason: The required origin and reason; None for any.
+        spans: Ranges of sequences [start, end), ascending.
     """
 
     topic: str | None
@@ -76,7 +78,7 @@ class Selection:
     spans: Sequence[tuple[int, int]]
 
     def has(self, origin: Origin | None) -> bool:
-        """Whether letters from there are meant."""
+        """Whether letters of this origin are selected."""
         if origin is None:
             return self.topic is None and self.reason is None
         return (
@@ -86,11 +88,11 @@ class Selection:
         )
 
 
-# ---------------------------------------------------------------------- looking
+# ---------------------------------------------------------------------- listing
 
 
 async def overview(server: Server, request: Request) -> Response:
-    """Which topics have dead letters; or how many of which origin one of them has."""
+    """List the dead-letter topics; with `topic`, count the letters of that topic by origin and reason."""
     if "topic" not in request.query:
         named = sorted(server.broker.topics.items())
         found = [topic.channels[DEAD_LETTERS] for _, topic in named if DEAD_LETTERS in topic.channels]
@@ -121,7 +123,7 @@ async def overview(server: Server, request: Request) -> Response:
 
 
 async def messages(server: Server, request: Request) -> Response:
-    """Letters, with where they come from, as JSON lines, by sequence."""
+    """Return letters with their origins as JSON lines, by sequence."""
     topic, channel = _topic_and_channel(server, request)
     count = whole_number(request, "max_messages", least=1)
     selection = await _selection(server, request, topic, channel)
@@ -129,11 +131,11 @@ async def messages(server: Server, request: Request) -> Response:
     return Response(body=lines, content_type=NDJSON)
 
 
-# ---------------------------------------------------------------------- doing
+# ---------------------------------------------------------------------- changing
 
 
 async def requeue(server: Server, request: Request) -> Response:
-    """Put letters back into the channels they come from, or with `to=topic` into the topics; durably."""
+    """Requeue letters to their channels of origin, or with `to=topic` to the topics of origin; durably."""
     topic, channel = _topic_and_channel(server, request)
     to = request.query.get("to", "channel")
     if to not in ("channel", "topic"):
@@ -154,7 +156,7 @@ async def requeue(server: Server, request: Request) -> Response:
     try:
         await server.checkpointer.save(topic)
     except SaveError as exc:
-        what = "after a crash they are here again, too"
+        what = "after a crash they are also dead letters again"
         raise HTTPError(503, f"{done} requeued, but that cannot be saved ({what}): {exc}") from exc
     if error is not None:
         raise HTTPError(503, f"{done} requeued, then: {error}")
@@ -163,7 +165,7 @@ async def requeue(server: Server, request: Request) -> Response:
 
 
 async def drop(server: Server, request: Request) -> Response:
-    """Throw letters away, durably."""
+    """Drop letters, durably."""
     topic, channel = _topic_and_channel(server, request)
     selection = await _selection(server, request, topic, channel)
     left = whole_number(request, "max_messages", least=1)
@@ -183,14 +185,14 @@ async def drop(server: Server, request: Request) -> Response:
 async def _requeue(
     server: Server, channel: Channel, letters: Sequence[Letter], kept: Counter[str], *, whole_topic: bool
 ) -> int:
-    """Requeue letters, and count why others cannot be. Returns how many it was. Raises PublishRefused."""
+    """Requeue letters; returns their number. Counts in `kept` the reasons for the others. Raises PublishRefused."""
     done = 0
     for (topic, name), same in groupby(sorted(letters, key=_source), key=_source):
         group = list(same)
-        there = server.broker.topics.get(topic)
+        target = server.broker.topics.get(topic)
         if not topic:
-            kept["they come from nowhere: somebody published them there"] += len(group)
-        elif not whole_topic and (there is None or name not in there.channels):
+            kept["they have no origin: a producer published them to the dead-letter topic"] += len(group)
+        elif not whole_topic and (target is None or name not in target.channels):
             kept[f"there is no channel {topic}/{name}"] += len(group)
         else:
             done += await _requeue_to(server, topic, None if whole_topic else name, channel, group)
@@ -200,7 +202,7 @@ async def _requeue(
 async def _requeue_to(
     server: Server, topic: str, name: str | None, channel: Channel, letters: Sequence[Letter]
 ) -> int:
-    """Publish letters that are still there, to one channel of a topic or to all. Raises PublishRefused."""
+    """Publish the letters that still exist to one channel of a topic, or to all channels. Raises PublishRefused."""
     taken = {message.sequence: message for message in channel.withdraw([each.sequence for each in letters])}
     bodies = [letter.body for letter in letters if letter.sequence in taken]
     if not bodies:
@@ -209,7 +211,7 @@ async def _requeue_to(
     if name is not None:
         publication = Publication(publication.sets, server.timers.now_ns(), metadata_for_channel(name))
     try:
-        with trio.CancelScope(shield=True):  # bounded by the disk; once stored, they must be gone here
+        with trio.CancelScope(shield=True):  # waits only for the disk; stored letters must be dropped here
             await server.topics.publish_durably(topic, publication)
     except BaseException:
         server.delivery.put_back(channel, taken.values())
@@ -217,7 +219,7 @@ async def _requeue_to(
     return channel.dispose(taken.values())
 
 
-# ---------------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------------- parameters
 
 
 def _topic_and_channel(server: Server, request: Request) -> tuple[Topic, Channel]:
@@ -243,7 +245,7 @@ async def _selection(server: Server, request: Request, source: Topic, channel: C
         spans.extend((sequence, sequence + 1) for sequence in sorted(found) if sequence >= start)
     else:
         for _ in channel.messages.find_waiting(start, spans):
-            await trio.lowlevel.checkpoint()  # others have their turns
+            await trio.lowlevel.checkpoint()  # let other tasks run
     return Selection(topic or None, name or None, reason, spans)
 
 
@@ -261,7 +263,7 @@ def _source(letter: Letter) -> tuple[str, str]:
 
 
 class _LetterReader:
-    """Goes through the letters of a dead-letter topic that are meant, or `at_most` so many of them."""
+    """Reads the selected letters of a dead-letter topic, at most `at_most` of them."""
 
     def __init__(
         self, server: Server, topic: Topic, selection: Selection, at_most: int | None = None
@@ -271,31 +273,31 @@ class _LetterReader:
         self._selection = selection
         self._spans = deque(selection.spans)
         self._left = math.inf if at_most is None else at_most
-        self._until_s = math.inf  # there is time for one look at least
+        self._until_s = math.inf  # set by the first read, so that there is at least one
 
     @property
     def position(self) -> int | None:
-        """Where to go on; None at the end."""
+        """The sequence to continue from; None at the end."""
         return self._spans[0][0] if self._spans else None
 
     @property
     def full(self) -> bool:
-        """Whether as many were found as were wanted."""
+        """Whether `at_most` letters were found."""
         return not self._left
 
     @property
     def goes_on(self) -> bool:
-        """Whether there may be more, and there is time to look."""
+        """Whether there may be more letters, and time is left."""
         return bool(self._spans) and not self.full and trio.current_time() < self._until_s
 
     async def next(self) -> list[Letter]:
-        """Some letters, possibly none; not at the end. Raises CutOff."""
+        """Read the next letters; may return an empty list. Must not be called at the end. Raises CutOff."""
         start, _ = self._spans[0]
         self._until_s = min(self._until_s, trio.current_time() + PATIENCE_S)
         work = partial(self._topic.store.read_scattered, start, READ_BYTES)
         records = await self._readers.read(self._topic, work)
         if not records:
-            self._spans.popleft()  # damaged, or gone
+            self._spans.popleft()  # damaged or deleted
         return [letter for record in records for letter in self._in_record(record)]
 
     def _in_record(self, record: RecordBatch) -> Iterator[Letter]:

@@ -1,4 +1,4 @@
-"""`/debug`: what a running broker is doing, in place of the profiles of Go's runtime that nsqd has there."""
+"""`/debug`: tasks, profile and memory of a running broker. nsqd has the profiles of Go's runtime there."""
 
 import gc
 import io
@@ -16,37 +16,37 @@ from ...http import HTTPError, Request, Response
 from ..server import Server
 
 INDEX = """\
-GET  /debug/tasks               what each task of the broker waits for, as a tree
-GET  /debug/profile?seconds=30  profile the event loop for so long, 1 to 300 s; &format=pstats for Python's pstats
-GET  /debug/memory              memory of the process, of the garbage collector and of the message cache
-POST /debug/freememory          collect garbage, and give free memory back to the system
+GET  /debug/tasks               the task tree: each task and the call it waits in
+GET  /debug/profile?seconds=30  profile the event loop for 1 to 300 s; &format=pstats for Python's pstats
+GET  /debug/memory              memory of the process, the garbage collector and the message cache
+POST /debug/freememory          collect garbage, and return free memory to the system
 """
 DEFAULT_PROFILE_S = 30
 MAX_PROFILE_S = 300
 _PROFILE_ROWS = 100
 _PROFILE_HEADING = """\
-Profile of the event loop over {seconds} s, by each function's own time. Time in poll is rest.
+Profile of the event loop over {seconds} s, sorted by each function's own time. Time in poll is idle time.
 """
-_ALL_THREADS = "This version of Python counts worker threads, too: they write, sync and read files.\n"
+_ALL_THREADS = "This version of Python also counts worker threads, which write, sync and read files.\n"
 
 
 async def index(server: Server, request: Request) -> Response:
-    """What there is."""
+    """List the endpoints."""
     return Response.text(INDEX)
 
 
 async def pprof(server: Server, request: Request) -> Response:
-    """Tools for Go's profiles could make nothing of ours."""
+    """Refuse: tools for Go's profiles cannot read Python's."""
     raise HTTPError(404, "NOT_FOUND: these are profiles of a Go program; /debug lists what there is here")
 
 
 async def tasks(server: Server, request: Request) -> Response:
-    """The task tree."""
+    """Return the task tree."""
     return Response.text(task_tree())
 
 
 async def profile(server: Server, request: Request) -> Response:
-    """Profile for `seconds`, then answer; one at a time, for they would profile each other."""
+    """Profile for `seconds`, then answer. One profile at a time: two would profile each other."""
     text = request.query.get("seconds", str(DEFAULT_PROFILE_S))
     seconds = int(text) if re.fullmatch(r"[0-9]{1,3}", text, re.ASCII) else 0
     if not 1 <= seconds <= MAX_PROFILE_S:
@@ -60,7 +60,7 @@ async def profile(server: Server, request: Request) -> Response:
 
 
 async def memory(server: Server, request: Request) -> Response:
-    """Figures in bytes, unless they are counts; null where the system does not say."""
+    """Return memory usage: bytes and counts; null for values that the system does not provide."""
     broker = server.broker
     status = _process_status()
     topics = {
@@ -91,7 +91,7 @@ async def memory(server: Server, request: Request) -> Response:
 
 
 async def free_memory(server: Server, request: Request) -> Response:
-    """The broker stands still meanwhile. What it caches stays."""
+    """Collect garbage and trim the heap. The garbage collection blocks the event loop; the message cache stays."""
     before = _process_status().get("VmRSS")
     collected = gc.collect()
     await trio.to_thread.run_sync(_trim_heap)
@@ -102,7 +102,7 @@ async def free_memory(server: Server, request: Request) -> Response:
 async def guarded(
     handler: Callable[[Server, Request], Awaitable[Response]], server: Server, request: Request
 ) -> Response:
-    """Refuse what a browser sends on behalf of a page, say one with a form on it: profiles cost time."""
+    """Refuse requests that a browser sends for a web page: a page could slow the broker down with profiles."""
     headers = request.headers
     if "origin" in headers or "referer" in headers or headers.get("sec-fetch-site", "none") != "none":
         raise HTTPError(403, "NOT_FOR_WEB_PAGES")
@@ -113,9 +113,9 @@ async def guarded(
 
 
 def task_tree() -> str:
-    """Every task of this trio run: its name, the calls it is in, outermost first, and below it its children.
+    """Format the tasks of this trio run as a tree: name, stack (outermost call first), children.
 
-    Tasks beside each other that differ in nothing are told once, with their number.
+    Equal siblings are shown once, with their number.
     """
     root = trio.lowlevel.current_root_task()
     assert root is not None
@@ -146,7 +146,7 @@ async def _profile(seconds: int, output: str) -> Response:
     profiler = cProfile.Profile()
     try:
         profiler.enable()
-    except ValueError as exc:  # from Python 3.12 on there can be one of them only
+    except ValueError as exc:  # from Python 3.12 on, only one profiler can be active
         raise HTTPError(409, "ALREADY_PROFILING") from exc
     try:
         await trio.sleep(seconds)
@@ -167,7 +167,7 @@ async def _profile(seconds: int, output: str) -> Response:
 
 
 def _process_status() -> dict[str, int]:
-    """The sizes in /proc/self/status, in bytes; empty where there is no such thing."""
+    """Return the sizes in /proc/self/status in bytes; empty on systems without it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -177,7 +177,7 @@ def _process_status() -> dict[str, int]:
 
 
 def _trim_heap() -> None:
-    """Let the C library give back what it holds in reserve; glibc alone can be asked to."""
+    """Have glibc return free heap memory to the system; do nothing with other C libraries."""
     import ctypes
 
     try:

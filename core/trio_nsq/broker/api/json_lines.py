@@ -1,7 +1,7 @@
-"""Messages of a log as JSON, an object per line: what `/topic/read` and `/channel/peek` answer with.
+"""Formats messages of a log as JSON lines for `/topic/read` and `/channel/peek`.
 
-The keys are those of `qcli tail --format json`, and then some: topic, id, timestamp_ns, attempts, sequence, due_ns,
-channel where only one channel gets a message, and body, or body_base64 in its place if it is not UTF-8.
+The keys are those of `qcli tail --format json` and more: topic, id, timestamp_ns, attempts, sequence, due_ns, channel
+(only for a message to a single channel), and body, or body_base64 if the body is not UTF-8.
 """
 
 import base64
@@ -17,8 +17,8 @@ _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def message_lines(topic: str, batch: RecordBatch, indexes: range) -> Iterator[bytes]:
-    """A line for each of these messages of a batch, which stand next to each other."""
-    # Names of topics need no escapes.
+    """Yield a line for each message in a range of a batch."""
+    # Topic names need no escapes.
     head = f'{{"topic":"{topic}","id":"'
     middle = f'","timestamp_ns":{batch.timestamp_ns},"attempts":0,"sequence":'
     due = f',"due_ns":{batch.due_ns or "null"},'
@@ -43,7 +43,7 @@ def message_line(
     body: bytes,
     **more: Any,
 ) -> bytes:
-    """The line of one message."""
+    """Format the line of one message."""
     known = {
         "topic": topic,
         "id": message_id,
@@ -57,7 +57,7 @@ def message_line(
 
 
 def gap_line(topic: str, gap: Gap, **more: Any) -> bytes:
-    """The line that stands where messages are missing."""
+    """Format the line for a gap, where messages are missing."""
     line = {
         "topic": topic,
         "gap": gap.reason,

@@ -27,13 +27,13 @@ _REPEATED = Response(body=b"OK", headers={"NSQ-Batch": "repeated"})
 _AT_ONCE_BYTES = 64 * 1024
 _PIECE_BYTES = 32 * 1024
 _PIECE_MESSAGES = 16 * 1024
-"""The pieces of a larger MPUB take some milliseconds each, however small its messages; then others have their turn."""
-_MORE = frozenset(("defer", "producer", "number"))
-"""What a publish may ask for besides being stored."""
+"""A larger MPUB is parsed in pieces of some milliseconds each, however small its messages; then other tasks run."""
+_SLOW_PARAMETERS = frozenset(("defer", "producer", "number"))
+"""Parameters that need a task."""
 
 
 class Publishing:
-    """The handlers. `begin_pub` and `begin_mpub` answer most publishes without a task."""
+    """The handlers for publishes. `begin_pub` and `begin_mpub` answer most of them without a task."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -41,19 +41,19 @@ class Publishing:
         self._limits = server.options.limits
 
     async def pub(self, request: Request) -> Response:
-        """One message, the body; `defer` in milliseconds."""
+        """Publish the body as one message; `defer` in milliseconds."""
         messages = _message(request)
         topic = valid_name(request, "topic", "INVALID_TOPIC")
         return await self._publish(request, topic, [messages], self._due_ns(request))
 
     def begin_pub(self, request: Request, on_response: Callable[[Response], None]) -> bool:
-        """As `pub`."""
+        """As `pub`, without a task. See `Begin`."""
         return self._begin(request, _message, on_response)
 
     async def mpub(self, request: Request) -> Response:
-        """Many messages: one a line, or with `binary` as `int32 count, (int32 size, bytes)*`. All or nothing."""
+        """Publish many messages atomically: one per line, or with `binary` as `int32 count, (int32 size, bytes)*`."""
         topic = valid_name(request, "topic", "INVALID_TOPIC")
-        # nsqd takes no notice of `defer` here, and its clients may rely on that; those that number batches do not.
+        # nsqd ignores `defer` here, and its clients may rely on that. Clients that number batches know this broker.
         due_ns = self._due_ns(request) if "producer" in request.query else 0
         gathered = SetsForRecords()
         for piece in self._pieces(request):
@@ -62,11 +62,11 @@ class Publishing:
         return await self._publish(request, topic, gathered.take(), due_ns)
 
     def begin_mpub(self, request: Request, on_response: Callable[[Response], None]) -> bool:
-        """As `mpub`."""
+        """As `mpub`, without a task. See `Begin`."""
         return len(request.body) <= _AT_ONCE_BYTES and self._begin(request, self._messages, on_response)
 
     async def channel_pub(self, request: Request) -> Response:
-        """One message, the body, for one channel only; `defer` in milliseconds. Not an endpoint of nsqd's."""
+        """Publish the body as one message to a single channel; `defer` in milliseconds. nsqd does not have this."""
         messages = _message(request)
         channel = find_channel(self._server, request)
         due_ns = self._due_ns(request) or self._server.timers.now_ns()
@@ -79,8 +79,8 @@ class Publishing:
     def _begin(
         self, request: Request, read: Callable[[Request], MessageSet], on_response: Callable[[Response], None]
     ) -> bool:
-        """Store what a request publishes; False if it asks for more, or has to be waited for. Raises HTTPError."""
-        if not _MORE.isdisjoint(request.query):
+        """Submit the messages of a request. Returns False if that needs a task. Raises HTTPError."""
+        if not _SLOW_PARAMETERS.isdisjoint(request.query):
             return False
         try:
             name, messages = valid_name(request, "topic", "INVALID_TOPIC"), read(request)
@@ -110,7 +110,7 @@ class Publishing:
     # ------------------------------------------------------------------ reading requests
 
     def _due_ns(self, request: Request) -> int:
-        """When the messages may be delivered, by `defer` in milliseconds; 0: at once. Raises HTTPError."""
+        """Return the due time of the messages, by `defer` in milliseconds; 0 without one. Raises HTTPError."""
         if "defer" not in request.query:
             return 0
         text = request.query["defer"]
@@ -124,7 +124,7 @@ class Publishing:
         return MessageSet.join(list(self._pieces(request)))
 
     def _pieces(self, request: Request) -> Iterator[MessageSet]:
-        """The messages of a body, some at a time, so that others can have their turn. Raises HTTPError."""
+        """Yield the messages of a body in pieces, so that other tasks can run in between. Raises HTTPError."""
         if "binary" in request.query and request.query["binary"] not in FALSE:
             return self._binary(request.body)
         return self._lines(request.body)
@@ -140,7 +140,7 @@ class Publishing:
             start = end
 
     def _binary(self, body: bytes) -> Iterator[MessageSet]:
-        # Status 413 for malformed batches is nsqd's, and clients know it.
+        # nsqd answers malformed batches with 413, and clients may rely on it.
         try:
             (count,) = _INT32.unpack_from(body)
         except error:
@@ -171,17 +171,17 @@ def _message(request: Request) -> MessageSet:
 
 
 def _batch_given(request: Request) -> BatchNumber | None:
-    """The number that what is published has, if it is to be published once. Raises HTTPError."""
+    """Return the batch number of an idempotent publish; None for other publishes. Raises HTTPError."""
     if "producer" not in request.query and "number" not in request.query:
         return None
     producer, text = producer_given(request), given(request, "number")
     number = int(text) if _DIGITS.fullmatch(text) else _NUMBERS
     if number >= _NUMBERS:
-        raise HTTPError(400, "INVALID_NUMBER: a whole number is wanted, from 0 to 9223372036854775807")
+        raise HTTPError(400, "INVALID_NUMBER: not a whole number from 0 to 9223372036854775807")
     return BatchNumber(producer, number)
 
 
 def refusal(error: PublishRefused) -> HTTPError:
-    """The answer to what publishes, or makes a topic or a channel, and is refused."""
-    # nsqd says EXITING for every reason; the disk's own words help more.
+    """Return the answer to a refused publish, or a refused creation of a topic or channel."""
+    # nsqd answers EXITING for every reason; the disk error is more helpful.
     return HTTPError(503, "EXITING" if str(error) == "exiting" else str(error))

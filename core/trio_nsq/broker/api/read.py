@@ -1,6 +1,7 @@
-"""`/topic/read` and `/topic/bounds`: a topic's log by sequence or time; not endpoints of nsqd's.
+"""`/topic/read` and `/topic/bounds`: read a topic's log by sequence or time. nsqd does not have these endpoints.
 
-See docs/how-to/read-and-replay.md. Reading takes nothing from any channel; the log also has finished messages.
+See docs/how-to/read-and-replay.md. A read does not affect channels, and returns all messages in the log, finished or
+not.
 """
 
 import math
@@ -24,17 +25,17 @@ from .json_lines import gap_line, message_lines
 from .targets import find_topic, whole_number
 
 MAX_WAIT_S = 60
-"""A client that went away while it waited is noticed when the next message is sent to it, or after this."""
+"""Limit of `wait`. The broker notices a disconnected client only at the next message, or after this time."""
 _NS_PER_S = 1_000_000_000
 PIECE_BYTES = 64 * 1024
 PIECE_MESSAGES = 200
-"""A piece of so many messages takes half a millisecond to be made; then others have their turn."""
+"""A piece with this many messages takes half a millisecond; then other tasks run."""
 NDJSON = "application/x-ndjson; charset=utf-8"
 _OCTETS = "application/octet-stream"
 
 
 async def read(server: Server, request: Request) -> Response:
-    """Messages from one place in the log to another, as JSON lines or raw record batches, streamed."""
+    """Stream the messages between two positions in the log, as JSON lines or raw record batches."""
     topic = find_topic(server, request)
     form = request.query.get("format", "jsonl")
     if form not in ("jsonl", "raw"):
@@ -48,8 +49,8 @@ async def read(server: Server, request: Request) -> Response:
     if "until" in request.query or not wait_s:
         end = max(start, await _sequence(server, topic, until))
     if until.kind == "sequence" and wait_s:
-        end = max(start, until.value)  # it may be yet to come
-    # Only who asks for a sequence can be told that it is gone.
+        end = max(start, until.value)  # the sequence may not exist yet
+    # Only for a position by sequence, the answer can begin with a gap of deleted messages.
     begin = min(first.value, start) if first.kind == "sequence" else start
     log = topic.log
     headers = {
@@ -69,7 +70,7 @@ async def read(server: Server, request: Request) -> Response:
 
 
 async def bounds(server: Server, request: Request) -> Response:
-    """Where the log begins and ends, as a JSON object; with `at` also which sequence is there."""
+    """Return the bounds of the log as a JSON object; with `at`, also the sequence of that position."""
     topic = find_topic(server, request)
     at = position_given(request, "at", LATEST) if "at" in request.query else None
     found = await server.readers.call(topic, partial(_bounds, topic.log, at))
@@ -81,7 +82,7 @@ async def _sequence(server: Server, topic: Topic, position: Position) -> int:
 
 
 def position_given(request: Request, parameter: str, default: Position) -> Position:
-    """A parameter that is a position. Raises HTTPError."""
+    """Return a parameter that is a position. Raises HTTPError."""
     if parameter not in request.query:
         return default
     try:
@@ -96,7 +97,7 @@ def _wait_s(request: Request) -> float:
     except ValueError as exc:
         raise HTTPError(400, f"INVALID_WAIT: {exc}") from exc
     if wait_s > MAX_WAIT_S:
-        raise HTTPError(400, f"INVALID_WAIT: {MAX_WAIT_S}s is the most")
+        raise HTTPError(400, f"INVALID_WAIT: at most {MAX_WAIT_S}s")
     return wait_s
 
 
@@ -116,10 +117,10 @@ def _bounds(log: Log, at: Position | None) -> dict[str, Any]:
 
 
 class _Room:
-    """How much more may go into an answer. The first message, or record, always may.
+    """The room left in an answer. The first message or record always fits.
 
     Attributes:
-        full: Nothing more may.
+        full: No room is left.
     """
 
     def __init__(self, messages: int | None, size: int | None) -> None:
@@ -129,7 +130,7 @@ class _Room:
         self._begun = False
 
     def take(self, messages: int, size: int) -> bool:
-        """Make use of it for so many messages, if there is enough."""
+        """Use room for messages. Returns False if they do not fit."""
         self._messages -= messages
         self._bytes -= size
         least = min(self._messages, self._bytes)

@@ -1,4 +1,4 @@
-"""The broker's HTTP and HTTPS connections: which handler answers what, over TLS or not, and what is logged of it."""
+"""The broker's HTTP and HTTPS servers: connections, routes, and the request log."""
 
 import json
 import logging
@@ -34,12 +34,12 @@ from .status import Status
 logger = logging.getLogger("trio_nsq.broker")
 
 _HANDSHAKE_TIMEOUT_S = 5.0
-"""As nsqd allows TCP clients."""
+"""nsqd's limit for TCP clients."""
 _UNLOGGED = {("POST", "/pub"), ("POST", "/mpub")}
 
 
 class HTTPServer:
-    """Serves HTTP clients. `bound` is where the broker listens."""
+    """Serves HTTP clients. `bound` has the broker's addresses."""
 
     def __init__(self, server: Server, bound: BoundAddresses) -> None:
         self._server = server
@@ -60,15 +60,15 @@ class HTTPServer:
                 bodies=self._bodies,
             )
         except Exception:
-            # A mistake of ours: it must not reach the other clients.
+            # A bug in the broker: it must not affect other clients.
             logger.exception("HTTP: internal error")
 
     async def handle_https(self, stream: trio.SocketStream) -> None:
         """Serve one client of the HTTPS listener."""
-        from ..session.tls import TLSError, TLSStream  # slow to import, and few brokers have a certificate
+        from ..session.tls import TLSError, TLSStream  # slow to import, and most brokers have no certificate
 
         tls_context = self._server.services.tls_context
-        assert tls_context is not None  # without it nobody listens
+        assert tls_context is not None  # without it there is no HTTPS listener
         peer = peer_of(stream)
         secure = TLSStream(stream, tls_context)
         try:
@@ -78,7 +78,9 @@ class HTTPServer:
                 secure, self._router, peer=peer, on_request=log_unless_publish, bodies=self._bodies
             )
         except trio.TooSlowError:
-            logger.warning("http: TLS handshake error from %s: it took too long", peer)
+            logger.warning(
+                "http: TLS handshake error from %s: not complete within %g s", peer, _HANDSHAKE_TIMEOUT_S
+            )
         except (TLSError, trio.BrokenResourceError) as exc:
             logger.warning("http: TLS handshake error from %s: %s", peer, exc)
         except Exception:
@@ -86,7 +88,7 @@ class HTTPServer:
 
 
 class TLSRequiredRouter(Router):
-    """Sends every request to an HTTPS port, 0 if there is none, in the words that NSQ's HTTP clients understand."""
+    """Refers every request to the HTTPS port (0 without one), in the form that NSQ's HTTP clients understand."""
 
     def __init__(self, https_port: int) -> None:
         super().__init__([])
@@ -95,7 +97,7 @@ class TLSRequiredRouter(Router):
         self._answer = Response(403, body.encode(), "application/json; charset=utf-8")
 
     def resolve(self, method: str, path: str, query: str = "") -> Route | Response:
-        """The same for every request."""
+        """Return the same answer for every request."""
         return self._answer
 
 
@@ -105,7 +107,7 @@ def log_unless_publish(request: Request, status: int, elapsed_s: float) -> None:
         log_request(logger, request, status, elapsed_s)
 
 
-# ---------------------------------------------------------------------- which handler answers what
+# ---------------------------------------------------------------------- routes
 
 _Handlers = dict[tuple[str, str], Callable[[Server, Request], Awaitable[Response]]]
 
@@ -143,7 +145,7 @@ _DEBUG_HANDLERS: _Handlers = {
     ("GET", "/debug/profile"): debug.profile,
     ("GET", "/debug/memory"): debug.memory,
     ("POST", "/debug/freememory"): debug.free_memory,
-    # What else nsqd has.
+    # nsqd's other endpoints.
     ("GET", "/debug/pprof"): debug.pprof,
     ("GET", "/debug/pprof/{profile}"): debug.pprof,
     ("POST", "/debug/pprof/{profile}"): debug.pprof,
@@ -152,7 +154,7 @@ _DEBUG_HANDLERS: _Handlers = {
 
 
 def make_router(server: Server, bound: BoundAddresses) -> Router:
-    """The broker's routes."""
+    """Build the broker's routes."""
     message, body = server.options.limits.max_msg_size, server.options.limits.max_body_size
     publishing, status, config = Publishing(server), Status(server, bound), Config(server, bound)
     routes = [
@@ -175,7 +177,7 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
 
 
 async def _answer(handler: Handler, request: Request) -> Response:
-    """Call a handler. What the state, the log and the disk refuse becomes NSQ's errors here."""
+    """Call a handler, and turn errors of state, log and disk into NSQ's error responses."""
     try:
         return await handler(request)
     except PublishRefused as exc:

@@ -1,4 +1,4 @@
-"""`/ping`, `/info`, `/stats` and `/metrics`: what the broker tells of itself (NSQ's HTTP API)."""
+"""`/ping`, `/info`, `/stats` and `/metrics` (NSQ's HTTP API)."""
 
 import socket
 import time
@@ -20,7 +20,7 @@ _NS_PER_MS = 1_000_000
 
 
 class Status:
-    """The handlers. `bound` is where the broker listens."""
+    """The handlers for status and metrics. `bound` has the broker's addresses."""
 
     def __init__(self, server: Server, bound: BoundAddresses) -> None:
         self._server = server
@@ -28,19 +28,19 @@ class Status:
         self._metrics: MetricsExposition | None = None
 
     async def ping(self, request: Request) -> Response:
-        """`OK`, or 500 and the reason when the last write failed."""
+        """Answer `OK`, or 500 and the reason if the broker is not healthy."""
         health = self._server.health
         return Response.text(health, 200 if health == "OK" else 500)
 
     async def info(self, request: Request) -> Response:
-        """Version, addresses and limits."""
+        """Return version, addresses and limits."""
         limits = self._server.options.limits
         return Response.json(
             {
                 "version": __version__,
                 "broadcast_address": Broadcast.of(self._server.options, self._bound).address,
                 "hostname": socket.gethostname(),
-                # Those bound, and not those others are told.
+                # The bound ports, not the announced ones.
                 "http_port": port_of(self._bound.http_address) or -1,
                 "tcp_port": port_of(self._bound.tcp_address) or -1,
                 "start_time": self._server.start_time_s,
@@ -52,7 +52,7 @@ class Status:
         )
 
     async def stats(self, request: Request) -> Response:
-        """JSON with `format=json`, else text."""
+        """Return statistics: JSON with `format=json`, else text."""
         query, now_ns = request.query, time.time_ns()
         stats = broker_stats(
             self._server,
@@ -68,9 +68,9 @@ class Status:
         return Response.text(render_text(stats, now_ns, uptime_ns))
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus."""
+        """Return metrics for Prometheus."""
         if self._metrics is None:
-            from ..monitoring.metrics import MetricsExposition  # with a library that few brokers need
+            from ..monitoring.metrics import MetricsExposition  # imports a library that few brokers need
 
             self._metrics = MetricsExposition(self._server)
         return await self._metrics.scrape(request)

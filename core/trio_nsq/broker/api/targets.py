@@ -1,4 +1,4 @@
-"""The topic and the channel that a request is about, by its parameters, with nsqd's error strings."""
+"""Finds the topic and channel of a request and parses common parameters, with nsqd's error strings."""
 
 import re
 
@@ -13,31 +13,31 @@ _PRODUCER = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
 
 
 def whole_number(request: Request, parameter: str, *, least: int) -> int | None:
-    """A parameter that has to be a whole number, if it is there."""
+    """Return an optional parameter that must be a whole number. Raises HTTPError."""
     text = request.query.get(parameter)
     if text is None:
         return None
     number = int(text) if re.fullmatch("[0-9]{1,18}", text) else -1
     if number < least:
-        raise HTTPError(400, f"INVALID_{parameter.upper()}: a whole number is wanted, {least} or more")
+        raise HTTPError(400, f"INVALID_{parameter.upper()}: not a whole number of {least} or more")
     return number
 
 
 def is_dry_run(request: Request) -> bool:
-    """Whether only the effect of the request is wanted."""
+    """Whether the request has `dry_run`: return the effect, change nothing."""
     return request.query.get("dry_run", "false") not in FALSE
 
 
 def producer_given(request: Request) -> str:
-    """Who numbers its batches. Raises HTTPError."""
+    """Return the name of an idempotent producer. Raises HTTPError."""
     producer = given(request, "producer")
     if not _PRODUCER.fullmatch(producer):
-        raise HTTPError(400, "INVALID_PRODUCER: 1 to 64 of A-Z a-z 0-9 . _ : - are wanted")
+        raise HTTPError(400, "INVALID_PRODUCER: not 1 to 64 of the characters A-Z a-z 0-9 . _ : -")
     return producer
 
 
 def topic_named(server: Server, name: str) -> Topic:
-    """The topic of this name, which need not be a valid one. Raises HTTPError, TopicUnavailable."""
+    """Return the topic of this name, which may be invalid. Raises HTTPError, TopicUnavailable."""
     topic = server.broker.topics.get(name)
     if topic is None:
         if name in server.broker.unavailable:
@@ -47,17 +47,17 @@ def topic_named(server: Server, name: str) -> Topic:
 
 
 def find_topic(server: Server, request: Request) -> Topic:
-    """The topic that a request names. Raises as `topic_named`."""
+    """Return the topic of a request. Raises as `topic_named`."""
     return topic_named(server, given(request, "topic"))
 
 
 def find_channel(server: Server, request: Request) -> Channel:
-    """The channel that a request names. Raises as `topic_named`."""
+    """Return the channel of a request. Raises as `topic_named`."""
     return find_topic_and_channel(server, request)[1]
 
 
 def find_topic_and_channel(server: Server, request: Request) -> tuple[Topic, Channel]:
-    """The channel that a request names, and its topic. Raises as `topic_named`."""
+    """Return the topic and channel of a request. Raises as `topic_named`."""
     topic_name, channel_name = channel_names(request)
     topic = topic_named(server, topic_name)
     channel = topic.channels.get(channel_name)

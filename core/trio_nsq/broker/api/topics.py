@@ -1,4 +1,7 @@
-"""What changes topics and channels, and their settings (NSQ's HTTP API; settings and producers are not nsqd's)."""
+"""Creates, deletes, empties, pauses and configures topics and channels (NSQ's HTTP API).
+
+nsqd does not have the endpoints for settings and producers.
+"""
 
 from dataclasses import asdict
 from functools import partial
@@ -25,7 +28,7 @@ _EMPTY = Response.empty()
 
 
 async def create_topic(server: Server, request: Request) -> Response:
-    """Make a topic, or leave it as it is."""
+    """Create a topic, unless it exists."""
     await server.topics.create(valid_name(request, "topic", "INVALID_TOPIC"))
     return _EMPTY
 
@@ -44,25 +47,25 @@ async def delete_topic(server: Server, request: Request) -> Response:
 
 
 async def empty_topic(server: Server, request: Request) -> Response:
-    """Drop what waits in the topic itself; its channels keep theirs."""
+    """Drop the messages that the topic has not distributed yet. Its channels keep their messages."""
     await server.admin.empty_topic(topic_named(server, valid_name(request, "topic", "INVALID_TOPIC")))
     return _EMPTY
 
 
 async def pause_topic(server: Server, request: Request, *, paused: bool) -> Response:
-    """Give nothing more to the channels, or go on."""
+    """Pause a topic or unpause it. A paused topic distributes no messages to its channels."""
     await server.admin.pause_topic(find_topic(server, request), paused)
     return _EMPTY
 
 
 async def get_producer(server: Server, request: Request) -> Response:
-    """The greatest number that a producer has published."""
+    """Return the highest batch number of a producer."""
     topic, producer = find_topic(server, request), producer_given(request)
     return Response.json({"producer": producer, "number": topic.producers.number_of(producer)})
 
 
 async def forget_producer(server: Server, request: Request) -> Response:
-    """Forget a producer that has published its last batch, durably."""
+    """Forget an idempotent producer, durably."""
     await server.admin.forget_producer(find_topic(server, request), producer_given(request))
     return Response()
 
@@ -71,7 +74,7 @@ async def forget_producer(server: Server, request: Request) -> Response:
 
 
 async def create_channel(server: Server, request: Request) -> Response:
-    """Make a channel of a topic that is there, or leave it as it is."""
+    """Create a channel of an existing topic, unless it exists."""
     topic, channel = channel_names(request)
     topic_named(server, topic)
     await server.topics.create(topic, channel)
@@ -79,19 +82,19 @@ async def create_channel(server: Server, request: Request) -> Response:
 
 
 async def delete_channel(server: Server, request: Request) -> Response:
-    """Delete a channel; its clients are disconnected."""
+    """Delete a channel, and disconnect its clients."""
     await server.admin.delete_channel(find_channel(server, request))
     return _EMPTY
 
 
 async def empty_channel(server: Server, request: Request) -> Response:
-    """Drop everything the channel has: ready, in flight and deferred."""
+    """Drop all messages of a channel: ready, in flight and deferred."""
     await server.admin.empty(find_channel(server, request))
     return _EMPTY
 
 
 async def pause_channel(server: Server, request: Request, *, paused: bool) -> Response:
-    """Send nothing more to its clients, or go on."""
+    """Pause a channel or unpause it. A paused channel delivers no messages."""
     await server.admin.pause(find_channel(server, request), paused)
     return _EMPTY
 
@@ -100,14 +103,14 @@ async def pause_channel(server: Server, request: Request, *, paused: bool) -> Re
 
 
 async def get_topic_settings(server: Server, request: Request) -> Response:
-    """A topic's settings in force as a JSON object, by name."""
+    """Return a topic's effective settings as a JSON object."""
     return Response.json(asdict(find_topic(server, request).settings))
 
 
 async def put_topic_settings(server: Server, request: Request) -> Response:
-    """Change, durably, those that the JSON object in the body names; null goes back to the broker's default.
+    """Change a topic's settings in the body's JSON object, durably; null resets one to the broker's default.
 
-    With `dry_run` nothing is changed, and `dropped` tells how many messages the change would drop at once.
+    With `dry_run`, change nothing, and return in `dropped` how many messages the change would drop at once.
     """
     topic, changes = find_topic(server, request), _changes(request)
     if is_dry_run(request):
@@ -126,12 +129,12 @@ async def _try_topic_settings(server: Server, topic: Topic, changes: dict[str, A
 
 
 async def get_channel_settings(server: Server, request: Request) -> Response:
-    """A channel's settings, likewise."""
+    """Return a channel's settings as a JSON object."""
     return Response.json(asdict(find_channel(server, request).settings))
 
 
 async def put_channel_settings(server: Server, request: Request) -> Response:
-    """Change those of a channel, likewise."""
+    """Change a channel's settings, as `put_topic_settings`."""
     channel, changes = find_channel(server, request), _changes(request)
     if is_dry_run(request):
         refuse_loop(server.broker, channel, changes)
@@ -142,7 +145,7 @@ async def put_channel_settings(server: Server, request: Request) -> Response:
 
 
 def _effect(settings: TopicSettings | ChannelSettings, dropped: int) -> Response:
-    """The answer to a dry run: the settings that would be in force, and how many messages would be dropped at once."""
+    """Return the answer to a dry run: the resulting settings, and how many messages would be dropped at once."""
     return Response.json(asdict(settings) | {"dropped": dropped, "dry_run": True})
 
 
@@ -150,7 +153,7 @@ def _changes(request: Request) -> dict[str, Any]:
     try:
         changes = decode_json(request.body)
     except ValueError as exc:
-        raise HTTPError(400, "INVALID_BODY: JSON is wanted") from exc
+        raise HTTPError(400, "INVALID_BODY: not valid JSON") from exc
     if not isinstance(changes, dict):
-        raise HTTPError(400, "INVALID_BODY: a JSON object is wanted")
+        raise HTTPError(400, "INVALID_BODY: not a JSON object")
     return changes

@@ -1,1 +1,1 @@
-"""What the broker tells of itself: /stats, Prometheus metrics, statsd."""
+"""Monitoring of the broker: /stats, Prometheus metrics, statsd."""

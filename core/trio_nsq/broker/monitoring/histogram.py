@@ -1,4 +1,4 @@
-"""A histogram of durations: how many took at most so long, and how long all together."""
+"""A histogram of durations: counts by upper bound, and the sum."""
 
 from bisect import bisect_left
 from itertools import accumulate
@@ -7,15 +7,15 @@ DURATION_BOUNDS_S = (
     *(0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025),
     *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""From a write into the page cache, which takes some 0.1 ms, to a disk that hangs."""
+"""From a write into the page cache (about 0.1 ms) to a disk that hangs."""
 
 
 class Histogram:
-    """Counts durations by upper bounds, for a quarter of a microsecond each.
+    """Counts durations by upper bounds. `observe` takes a quarter of a microsecond.
 
     Attributes:
-        count: Durations observed.
-        sum_s: Of all of them, in seconds.
+        count: Number of durations observed.
+        sum_s: Their sum in seconds.
     """
 
     __slots__ = ("_bounds_s", "_counts", "count", "sum_s")
@@ -33,5 +33,5 @@ class Histogram:
         self.sum_s += duration_s
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """(bound in seconds, how many took at most so long), ascending; the last bound is infinity."""
+        """Return pairs of bound in seconds and number of durations up to it, ascending; the last bound is infinity."""
         return list(zip((*self._bounds_s, float("inf")), accumulate(self._counts), strict=True))

@@ -1,7 +1,7 @@
-"""`/metrics`: metrics for Prometheus, written by its client library. docs/reference/metrics.md lists them.
+"""`/metrics`: metrics for Prometheus, encoded by its client library. docs/reference/metrics.md lists them.
 
-A scrape is made in pieces of some milliseconds each, between which the broker serves its clients: with ten thousand
-channels the whole is most of a second. So not all of it is of the same instant.
+A scrape is generated in pieces of some milliseconds each, and the broker serves clients in between: with ten thousand
+channels the whole scrape takes most of a second. So its values are not all of the same instant.
 """
 
 import logging
@@ -36,7 +36,7 @@ from .histogram import Histogram
 logger = logging.getLogger("trio_nsq.broker")
 
 _SAMPLES_PER_PIECE = 400
-"""Some two milliseconds."""
+"""These take about two milliseconds."""
 _NS_PER_S = 1_000_000_000
 _EOF = b"# EOF\n"
 
@@ -44,7 +44,7 @@ Encoder = Callable[[Collector], bytes]
 Labels = dict[str, str]
 
 
-# Name, help and value of the figures of every topic, and of every channel. What ends in `_total` is a counter.
+# Name, help and value of the metrics of each topic and channel. A name that ends in `_total` is a counter.
 TOPIC_METRICS: tuple[tuple[str, str, Callable[[Topic], float]], ...] = (
     ("nsq_topic_depth", "Messages waiting for a channel, or for a pause to end.", lambda t: t.depth),
     ("nsq_topic_backend_depth", "Those of depth that are not in memory.", lambda t: t.backend_depth),
@@ -105,20 +105,20 @@ LATENCY_HELP = "Time from publish to FIN, of late; only if it is measured."
 
 
 class MetricsExposition:
-    """Makes the scrapes of one broker."""
+    """Generates the scrapes of one broker."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._threads = trio.CapacityLimiter(1)  # for reads: on a slow disk they take long
+        self._threads = trio.CapacityLimiter(1)  # for reads, which are slow on a slow disk
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)
-        # The sequence of a channel's oldest message, None if it has none, and when that was published: kept, because
-        # where it takes a look at the disk it mostly stays the oldest for long.
+        # Cache: sequence (None without messages) and timestamp of a channel's oldest message. If the timestamp had to
+        # be read from disk, the message usually stays the oldest for long.
         self._oldest: WeakKeyDictionary[Channel, tuple[int | None, int]] = WeakKeyDictionary()
 
     async def scrape(self, request: Request) -> Response:
-        """All figures, in the form that the Accept header asks for: OpenMetrics, or Prometheus' text format."""
+        """Return all metrics in the format of the Accept header: OpenMetrics, or Prometheus' text format."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         await self._find_oldest()
         return Response(200, self._pieces(encode), content_type)
@@ -127,11 +127,11 @@ class MetricsExposition:
         for text in self._texts(encode):
             yield text
             await trio.lowlevel.checkpoint()
-        if encode(_Families(())):  # OpenMetrics has an end
+        if encode(_Families(())):  # OpenMetrics has an end marker
             yield _EOF
 
     def _texts(self, encode: Encoder) -> Iterator[bytes]:
-        """The scrape in pieces; whoever takes them may let time pass in between."""
+        """Yield the scrape in pieces. The caller may let other tasks run in between."""
         yield encode(self._process).removesuffix(_EOF)
         yield encode(_Families(self._of_broker())).removesuffix(_EOF)
         topics = [({"topic": t.name}, t) for _, t in sorted(self._server.broker.topics.items())]
@@ -198,13 +198,13 @@ class MetricsExposition:
     def _ages(self, channels: Iterable[tuple[Labels, Channel]]) -> Iterator[Sample]:
         now_ns = time.time_ns()
         for labels, channel in channels:
-            if channel in self._oldest:  # else the log did not say, or the channel is newer than the scrape
+            if channel in self._oldest:  # else the read failed, or the channel is newer than the scrape
                 sequence, timestamp_ns = self._oldest[channel]
                 age_ns = max(0, now_ns - timestamp_ns) if sequence is not None else 0
                 yield Sample(OLDEST_AGE, labels, age_ns / _NS_PER_S)
 
     async def _find_oldest(self) -> None:
-        """Find out when the oldest message of every channel was published, from memory as far as possible."""
+        """Find the timestamp of the oldest message of each channel, from memory if possible."""
         unknown: list[tuple[Channel, int]] = []
         for number, channel in enumerate(
             [c for topic in self._server.broker.topics.values() for c in topic.channels.values()], 1
@@ -235,7 +235,7 @@ class MetricsExposition:
 
 
 def _read_timestamps(wanted: Sequence[tuple[Channel, int]]) -> list[tuple[Channel, int, int]]:
-    """(channel, sequence, timestamp) of messages that only the logs know; may be called in a thread."""
+    """Read timestamps from the logs; returns (channel, sequence, timestamp). Thread-safe for logs on disk."""
     known: dict[tuple[Log, int], int] = {}
     found: list[tuple[Channel, int, int]] = []
     for channel, sequence in wanted:
@@ -244,7 +244,7 @@ def _read_timestamps(wanted: Sequence[tuple[Channel, int]]) -> list[tuple[Channe
             if key not in known:
                 published_ns = channel.store.published_ns(sequence)
                 if not published_ns:
-                    continue  # damaged, or gone meanwhile
+                    continue  # damaged, or deleted meanwhile
                 known[key] = published_ns
         except LogReadError as exc:
             logger.error("%s/%s: %s", channel.topic.name, channel.name, exc)
@@ -253,11 +253,11 @@ def _read_timestamps(wanted: Sequence[tuple[Channel, int]]) -> list[tuple[Channe
     return found
 
 
-# ---------------------------------------------------------------------- the library's forms
+# ---------------------------------------------------------------------- encoding
 
 
 class _Families(Collector):
-    """What the library's encoders take: something that collects."""
+    """Wraps metric families as the collector that the library's encoders require."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -267,7 +267,7 @@ class _Families(Collector):
 
 
 def _in_pieces(encode: Encoder, name: str, text: str, samples: Iterable[Sample]) -> Iterator[bytes]:
-    """One family, encoded a few samples at a time."""
+    """Encode one metric family, a few samples at a time."""
     kind = "counter" if name.endswith("_total") else "gauge"
     rest = iter(samples)
     first = True

@@ -1,7 +1,7 @@
-"""What the process itself uses, for `/stats` and statsd, in nsqd's names.
+"""Memory and garbage collection of the process, for `/stats` and statsd, under nsqd's names.
 
-nsqd reports its Go runtime's figures. Where CPython has the same, or near enough for a graph to tell the same story,
-that is reported, else 0: a dashboard finds every key. docs/reference/metrics.md has the table.
+nsqd reports metrics of its Go runtime. If CPython has an equivalent or similar value, the broker reports that, else 0,
+so that dashboards find every key. docs/reference/metrics.md has the table.
 """
 
 import gc
@@ -15,11 +15,11 @@ from time import perf_counter_ns
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _KEPT_PAUSES = 256
-"""As Go's runtime keeps."""
+"""The number that Go's runtime keeps."""
 
 
 class ProcessFigures:
-    """Watches the garbage collector until closed; everything else is asked for when it is wanted."""
+    """Records garbage collections until closed, and reads memory usage on request."""
 
     def __init__(self) -> None:
         self._runs = 0
@@ -28,12 +28,12 @@ class ProcessFigures:
         gc.callbacks.append(self._observe)
 
     def close(self) -> None:
-        """Let go of the collector. Closing again does nothing."""
+        """Stop recording. Closing again does nothing."""
         if self._observe in gc.callbacks:
             gc.callbacks.remove(self._observe)
 
     def _observe(self, phase: str, info: dict[str, int]) -> None:
-        # Collections of the youngest generation take microseconds, and are so many that nothing else would be kept.
+        # Collections of the youngest generation take microseconds, and are so frequent that they would displace others.
         if phase == "start":
             self._began_ns = perf_counter_ns()
         elif info["generation"] > 0:
@@ -41,7 +41,7 @@ class ProcessFigures:
             self._runs += 1
 
     def memory(self) -> dict[str, int]:
-        """`memory` of `/stats`, its keys in nsqd's order."""
+        """Return `memory` of `/stats`, keys in nsqd's order."""
         pauses_ns = sorted(self._pauses_ns)
         return {
             "heap_objects": sys.getallocatedblocks(),
@@ -57,7 +57,7 @@ class ProcessFigures:
 
 
 def private_bytes() -> int:
-    """Resident memory that belongs to this process alone; 0 where the system does not say."""
+    """Return the private resident memory of this process; 0 on systems without /proc."""
     try:
         _, resident, shared, *_ = _STATM.read_text().split()
     except OSError:

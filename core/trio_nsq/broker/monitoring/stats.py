@@ -1,4 +1,4 @@
-"""What `/stats` says, in nsqd's names, order and units (NSQ's HTTP API: /stats)."""
+"""The document of `/stats`, with nsqd's names, order and units (NSQ's HTTP API: /stats)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -25,13 +25,13 @@ def broker_stats(
     include_clients: bool = True,
     include_mem: bool = True,
 ) -> dict[str, Any]:
-    """The JSON document of `/stats`.
+    """Build the JSON document of `/stats`.
 
-    A topic that is unavailable is there with the reason under `unavailable`, without channels, all its counts 0.
+    An unavailable topic has the reason under `unavailable`, no channels, and 0 for all counts.
 
     Args:
         now_ns: Unix nanoseconds by the wall clock.
-        topic: Only this topic; empty for all. With a name that is unknown `topics` is None, as in nsqd.
+        topic: Only this topic; empty for all. If the topic does not exist, `topics` is None, as in nsqd.
         channel: Only this channel of each topic, and only topics that have it; empty for all.
         include_clients: List the clients of channels, and the producers.
     """
@@ -59,7 +59,7 @@ def broker_stats(
         missing = _unavailable_topics(server.broker.unavailable, topic)
         if missing:
             topics = sorted([*(topics or ()), *missing], key=itemgetter("topic_name"))
-    unknown = topics is None and bool(topic)  # nsqd then shows nothing at all
+    unknown = topics is None and bool(topic)  # then nsqd lists nothing, not even producers
     publishing = []
     if include_clients and not unknown:
         publishing = [session for session in server.sessions.connected if session.pub_counts]
@@ -94,7 +94,7 @@ def _unavailable_topics(reasons: Mapping[str, str], topic: str) -> list[dict[str
 
 
 class _Figures:
-    """Describes topics and channels at one time. `fractions` are of the end-to-end latency; none: not measured."""
+    """Describes topics and channels. `fractions` are the quantiles of the end-to-end latency; empty if not measured."""
 
     def __init__(self, fractions: Sequence[float], now_ns: int) -> None:
         self._fractions = fractions
@@ -146,7 +146,7 @@ class _Figures:
         return stats | _losses(topic.settings, channel.messages)
 
     def _latency(self, channels: Iterable[Channel]) -> dict[str, Any]:
-        """Of all these channels together; without any there are no percentiles."""
+        """Merge the latencies of these channels. If none is measured, `percentiles` is None."""
         merged: Sketch | None = None
         for channel in channels:
             if channel.e2e_latency is not None:
@@ -168,14 +168,14 @@ class _Figures:
 
 
 def _switched_on(settings: TopicSettings) -> dict[str, Any]:
-    """The settings that make a topic another than nsqd's would be."""
+    """Return the settings of a topic that differ from nsqd's behaviour."""
     usual = asdict(TopicSettings())
     found = {name: value for name, value in asdict(settings).items() if value != usual[name]}
     return found | ({"when_full": settings.when_full} if settings.is_limited else {})
 
 
 def _losses(settings: TopicSettings, where: TopicLimits | ChannelMessages) -> dict[str, int]:
-    """What was dropped there, if the topic's settings let it be, or did."""
+    """Return the counts of expired and dropped messages, if the settings allow such losses or a count is not 0."""
     losses = {}
     if settings.ttl_ms or where.expired_count:
         losses["expired_count"] = where.expired_count
@@ -212,7 +212,7 @@ def _client(client: Session, topic: str) -> dict[str, Any]:
             "auth_identity_url": authorizations.identity_url,
         }
         stats |= {name: text for name, text in about.items() if text}
-    # All topics it published to; nsqd shows one of them.
+    # All topics the client has published to; nsqd lists one of them.
     counts = [
         {"topic": t, "count": n} for t, n in sorted(client.pub_counts.items()) if not topic or t == topic
     ]
@@ -223,6 +223,6 @@ def _client(client: Session, topic: str) -> dict[str, Any]:
         "tls_cipher_suite": tls.cipher_suite if tls is not None else "",
         "tls_version": tls.version if tls is not None else "",
         "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": tls is not None,  # as Go says of every session
+        "tls_negotiated_protocol_is_mutual": tls is not None,  # as Go reports for every session
     }
     return stats

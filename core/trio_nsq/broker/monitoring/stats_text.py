@@ -1,4 +1,4 @@
-"""The text form of `/stats`, in nsqd's layout: people read it, and so do scripts."""
+"""The text format of `/stats`, in nsqd's layout, which scripts parse."""
 
 import platform
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _NS_PER_S = 1_000_000_000
 
 
 def render_text(stats: dict[str, Any], now_ns: int, uptime_ns: int) -> str:
-    """Lay out what `broker_stats` said at `now_ns`, Unix nanoseconds by the wall clock."""
+    """Format the document that `broker_stats` built at `now_ns` (Unix nanoseconds by the wall clock)."""
     started = datetime.fromtimestamp(stats["start_time"]).astimezone().isoformat().replace("+00:00", "Z")
     lines = [
         f"nsqd v{stats['version']} (built w/python{platform.python_version()})",
@@ -82,7 +82,7 @@ def _latency(measured: dict[str, Any]) -> str:
 
 
 def short_duration(nanoseconds: int) -> str:
-    """With one decimal, in the largest unit of which there is more than one: `450.4ms`, `0.0ns`."""
+    """Format a duration with one decimal, in the largest unit that gives a value above 1: `450.4ms`, `0.0ns`."""
     for unit, size_ns in (("s", _NS_PER_S), ("ms", 1_000_000), ("us", 1000)):
         if nanoseconds > size_ns:
             return f"{nanoseconds / size_ns:.1f}{unit}"
@@ -90,7 +90,7 @@ def short_duration(nanoseconds: int) -> str:
 
 
 def go_duration(nanoseconds: int) -> str:
-    """As Go writes a duration, to the last digit: `1h0m2.5s`, `4.155519ms`, `0s`."""
+    """Format a duration as Go does, with all digits: `1h0m2.5s`, `4.155519ms`, `0s`."""
     if nanoseconds < 0:
         return f"-{go_duration(-nanoseconds)}"
     if nanoseconds < _NS_PER_S:
@@ -108,7 +108,7 @@ def go_duration(nanoseconds: int) -> str:
 
 
 def _decimal(value: int, unit: int) -> str:
-    """`value / unit` in full, `unit` being a power of ten."""
+    """Format `value / unit` with all digits; `unit` is a power of ten."""
     whole, fraction = divmod(value, unit)
     digits = f"{fraction:0{len(str(unit)) - 1}}".rstrip("0") if fraction else ""
     return f"{whole}.{digits}" if digits else str(whole)

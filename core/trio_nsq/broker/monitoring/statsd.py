@@ -1,6 +1,6 @@
-"""Figures for a statsd server, under the names that nsqd sends them by.
+"""Sends metrics to a statsd server, under nsqd's names.
 
-`figures`, `lines` and `packets` are pure; `StatsdClient` is the IO around them.
+`figures`, `lines` and `packets` are pure; `StatsdClient` does the IO.
 """
 
 import logging
@@ -22,10 +22,10 @@ logger = logging.getLogger("trio_nsq.broker")
 Kind = Literal["c", "g"]
 """Counter or gauge."""
 Figures = dict[str, tuple[int, Kind]]
-"""Values by name; those of counters since the broker started."""
+"""Values by name. Counters count from the start of the broker."""
 
 _PAUSE_S = 1.0
-"""As nsqd: at the end of an interval nothing is sent for so long."""
+"""As nsqd: nothing is sent in this time at the end of an interval."""
 
 _TOPIC: dict[str, Kind] = {"message_count": "c", "message_bytes": "c", "depth": "g", "backend_depth": "g"}
 _CHANNEL: dict[str, Kind] = {
@@ -39,13 +39,13 @@ _CHANNEL: dict[str, Kind] = {
 }
 
 
-# ---------------------------------------------------------------------- what is sent
+# ---------------------------------------------------------------------- encoding
 
 
 def figures(stats: Mapping[str, Any], *, exclude_ephemeral: bool = False) -> Figures:
-    """The figures of a `/stats` document, in nsqd's order; none of topics that are unavailable.
+    """Extract the metrics of a `/stats` document, in nsqd's order, without unavailable topics.
 
-    Without `memory` there are no `mem.` figures. `exclude_ephemeral` leaves ephemeral topics and channels out.
+    Without `memory` there are no `mem.` metrics. `exclude_ephemeral` leaves out ephemeral topics and channels.
     """
     found: Figures = {}
     for topic in stats["topics"] or ():
@@ -78,15 +78,15 @@ def _latency(name: str, measured: Mapping[str, Any]) -> Figures:
 
 
 def percent(quantile: float) -> str:
-    """A quantile in a name: 0.5 is `50`, 0.995 is `99_5`; nsqd calls that, and 1.0, `100`."""
+    """Format a quantile for a name: 0.5 is `50`, 0.995 is `99_5`. nsqd writes `100` for 0.995, as for 1.0."""
     return f"{quantile * 100:.10g}".replace(".", "_")
 
 
 def lines(prefix: str, now: Figures, before: Mapping[str, tuple[int, Kind]]) -> Iterator[bytes]:
-    """What to send: gauges as they are, counters by how much they have grown.
+    """Yield the lines to send: gauges by value, counters by increase.
 
-    A counter that was higher when it was last sent has begun anew since: its topic or channel was deleted and made
-    again. Then all of it is growth.
+    If a counter is lower than before, its topic or channel was deleted and created again. Then the increase is its
+    whole value.
     """
     for name, (value, kind) in now.items():
         if kind == "c":
@@ -96,7 +96,7 @@ def lines(prefix: str, now: Figures, before: Mapping[str, tuple[int, Kind]]) -> 
 
 
 def packets(of_lines: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
-    """Datagrams of whole lines, as many as fit in `max_bytes`; a longer line has one to itself."""
+    """Join whole lines into datagrams of up to `max_bytes`. A longer line is a datagram of its own."""
     packet = b""
     for line in of_lines:
         if packet and len(packet) + len(line) > max_bytes:
@@ -107,11 +107,11 @@ def packets(of_lines: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
         yield packet
 
 
-# ---------------------------------------------------------------------- sending it
+# ---------------------------------------------------------------------- sending
 
 
 class StatsdClient:
-    """Sends a broker's figures, `prefix` before each name. Raises StartupError: the address is none."""
+    """Sends a broker's metrics, with `prefix` before each name. Raises StartupError: the address is invalid."""
 
     def __init__(self, server: Server, prefix: str) -> None:
         self._server = server
@@ -125,7 +125,7 @@ class StatsdClient:
             raise StartupError(f"--statsd-address: {exc}") from exc
 
     async def push_on_schedule(self) -> None:
-        """Send the figures at the end of every interval; runs until cancelled."""
+        """Send the metrics at the end of every interval; runs until cancelled."""
         interval_s = self._options.statsd_interval_ms / 1000
         due_s = trio.current_time()
         while True:
@@ -134,12 +134,14 @@ class StatsdClient:
             try:
                 await self._push(max(0.0, interval_s - _PAUSE_S))
             except OSError as exc:
-                self._note(f"statsd: cannot send to {self._options.statsd_address}: {exc.strerror or exc}")
+                self._record_error(
+                    f"statsd: cannot send to {self._options.statsd_address}: {exc.strerror or exc}"
+                )
             else:
-                self._note("")
+                self._record_error("")
 
     async def _push(self, duration_s: float) -> None:
-        """Send all figures, evenly over the time given. Raises OSError."""
+        """Send all metrics, spread over this time. Raises OSError."""
         found = await trio.socket.getaddrinfo(self._host, self._port, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, address = found[0]
         stats = broker_stats(
@@ -154,8 +156,8 @@ class StatsdClient:
                     await trio.sleep(duration_s / len(to_send))
                 await udp.sendto(packet, address)
 
-    def _note(self, error: str) -> None:
-        """Log an error, but the same one not every time."""
+    def _record_error(self, error: str) -> None:
+        """Log an error, unless it is the same as last time; empty for success."""
         if error and error != self._error:
             logger.error("%s", error)
         self._error = error
