@@ -23,7 +23,7 @@ class Pacing:
         channels_per_turn: Maximum number of channels served after a publish, or at the end of a round.
         grants_per_turn: Maximum number of deliveries of one channel in a turn.
         waiting_s: While clients send all the time, deliveries that may wait do so for this long, and are sent together
-            with later messages. It equals the default lower limit of `--min-output-buffer-timeout`.
+            with later messages. It equals the default of `--min-output-buffer-timeout`.
         gather_s: Maximum delay of a sync that waits for more publishes.
         tell_s: A sync thread reports its results after this time at the latest, even if it has topics left to sync.
         min_commit_threads, max_commit_threads: Number of threads that sync.

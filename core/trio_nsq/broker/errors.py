@@ -6,7 +6,7 @@ from ..protocol import NSQError
 
 
 class TopicUnavailable(LogError):
-    """The topic's files could not be used at startup. The topic can only be deleted."""
+    """The topic's files could not be opened. Until a retry succeeds, the topic can only be deleted."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"topic {name} is unavailable: {reason}")

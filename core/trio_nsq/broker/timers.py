@@ -27,7 +27,7 @@ class Timers:
         return self._offset_ns + int(self.clock_s() * _NS_PER_S)
 
     def watch(self, channel: Channel, at_ns: int | None) -> None:
-        """Set the timer of a channel to `at_ns` or earlier; None sets none."""
+        """Have the timer of a channel run at `at_ns` at the latest; None sets no timer."""
         if self._broker.alarms.watch(channel, at_ns):
             self._moved.set()
 

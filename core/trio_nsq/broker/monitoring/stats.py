@@ -119,7 +119,7 @@ class _Figures:
                 "log_files": len(log.files),
             }
             stats |= kept
-        return stats | _switched_on(topic.settings) | _losses(topic.settings, topic.limits)
+        return stats | _non_default_settings(topic.settings) | _losses(topic.settings, topic.limits)
 
     def channel(self, topic: Topic, channel: Channel, clients: list[dict[str, Any]] | None) -> dict[str, Any]:
         stats = {
@@ -167,7 +167,7 @@ class _Figures:
         }
 
 
-def _switched_on(settings: TopicSettings) -> dict[str, Any]:
+def _non_default_settings(settings: TopicSettings) -> dict[str, Any]:
     """Return the settings of a topic that differ from nsqd's behaviour."""
     usual = asdict(TopicSettings())
     found = {name: value for name, value in asdict(settings).items() if value != usual[name]}

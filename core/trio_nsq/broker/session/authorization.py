@@ -270,12 +270,12 @@ class Authorizer:
 
     Attributes:
         authorizations: The client's permissions, after a successful AUTH.
-        idle: There are no auth servers, so everything is allowed.
+        allows_all: There are no auth servers, so everything is allowed.
     """
 
     def __init__(self, auth_client: AuthClient | None, peer: str) -> None:
         self.authorizations: Authorizations | None = None
-        self.idle = auth_client is None
+        self.allows_all = auth_client is None
         self._auth_client = auth_client
         self._peer = peer
         self._secret = b""

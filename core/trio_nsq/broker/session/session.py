@@ -173,12 +173,12 @@ class Session(PolledEndpoint):
     # ------------------------------------------------------------------ sending
 
     def answer(self, frame: bytes) -> None:
-        """Add an answer, after the messages that wait. It must be flushed."""
+        """Deliver waiting messages, then add an answer. The caller must flush it."""
         self._deliver_waiting()
         self.put_answer(frame)
 
     def put_answer(self, frame: bytes) -> None:
-        """Add an answer without the waiting messages."""
+        """Add an answer, without delivering waiting messages before it."""
         self.send_buffer.put(frame)
         self.answered = True
 
@@ -294,7 +294,7 @@ class Session(PolledEndpoint):
         """Store the publishes. Returns False if the session has to wait for that."""
         self._deliver_waiting()  # now, because these publishes must be delivered after their answer
         topic = self._services.broker.publishable.get(self.publishes[0].topic)
-        if topic is None or not self.authorizer.idle:
+        if topic is None or not self.authorizer.allows_all:
             return False
         try:
             self._services.publisher.submit(topic, self.publications(), self._complete_publishes)
