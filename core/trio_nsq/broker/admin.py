@@ -186,7 +186,7 @@ class Admin:
             if topic.dead_letters.moved_count:
                 await self.checkpointer.save(topic)
             await self._save_dead_letters()
-        async with self.checkpointer.locked(topic):  # retention might be deleting messages at the new position
+        async with self.checkpointer.locked(topic):  # retention may be deleting messages there
             if not self.broker.serves_channel(channel):
                 raise DeletedError(channel.name)
             oldest = topic.log.first_sequence
