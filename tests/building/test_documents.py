@@ -1,5 +1,6 @@
 """What the documents point at is there: links to files, and paths of the project in their text."""
 
+import os
 import re
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def targets(document: Path) -> list[str]:
     """Return what a document points at, from the project's root."""
     text = (ROOT / document).read_text()
     links = [link for link in _LINK.findall(text) if "://" not in link and not link.startswith("mailto:")]
-    return [*(str(document.parent / link) for link in links), *_PATH.findall(text)]
+    return [*(os.path.normpath(document.parent / link) for link in links), *_PATH.findall(text)]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
