@@ -1,7 +1,7 @@
 """An NSQ-compatible broker and client library on trio.
 
-`Consumer` and `Producer` talk to any NSQ broker; `trio_nsq.broker.serve` is one. `trio_nsq.sync` has both for programs
-without async code. Names are resolved when they are first used, so that a program that needs only the protocol does
+`Consumer` and `Producer` work with any NSQ broker; `trio_nsq.broker.serve` runs one. `trio_nsq.sync` has both classes
+for programs without async code. Names are resolved on first use, so that a program that needs only the protocol does
 not import trio.
 """
 

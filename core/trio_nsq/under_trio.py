@@ -1,22 +1,22 @@
-"""A clear error for callers that are not run by trio, such as those under asyncio."""
+"""A clear error for callers that do not run under trio, such as asyncio programs."""
 
 import trio
 
 
 def require_trio(name: str, instead: str = "") -> None:
-    """Make sure that the caller runs in a trio task.
+    """Check that the caller runs in a trio task.
 
     Args:
-        name: What was called, for the error.
-        instead: What works without trio, for the error; empty: nothing does.
+        name: The called class or function, for the error.
+        instead: The alternative that works without trio, for the error; empty: none.
 
     Raises:
         RuntimeError: The caller does not run in a trio task.
     """
     if trio.lowlevel.in_trio_task():
         return
-    otherwise = f", or use {instead}, which needs no trio" if instead else ""
+    otherwise = f", or use {instead}, which works without trio" if instead else ""
     raise RuntimeError(
-        f"{name} runs under trio only, and this is no trio task (asyncio cannot run it): start the program with "
-        f"trio.run{otherwise}; docs/how-to/python-client.md, 'asyncio', shows how it works there"
+        f"{name} must run in a trio task (asyncio cannot run it): start the program with "
+        f"trio.run{otherwise}; for asyncio programs see 'asyncio' in docs/how-to/python-client.md"
     )

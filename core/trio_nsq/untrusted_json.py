@@ -1,4 +1,4 @@
-"""JSON that strangers sent, or that lies in files others may have written."""
+"""Decode JSON from untrusted peers and files."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ def decode_json(data: bytes | bytearray | str) -> Any:
     """Decode one JSON value.
 
     Raises:
-        ValueError: It is not JSON, or it is nested deeper than Python can follow.
+        ValueError: The data is not JSON, or is nested too deeply for Python's decoder.
     """
     try:
         return json.loads(data)

@@ -1,22 +1,22 @@
-"""How things are counted and shown in what people read."""
+"""Format counts and untrusted text for people."""
 
 
 def count_of(count: int, what: str) -> str:
-    """A number of things, such as `1 topic` or `1,234 topics`.
+    """Format a count with its noun, such as `1 topic` or `1,234 topics`.
 
     Args:
         count: 0 or more.
-        what: One of them.
+        what: The singular noun.
     """
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text without characters that act on a terminal or break a line: those are written as escapes, such as `\\x1b`.
+    """Escape control characters and line breaks, such as `\\x1b`, so that text cannot act on a terminal.
 
     Args:
-        text: It may hold anything; a byte that was no UTF-8 (surrogateescape) becomes `\\xff`.
-        keep: Characters that stay as they are.
+        text: Any text; a byte that was not UTF-8 (surrogateescape) becomes `\\xff`.
+        keep: Characters that are not escaped.
     """
     if text.isprintable():
         return text

@@ -77,7 +77,7 @@ def test_damaged_files_are_named(nowhere: Cli, tmp_path: Path, source: Path) -> 
     result = nowhere("log", "import", str(source), "--data-path", str(tmp_path / "ours"))
     assert (result.code, result.err) == (5, "")
     assert f"damage  {path}, byte " in result.out.decode()
-    assert "not imported, nor would nsqd read it" in result.out.decode()
+    assert "not imported (nsqd would not read it either)" in result.out.decode()
 
 
 def test_refusals(nowhere: Cli, tmp_path: Path, source: Path) -> None:
@@ -90,7 +90,7 @@ def test_refusals(nowhere: Cli, tmp_path: Path, source: Path) -> None:
     assert nowhere("log", "import", str(source), "--data-path", str(ours), "--if-exists", "replace").code == 0
     for arguments, code, says in (
         ([str(tmp_path), "--data-path", str(tmp_path / "x")], 1, "is not the data folder of an nsqd"),
-        ([str(source), "--data-path", str(source / "x")], 1, "nsqd's own folder"),
+        ([str(source), "--data-path", str(source / "x")], 1, "inside nsqd's data folder"),
         ([str(source), "--data-path", str(tmp_path / "no" / "x")], 1, "does not exist"),
         ([str(source)], 2, "Missing option '--data-path'"),
         ([str(tmp_path / "missing"), "--data-path", str(ours)], 2, "does not exist"),

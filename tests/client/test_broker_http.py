@@ -93,7 +93,7 @@ def test_tls_files_are_read_for_https_only() -> None:
 
 
 def test_an_address_without_a_port() -> None:
-    with pytest.raises(ValueError, match="'localhost' names no port"):
+    with pytest.raises(ValueError, match="'localhost' has no port"):
         BrokerHTTP("localhost")
 
 

@@ -316,8 +316,11 @@ async def test_what_a_service_is_given_to_know_us_by_is_told_to_nobody(
             await Consumer("topic", "channel", lookupd_http_addresses=addresses[1:]).__aenter__()
     assert f"http://xxxxx@{broken.address}: got response 503" in caplog.text
     assert str(caught.value) == f"could not connect to http://xxxxx@{broken.address}: got response 503"
-    assert f"http://xxxxx@{lookupd.address} names a broker on 'a b'" in caplog.text
-    assert f"http://xxxxx@{lookupd.address}: nobody could connect to" in caplog.text
+    assert (
+        f"http://xxxxx@{lookupd.address} returned a broker address that is not a host name: 'a b'"
+        in caplog.text
+    )
+    assert f"http://xxxxx@{lookupd.address}: no usable address in" in caplog.text
     assert "secret" not in caplog.text
 
 

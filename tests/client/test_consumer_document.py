@@ -80,7 +80,7 @@ def test_the_example(tmp_path: Path) -> None:
                 process.kill()
     assert process.returncode == 0
     assert sorted(said.split(b"\n")) == [b"", b"hello, Ada", b"hello, Bob"]
-    assert b"is given up after 3 attempts" in complained
+    assert b"is not handled: it exceeds 3 attempts" in complained
     assert complained.endswith(b"\n3 done, 3 put back\n")
 
 

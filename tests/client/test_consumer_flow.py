@@ -159,7 +159,7 @@ async def test_a_failure_stops_all_connections_then_one_message_may_come_then_al
         assert await heard(peers) == [fins(2) + b"RDY 5\n", b"RDY 5\n"]
     told = [record for record in caplog.records if record.name == "trio_nsq.client"]
     assert [record.levelno for record in told] == [logging.WARNING]
-    assert "taking none for 2.0 s (backoff level 1)" in caplog.text
+    assert "pausing for 2.0 s (backoff level 1)" in caplog.text
 
 
 @bounded

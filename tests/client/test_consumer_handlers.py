@@ -133,7 +133,10 @@ async def test_a_message_is_given_up_after_so_many_attempts(
         await peer.expect(fins(1, 2))
     assert works.begun == [b"body 1"]
     assert [level for level, _ in logged(caplog)] == [logging.WARNING]
-    assert f"{message_id(2).decode()} from {broker.address}> is given up after 5 attempts" in caplog.text
+    assert (
+        f"{message_id(2).decode()} from {broker.address}> is not handled: it exceeds 5 attempts"
+        in caplog.text
+    )
 
 
 @bounded

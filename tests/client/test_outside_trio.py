@@ -28,13 +28,15 @@ def test_clients(enter: Callable[[], Awaitable[object]], instead: str) -> None:
     async def main() -> None:
         await enter()
 
-    with pytest.raises(RuntimeError, match=f"runs under trio only.*{instead}.*docs/how-to/python-client.md"):
+    with pytest.raises(
+        RuntimeError, match=f"must run in a trio task.*{instead}.*docs/how-to/python-client.md"
+    ):
         asyncio.run(main())
 
 
 def test_servers(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"trio_nsq.broker.serve runs under trio only"):
+    with pytest.raises(RuntimeError, match=r"trio_nsq.broker.serve must run in a trio task"):
         asyncio.run(serve(BrokerOptions(tmp_path / "data")))
     assert not (tmp_path / "data").exists()
-    with pytest.raises(RuntimeError, match=r"serve runs under trio only"):
+    with pytest.raises(RuntimeError, match=r"serve must run in a trio task"):
         asyncio.run(serve_lookupd(LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")))

@@ -149,7 +149,7 @@ async def test_nothing_to_publish_sends_nothing(broker: FakeBroker) -> None:
         (lambda p: p.publish_set("t", pack_messages([b"x" * 101])), "a message of 101 bytes"),
         (
             lambda p: p.publish_set("t", pack_messages([b"x" * 60] * 4)),
-            "a set of 256 bytes; the limit is 196",
+            "a message set of 256 bytes; the limit is 196",
         ),
         (lambda p: p.publish_set("t", MessageSet(b"\0\0\0\x01x", [2])), "do not add up"),
         (lambda p: p.publish_set("t/u", pack_messages([b"x"])), "not a valid topic name"),

@@ -237,7 +237,7 @@ async def test_auth(tmp_path: Path) -> None:
             # As the command line gives what is not UTF-8.
             await round_trip(bound.tcp_address, 3, auth_secret="h\udcffsh")
             assert "secret=h%FFsh" in server.queries[-1]
-            with pytest.raises(ConnectionFailed, match="give auth_secret"):
+            with pytest.raises(ConnectionFailed, match="set auth_secret"):
                 async with Producer(bound.tcp_address):
                     pass
 

@@ -138,7 +138,9 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 def test_a_file_that_is_damaged_is_not_overwritten(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     file = NamesFile(tmp_path)
-    with pytest.raises(StartupError, match=r"lookupd\.json is damaged: .*; if you move it away, ") as refused:
+    with pytest.raises(
+        StartupError, match=r"lookupd\.json is damaged: .*; restore it, or move it away "
+    ) as refused:
         file.load()
     assert str(refused.value).isprintable()
     file.close()

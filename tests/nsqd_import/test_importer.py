@@ -298,7 +298,7 @@ def test_an_nsqd_that_is_running(tmp_path: Path, source: Path) -> None:
 @pytest.mark.parametrize("inside", [".", "ours", "a/b"])
 def test_nsqds_own_folder_is_no_place_for_ours(source: Path, inside: str) -> None:
     before = everything(source)
-    with pytest.raises(ImportRefused, match="lies in nsqd's own folder"):
+    with pytest.raises(ImportRefused, match="is inside nsqd's data folder"):
         run(source, source / inside)
     assert everything(source) == before
     assert [path for path in source.iterdir() if path.is_dir()] == []

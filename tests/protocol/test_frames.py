@@ -143,7 +143,7 @@ def test_a_frame_may_be_as_long_as_the_limit() -> None:
 
 # ---------------------------------------------------------------------- what is no frame
 
-SIZE = "a frame says it is {} bytes long: is this an NSQ broker's TCP port?"
+SIZE = "invalid frame size {}: is this an NSQ broker's TCP port?"
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ SIZE = "a frame says it is {} bytes long: is this an NSQ broker's TCP port?"
         (b"\x15\x03\x03\0\x02\x02\x50", None),  # a TLS alert, 7 bytes: too short to tell
         (int32(4) + int32(3), "unknown frame type 3"),
         (int32(100) + int32(-1), "unknown frame type -1"),
-        (int32(4) + int32(2), "a message frame says it is 4 bytes long"),
-        (int32(29) + int32(2), "a message frame says it is 29 bytes long"),
+        (int32(4) + int32(2), "invalid size 4 of a message frame"),
+        (int32(29) + int32(2), "invalid size 29 of a message frame"),
     ],
 )
 def test_refused_by_its_head_alone(head: bytes, error: str | None) -> None:

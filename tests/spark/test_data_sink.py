@@ -173,7 +173,7 @@ def test_an_attempt_after_another(qcli: Cli, topic: str) -> None:
     assert publish(where, SinkTask("attempts", 1), [table(body=bodies)]) == TaskResult(messages=10)
     assert bodies_in(qcli.http_address, topic) == bodies * 2
     for other in (bodies[::-1], bodies[:9], bodies[:4], [*bodies, b"more"]):
-        with pytest.raises(RowsDiffer, match=r"with the same jobId: .* sortWithinPartitions"):
+        with pytest.raises(RowsDiffer, match=r"with the same jobId, .* sortWithinPartitions"):
             publish(where, task, [table(body=other)])
     assert bodies_in(qcli.http_address, topic) == bodies * 2
     lax = sink(qcli.http_address, topic, idempotent=False)
@@ -211,7 +211,7 @@ def test_two_attempts_that_see_different_rows(qcli: Cli, topic: str) -> None:
         publish(where, task, [table(body=bodies[:4] + other)])
         yield table(body=bodies[4:])
 
-    with pytest.raises(RowsDiffer, match="the task before this one"):
+    with pytest.raises(RowsDiffer, match="an earlier attempt of this task"):
         publish(where, task, overtaken())
     assert bodies_in(qcli.http_address, topic) == bodies[:4] + other
 
@@ -292,16 +292,16 @@ def test_rows_that_cannot_be_published(qcli: Cli, topic: str) -> None:
         (
             sink(qcli.http_address, topic),
             (b"x", "no topic", None),
-            "column topic: 'no topic' is no name of a",
+            "column topic: 'no topic' is not a valid topic",
         ),
-        (sink(qcli.http_address, ""), (b"x", None, None), "topic is null, and there is no option topic"),
+        (sink(qcli.http_address, ""), (b"x", None, None), "topic is null, and the option topic is not set"),
         (sink(qcli.http_address, topic), (b"x", None, -1), "the column defer_ms is -1, less than 0"),
         (
             sink(qcli.http_address, topic),
             (b"x" * 1024 * 1025, None, 0),
             "of 1,049,600 bytes, row 2 .*--max-msg",
         ),
-        (sink(qcli.http_address, topic), (b"x", None, 400 * DAY_MS), "its --max-defer less"),
+        (sink(qcli.http_address, topic), (b"x", None, 400 * DAY_MS), "more than its --max-defer"),
     ):
         rows = [
             table(body=[b"good"], topic=[topic], defer_ms=[0]),
@@ -331,7 +331,7 @@ def test_what_a_broker_refuses(broker: Broker, topic: str) -> None:
     set_limit(broker, topic, 5)
     where = sink(broker.http_address, topic, patience_s=0.0)
     publish(where, SinkTask("filling", 0), [table(body=numbers(4))])
-    with pytest.raises(SinkError, match=r"is full: .* once there is room again, the write can be repeated"):
+    with pytest.raises(SinkError, match=r"is full: .* repeat the write once the topic or the disk has space"):
         publish(where, SinkTask("full", 0), [table(body=numbers(4))])
     set_limit(broker, topic, 0)
     large = sink(broker.http_address, topic, batch_bytes=8 * 1024 * 1024)
@@ -358,22 +358,22 @@ def planned(schema: str, overwrite: bool = False, stream: bool = False, **option
 def test_what_is_refused_before_anything_is_written() -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("body binary", {}, "needs the option topic, or a column topic"),
-        ("body binary", {"topic": "no topic"}, "no topic is no name of a topic"),
+        ("body binary", {"topic": "no topic"}, "no topic is not a valid topic name"),
         ("body binary", {"topic": "t", "topc": "u"}, "the sink nsq has no option topc"),
         (
             "body binary",
             {"topic": "t", "nsqdHttpAddress": "here:4151,there"},
-            "wants host:port, .*4151,there",
+            "must be host:port, .*4151,there",
         ),
-        ("body binary", {"topic": "t", "batchBytes": "0"}, "batchBytes wants a whole number, 1 or more"),
-        ("body binary", {"topic": "t", "idempotent": "maybe"}, "idempotent wants true or false"),
-        ("body binary", {"topic": "t", "emptyBodies": "keep"}, "emptyBodies wants fail or skip: 'keep'"),
-        ("body binary", {"topic": "t", "jobId": "no/slash"}, "jobId has to be 1 to 48 of"),
-        ("topic string", {}, "body, topic, defer_ms, and body has to be there"),
-        ("body integer", {"topic": "t"}, "body has to be binary or string, and is int: cast it"),
-        ("body string, defer_ms double", {"topic": "t"}, "defer_ms has to be .* and is double"),
-        ("body string, topic binary", {}, "topic has to be string, and is binary"),
-        ("body string, seq long, x integer", {"topic": "t"}, "there is none for seq, x: select those it has"),
+        ("body binary", {"topic": "t", "batchBytes": "0"}, "batchBytes must be a whole number, 1 or more"),
+        ("body binary", {"topic": "t", "idempotent": "maybe"}, "idempotent must be true or false"),
+        ("body binary", {"topic": "t", "emptyBodies": "keep"}, "emptyBodies must be fail or skip: 'keep'"),
+        ("body binary", {"topic": "t", "jobId": "no/slash"}, "jobId must be 1 to 48 of"),
+        ("topic string", {}, "body, topic, defer_ms, and body is required"),
+        ("body integer", {"topic": "t"}, "body must be binary or string, not int: cast it"),
+        ("body string, defer_ms double", {"topic": "t"}, "defer_ms must be .*, not double"),
+        ("body string, topic binary", {}, "topic must be string, not binary"),
+        ("body string, seq long, x integer", {"topic": "t"}, "not seq, x: drop these columns"),
         ("body string, BODY string", {"topic": "t"}, "each once"),
     ]
     for schema, options, text in cases:
@@ -381,9 +381,9 @@ def test_what_is_refused_before_anything_is_written() -> None:
             planned(schema, **options)
     with pytest.raises(OptionError, match=r"cannot be overwritten, only appended to: mode\('append'\)"):
         planned("body binary", overwrite=True, topic="t")
-    with pytest.raises(OptionError, match=r"no output mode but append"):
+    with pytest.raises(OptionError, match=r"only the output mode append"):
         planned("body binary", overwrite=True, stream=True, topic="t")
-    with pytest.raises(OptionError, match="a stream is known by its checkpoint"):
+    with pytest.raises(OptionError, match="a stream is identified by its checkpoint"):
         planned("body binary", stream=True, topic="t", jobId="x")
 
 
@@ -401,13 +401,16 @@ def test_what_the_log_says(caplog: pytest.LogCaptureFixture) -> None:
     planned("body binary", topic="t", idempotent="false").commit([TaskResult(5, at_least_once={"h:1"})])
     failed, repeats, again, empty, once = caplog.messages
     assert (
-        "2 of 3 partitions are published, with 1,001 messages, and perhaps some of the others; that" in failed
+        "2 of 3 partitions are published, with 1,001 messages, and possibly some of the others; they"
+        in failed
     )
-    assert "the same write, with .option('jobId', 'mine'), publishes what is missing, and to 'qcli" in failed
+    assert (
+        "Repeating the write with .option('jobId', 'mine') publishes the missing messages, without" in failed
+    )
     assert repeats.startswith("nsq: micro-batch 7 failed: 0 of 1 partitions")
     assert "publishes them again" in again
-    assert "1,200 rows without a body were left out" in empty
-    assert "published at least once: h:1 does not remember" in once
+    assert "1,200 rows without a body were skipped" in empty
+    assert "published at least once: h:1 does not deduplicate" in once
 
 
 # ---------------------------------------------------------------------- cuts and numbers

@@ -48,7 +48,7 @@ def test_what_the_source_refuses(qcli: Cli, topic: str, tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=text):
             reader(**options)
-    with pytest.raises(OptionError, match="do not say anything of the broker"):
+    with pytest.raises(OptionError, match="have no entry for the broker"):
         reader(topic="t", nsqdHttpAddress=qcli.http_address, startingOffsets="{}").partitions()
 
 

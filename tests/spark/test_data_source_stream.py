@@ -149,7 +149,7 @@ def test_a_stream_reads_everything_once(spark: SparkSession, tmp_path: Path) -> 
         broker.http("POST", "/topic/delete", topic="t")
         cli_of(broker).publish("t", numbers(1000))
         query = stream(**options).trigger(availableNow=True).start()
-        with pytest.raises(Exception, match="it was deleted and made again, or lost its end"):
+        with pytest.raises(Exception, match="it was deleted and recreated, or lost its last messages"):
             query.awaitTermination()
     assert len(seen) == 480
 
@@ -277,7 +277,7 @@ def test_a_broker_that_joins_begins_where_the_option_says(qcli: Cli, topic: str,
         cli_of(other).publish(topic, numbers(1))
         alone = Query(joined.checkpoint, **options_for(qcli, topic))
         with pytest.raises(
-            SourceError, match=f"also reads {other.http_address}, which nsqdHttpAddress does not"
+            SourceError, match=f"the checkpoint has the broker {other.http_address}, which nsqdHttpAddress"
         ):
             alone.plan()
         without = Query(joined.checkpoint, **options_for(qcli, topic), failOnDataLoss="false")
@@ -330,7 +330,7 @@ def test_retention_that_passes_the_checkpoint(tmp_path: Path) -> None:
         first, end = discard(broker, "t", 10)
         for attempt, lost in ((planned.rows, "0 to 9"), (query.plan, f"10 to {first - 1}")):
             with pytest.raises(
-                SourceError, match=f"messages {lost} of topic t on .* are no longer kept; failOn"
+                SourceError, match=f"messages {lost} of topic t on .* are no longer retained; .*failOn"
             ):
                 attempt()
         lax = options | {"failOnDataLoss": "false", "maxOffsetsPerTrigger": "5"}
@@ -339,7 +339,7 @@ def test_retention_that_passes_the_checkpoint(tmp_path: Path) -> None:
         assert sequences(over.batch()) == list(range(first, first + 5))
         assert sequences(over.rows()) == list(range(first, first + 5))
         with pytest.raises(
-            SourceError, match=f"messages 3 to {first - 1} of topic t on .* are no longer kept"
+            SourceError, match=f"messages 3 to {first - 1} of topic t on .* are no longer retained"
         ):
             Query([], **options, startingOffsets="3").plan()
         assert sequences(Query([], **lax, startingOffsets="3").batch()) == list(range(first, first + 5))
@@ -368,19 +368,19 @@ def test_a_topic_that_was_made_again(broker: Broker, qcli: Cli, topic: str, publ
     if published is not None:
         attempts.append(lambda: list(read.tasks.read(partition)))
     for attempt in attempts:
-        with pytest.raises(LogReplaced, match="it was deleted and made again, or lost its end"):
+        with pytest.raises(LogReplaced, match="it was deleted and recreated, or lost its last messages"):
             attempt()
 
 
 def test_what_is_not_there_to_begin_with(qcli: Cli, topic: str) -> None:
     options = options_for(qcli, topic)
-    with pytest.raises(SourceError, match=f"there is no topic {topic} on .*: make it"):
+    with pytest.raises(SourceError, match=f"there is no topic {topic} on .*: create it"):
         Query([], **options).plan()
     qcli.publish(topic, numbers(10))
     for more, text in (
-        ({"startingOffsets": "11"}, "ends before message 10, and is to be read from 11 on"),
+        ({"startingOffsets": "11"}, "ends before message 10, and the query starts at 11"),
         ({"startingOffsets": "soon"}, "INVALID_AT: 'soon' is not"),
-        ({"startingOffsets": "{}"}, "do not say anything of the broker"),
+        ({"startingOffsets": "{}"}, "have no entry for the broker"),
         ({"startingOffsets": "{"}, "are not JSON"),
     ):
         with pytest.raises(NSQError, match=text):
@@ -391,10 +391,10 @@ def test_options_that_are_none(qcli: Cli) -> None:
     for more, text in (
         ({"endingOffsets": "10"}, r"endingOffsets is for spark\.read only"),
         ({"endingtimestamp": "10"}, r"endingTimestamp is for spark\.read only"),
-        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger wants a whole number, 1 or more"),
-        ({"startingTimestamp": "noon"}, "startingTimestamp wants a whole number"),
-        ({"failOnDataLoss": "maybe"}, "failOnDataLoss wants true or false"),
-        ({"nsqdHttpAddress": "localhost"}, "nsqdHttpAddress wants host:port"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be a whole number, 1 or more"),
+        ({"startingTimestamp": "noon"}, "startingTimestamp must be a whole number"),
+        ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
+        ({"nsqdHttpAddress": "localhost"}, "nsqdHttpAddress must be host:port"),
     ):
         with pytest.raises(OptionError, match=text):
             reader(topic="t", **more)
@@ -408,7 +408,7 @@ def test_offsets_as_they_are_in_a_checkpoint() -> None:
     places = {"b:2": BrokerOffset(7, 7), "a:1": BrokerOffset(0, 1000, "9a46b01870c003e7")}
     assert json.dumps(build_offset(places)) == text
     assert parse_offset(json.loads(text)) == places
-    with pytest.raises(SourceError, match="the checkpoint is of another source"):
+    with pytest.raises(SourceError, match="the checkpoint belongs to another source"):
         parse_offset({"topic": {"0": 12}})
 
 

@@ -191,7 +191,9 @@ def test_a_topic_that_is_made_again_ends_it(broker: Broker, qcli: Cli, topic: st
         qcli.publish(topic, numbers(2))
         result = running.end()
     assert result.code == 4
-    assert result.err.endswith("it was deleted and made again, or lost its end. Name another folder.\n")
+    assert result.err.endswith(
+        "it was deleted and recreated, or lost its last messages. Choose another folder.\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["to-parquet", "replay"])

@@ -129,7 +129,7 @@ def test_columns_that_would_be_called_the_same() -> None:
         infer_columns([b'{"a": 1, "A": 2}'], [])
     with pytest.raises(LayoutError, match="share the column"):
         infer_columns([], [("ts", None), ("body_ts", None)])
-    with pytest.raises(LayoutError, match="none of the messages"):
+    with pytest.raises(LayoutError, match="no message of the sample"):
         infer_columns([b"x"], [])
     with pytest.raises(LayoutError, match="501 different fields"):
         infer_columns([json.dumps({f"k{n}": 1 for n in range(501)}).encode()], [])

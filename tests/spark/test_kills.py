@@ -130,7 +130,7 @@ def test_what_belongs_to_spark_is_killed(qcli: Cli, filled: str, tmp_path: Path)
             assert leftovers(folder) == []
         elif victims[-1] == "jvm":
             assert result.code in (1, 4), result.err
-            assert "Error: Spark gave up: " in result.err
+            assert "Error: Spark failed: " in result.err
             assert "Traceback" not in result.err
         check_meanwhile(folder)
     check_end(qcli, filled, folder)

@@ -92,7 +92,7 @@ def test_a_later_version_is_refused() -> None:
 def test_brokers_whose_files_would_be_called_the_same() -> None:
     manifest = Manifest("clicks", Layout())
     manifest.ranges_of("a:1")
-    with pytest.raises(ManifestError, match="called the same"):
+    with pytest.raises(ManifestError, match="have the same names"):
         manifest.ranges_of("a_1")
 
 

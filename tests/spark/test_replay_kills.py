@@ -151,7 +151,7 @@ def test_what_belongs_to_spark_is_killed(qcli: Cli, topic: str, events: Path, tm
         if victim == "interrupt":
             assert result.code == 130
         elif victim == "jvm":
-            assert (result.code, "Error: Spark gave up: " in result.err) == (4, True), result.err
+            assert (result.code, "Error: Spark failed: " in result.err) == (4, True), result.err
             assert "Traceback" not in result.err
             assert "Go on with: qcli replay --job j" in result.err
         assert check(qcli, topic, complete=False) < MESSAGES

@@ -101,7 +101,7 @@ def test_an_export_of_json_has_no_bodies(qcli: Cli, topic: str, tmp_path: Path) 
     export(qcli, topic, tmp_path / "json", "--json")
     result = replay(qcli, tmp_path, str(tmp_path / "json"), f"{topic}.again")
     assert result.code == 1
-    assert "was written with --json, which takes bodies to pieces" in result.err
+    assert "was written with --json, which splits bodies into columns" in result.err
     assert "--body-column" in result.err
     replayed(qcli, tmp_path, str(tmp_path / "json"), f"{topic}.again", "--body-column", "user")
     assert Counter(bodies_in(qcli.http_address, f"{topic}.again")) == Counter(b"u%d" % n for n in range(10))
@@ -111,7 +111,10 @@ def test_several_topics_in_one_folder(qcli: Cli, topic: str, archive: Path, tmp_
     qcli.publish(f"{topic}.other", [b"x", b"y"])
     export(qcli, f"{topic}.other", archive)
     result = replay(qcli, tmp_path, str(archive), f"{topic}.again")
-    assert (result.code, f"holds the topics {topic}, {topic}.other: say with --from-topic" in result.err) == (
+    assert (
+        result.code,
+        f"has the topics {topic}, {topic}.other: choose with --from-topic" in result.err,
+    ) == (
         1,
         True,
     )
@@ -121,7 +124,7 @@ def test_several_topics_in_one_folder(qcli: Cli, topic: str, archive: Path, tmp_
     )
     assert Counter(bodies_in(qcli.http_address, f"{topic}.again")) == Counter([b"x", b"y"])
     result = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--from-topic", "nope")
-    assert "holds nothing of topic nope: it holds " in result.err
+    assert "has no messages of topic nope: it has " in result.err
 
 
 # ---------------------------------------------------------------------- others' files
@@ -157,7 +160,7 @@ def test_others_files(qcli: Cli, topic: str, tmp_path: Path) -> None:
     assert Counter(bodies_in(qcli.http_address, topic)) == Counter([b"a", b"c", b"d"])
     result = replay(qcli, tmp_path, str(folder), topic)
     assert (
-        "has no column body: name the one that holds the bodies with --body-column; there are payload"
+        "has no column body: choose the column of the bodies with --body-column; possible are: payload"
         in result.err
     )
 
@@ -176,7 +179,10 @@ def test_times_of_others(qcli: Cli, topic: str, tmp_path: Path, kind: pa.DataTyp
     replayed(qcli, tmp_path, str(path), topic, "--time-column", "at", "--ordered", *bounds)
     assert bodies_in(qcli.http_address, topic) == [b"%d" % n for n in range(5, 14)]
     result = replay(qcli, tmp_path, str(path), topic, *bounds)
-    assert (result.code, "name it with --time-column" in result.err) == (1, True)
+    assert (result.code, "choose the column of the publish times with --time-column" in result.err) == (
+        1,
+        True,
+    )
 
 
 def test_the_spacing_is_kept(qcli: Cli, topic: str, tmp_path: Path) -> None:
@@ -208,7 +214,7 @@ def test_an_interrupted_job_goes_on(qcli: Cli, topic: str, archive: Path, tmp_pa
     assert 100 <= done < 1000
     for more in (["--rate", "900"], ["--match", "1"], ["--since", "1h"]):
         other = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--job", "nightly", *more)
-        assert (other.code, "was begun with another " in other.err) == (1, True)
+        assert (other.code, "was started with another " in other.err) == (1, True)
     other = replay(qcli, tmp_path, "--job", "nightly", "--rate", "900")
     assert (other.code, "without --rate" in other.err) == (2, True)
     said = replayed(qcli, tmp_path, "--job", "nightly")
@@ -231,7 +237,7 @@ def test_a_job_that_somebody_works_on(qcli: Cli, topic: str, archive: Path, tmp_
     request = ReplayRequest(str(archive), f"{topic}.again", qcli.http_address)
     with open_job(tmp_path / "jobs", "j", request) as job:
         job.plan(None)
-        assert "another process works on the job j" in replay(qcli, tmp_path, "--job", "j").err.lower()
+        assert "another process runs the job j" in replay(qcli, tmp_path, "--job", "j").err.lower()
     assert replayed(qcli, tmp_path, "--job", "j")["published"] == 1000
 
 
@@ -240,9 +246,9 @@ def test_a_file_that_changes_ends_a_job(qcli: Cli, topic: str, tmp_path: Path) -
     planned(ReplayRequest(str(path.parent), topic, qcli.http_address), tmp_path / "jobs")
     write_parquet(path, {"body": ["a", "c"]})
     result = replay(qcli, tmp_path, "--job", "j")
-    assert (result.code, "a.parquet was changed since this replay was planned" in result.err) == (1, True)
+    assert (result.code, "a.parquet was changed after this replay was planned" in result.err) == (1, True)
     path.unlink()
-    assert "a.parquet is gone since" in replay(qcli, tmp_path, "--job", "j").err
+    assert "a.parquet was removed after" in replay(qcli, tmp_path, "--job", "j").err
     assert count_in(qcli.http_address, topic) == 0
 
 
@@ -328,9 +334,9 @@ def test_the_command_line_says_what_is_wrong(
         ([], 2, "Missing argument 'SOURCE'"),
         (["--job", "nope"], 1, "There is no job nope in"),
         (["nope", "t", "--where", "x"], 2, "--where is for Parquet files, and nope is a topic"),
-        (["./nope", "t"], 1, f"There is no folder and no file {tmp_path}/nope"),
+        (["./nope", "t"], 1, f"{tmp_path}/nope does not exist"),
         (["two/c", "t"], 1, "If it is a channel: topics are replayed, such as with 'qcli replay two t'"),
-        ([str(tmp_path / "data"), "t"], 1, "are no Parquet files"),
+        ([str(tmp_path / "data"), "t"], 1, "has no Parquet files"),
         (["archive", "t"], 1, "Note: archive is taken for a topic; the folder of this name is ./archive"),
         (["gopher://x/y", "t"], 1, "The folder gopher://x/y cannot be used"),
     ):
@@ -348,7 +354,9 @@ def test_names_that_pyarrow_does_not_know(qcli: Cli, topic: str, archive: Path, 
     for source, shown in ((folder, "a\ufffd"), (archive, "archive/b\ufffd.parquet")):
         result = replay(qcli, tmp_path, str(source), topic)
         assert result.code == 1
-        assert f"Error: {tmp_path}/{shown} cannot be read, as pyarrow knows no names that are" in result.err
+        assert (
+            f"Error: {tmp_path}/{shown} cannot be read: pyarrow supports only UTF-8 file names" in result.err
+        )
 
 
 def test_what_is_not_installed_is_named(

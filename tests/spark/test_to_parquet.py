@@ -185,7 +185,7 @@ def test_json_without_any_object(to_parquet: ToParquet, qcli: Cli, topic: str, t
     result = to_parquet(topic, tmp_path, "--json")
     assert (result.code, result.err) == (
         1,
-        "Error: None of the messages looked at is a JSON object: there are no columns to be inferred.\n",
+        "Error: No message of the sample is a JSON object: columns cannot be inferred.\n",
     )
 
 
@@ -278,11 +278,11 @@ def test_another_layout_is_refused(to_parquet: ToParquet, qcli: Cli, topic: str,
     for args in (["--text"], ["--json"], ["--partition-by", "date"]):
         result = to_parquet(topic, tmp_path / "a", *args)
         assert result.code == 1
-        assert "was begun with bodies as they are and no partitions" in result.err
+        assert "has files with binary bodies and no partitions" in result.err
     export(qcli, topic, tmp_path / "b", "--json", "--columns", "a")
     for columns in ("b", "a:string", "a,b"):
         result = to_parquet(topic, tmp_path / "b", "--json", "--columns", columns)
-        assert (result.code, "was begun with --json --columns a:long," in result.err) == (1, True)
+        assert (result.code, "has files with --json --columns a:long," in result.err) == (1, True)
     assert to_parquet(topic, tmp_path / "b", "--json", "--columns", "a:long", "-q").code == 0
     assert to_parquet(topic, tmp_path / "b", "--json", "-q").code == 0  # as it was begun
 
@@ -297,7 +297,7 @@ def test_a_topic_that_was_made_again_is_another(
         qcli.publish(topic, numbers(count))
         result = to_parquet(topic, tmp_path)
         assert result.code == 1
-        assert "it was deleted and made again, or lost its end. Name another folder." in result.err
+        assert "it was deleted and recreated, or lost its last messages. Choose another folder." in result.err
     assert column(tmp_path, "seq") == list(range(10))
 
 
@@ -306,7 +306,7 @@ def test_a_manifest_that_cannot_be_read(to_parquet: ToParquet, qcli: Cli, topic:
     export(qcli, topic, tmp_path)
     (tmp_path / "_nsq" / topic / "manifest.json").write_bytes(b"{")
     result = to_parquet(topic, tmp_path)
-    assert (result.code, "is of no use: it cannot be read" in result.err) == (1, True)
+    assert (result.code, "cannot be used: it cannot be read" in result.err) == (1, True)
 
 
 def test_one_export_at_a_time(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_nothing_is_received_that_the_folder_would_not_take(
     cli_of(stock).publish(topic, numbers(10))
     address = ["--nsqd-tcp-address", stock.tcp_address]
     result = in_process("to-parquet", topic, str(tmp_path), *address, *CHANNEL)
-    assert (result.code, "was begun with --text" in result.err) == (1, True)
+    assert (result.code, "has files with --text" in result.err) == (1, True)
     assert left(stock, topic) == 10
 
 

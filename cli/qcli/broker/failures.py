@@ -113,7 +113,7 @@ def connection_failure(error: ConnectionFailed, address: str | None = None) -> F
     if failure := tls_failure(address, error):
         return failure
     # These two are no errors of the protocol; the library knows them by their words only.
-    if "give auth_secret" in error.reason:
+    if "requires authentication" in error.reason:
         return Failure(
             f"The broker at {address} wants to know who we are: give --auth-secret, or QCLI_CLIENT_AUTH_SECRET."
         )

@@ -1,6 +1,6 @@
-"""The client: `Consumer` and `Producer`, the idempotent producer, what they hand out, and the errors they raise.
+"""The client: `Consumer`, `Producer`, `IdempotentProducer`, their message types and errors.
 
-Names are imported when they are first used: Spark's workers do not have trio, which the consumer needs.
+Names are imported on first use: Spark's workers do not have trio, which the consumer needs.
 """
 
 from importlib import import_module
@@ -64,7 +64,7 @@ _MODULES = {
     "format_address": "..protocol.address",
     "parse_address": "..protocol.address",
 }
-"""Where the names are that are not in `errors`."""
+"""The modules of all names that are not in `errors`."""
 
 
 def __getattr__(name: str) -> Any:

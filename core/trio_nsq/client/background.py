@@ -1,4 +1,4 @@
-"""Tasks behind an object that is used with `async with`."""
+"""A background task for objects that are async context managers."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -7,13 +7,13 @@ import trio
 
 
 class BackgroundTask:
-    """A nursery with one task, whose body is the `async with` block of another object.
+    """Runs one task while the `async with` block of its owner runs.
 
     It differs from a plain nursery:
 
-    - The task is shielded from cancellation from outside, so that its owner can still close connections in order. It
-      ends in `close`, which the owner always calls.
-    - An exception of the body is not wrapped in a group. If the task crashes, which is a defect, the body is cancelled
+    - The task is shielded from outside cancellation, so that the owner can close connections in order. It ends in
+      `close`, which the owner always calls.
+    - Exceptions of the block are not wrapped in a group. If the task crashes, which is a defect, the block is cancelled
       and `close` raises a group.
     """
 
@@ -36,12 +36,12 @@ class BackgroundTask:
             self._stopped.set()
 
     async def stop(self) -> None:
-        """Cancel the task and wait for its end; the body goes on. Harmless if it has ended before."""
+        """Cancel the task and wait until it ends; the block continues. Does nothing if the task has ended."""
         self._scope.cancel()
         await self._stopped.wait()
 
     async def close(self) -> None:
-        """Cancel the task and wait for its end."""
+        """Cancel the task, wait until it ends, and close the nursery."""
         assert self._manager is not None
         self._scope.cancel()
         await self._manager.__aexit__(None, None, None)

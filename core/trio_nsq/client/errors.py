@@ -1,16 +1,15 @@
-"""What can go wrong beyond the bytes themselves. All derive from `trio_nsq.protocol.NSQError`.
+"""The errors of the client. All derive from `trio_nsq.protocol.NSQError`.
 
-    ConnectionFailed    no connection could be made: is the broker there, is it the right address?
-    ConnectionLost      a connection ended that was not meant to: the broker or the network
-    BrokerError         the broker refused something, in its own words
-    PublishFailed       messages were not acknowledged; says whether they may have been stored all the same
-    ProducerClosed      the program published through a producer that is not open: a mistake of the caller
-    AlreadyAnswered     the program answered a message twice: a mistake of the caller
-    BrokerUnreachable   a request over HTTP got no answer; its subclasses: NotABroker, PublishInDoubt
-    RequestRefused      a request over HTTP was answered with an error
+    ConnectionFailed    connecting failed: the broker is down, or the address is wrong
+    ConnectionLost      the broker or the network closed a connection
+    BrokerError         the broker answered with an error; has its code and text
+    PublishFailed       messages were not acknowledged; says whether they may be stored
+    ProducerClosed      the caller published through a producer that is not open
+    AlreadyAnswered     the caller answered a message twice
+    BrokerUnreachable   an HTTP request got no answer; its subclasses: NotABroker, PublishInDoubt
+    RequestRefused      the broker answered an HTTP request with an error
 
-Arguments that can never work (a bad name, an empty or oversized message) are `ValueError`s, raised before
-anything is sent.
+Invalid arguments (a bad name, an empty or oversized message) raise `ValueError` before anything is sent.
 """
 
 from collections.abc import Sequence
@@ -20,11 +19,11 @@ from trio_nsq.protocol import NSQError
 
 
 class ConnectionFailed(NSQError):
-    """No usable connection could be made.
+    """Connecting to a broker failed.
 
     Attributes:
-        address: The broker, `host:port`; several, separated by commas, if none of them could be reached.
-        reason: What happened. The original error is the `__cause__`, where there is a single one.
+        address: The broker, `host:port`. If several brokers failed: their addresses, separated by commas.
+        reason: The reason, as text. If one error caused the failure, it is the `__cause__`.
     """
 
     def __init__(self, address: str, reason: str) -> None:
@@ -34,7 +33,7 @@ class ConnectionFailed(NSQError):
 
 
 def none_reached(failures: Sequence[ConnectionFailed]) -> ConnectionFailed:
-    """One error for several, at least one: no broker could be reached."""
+    """Combine one or more failures into a single error that names all brokers."""
     if len(failures) == 1:
         return failures[0]
     reasons = "; ".join(f"{failure.address}: {failure.reason}" for failure in failures)
@@ -42,11 +41,11 @@ def none_reached(failures: Sequence[ConnectionFailed]) -> ConnectionFailed:
 
 
 class ConnectionLost(NSQError):
-    """A connection ended and the client had not closed it.
+    """The broker or the network closed a connection.
 
     Attributes:
         address: The broker, `host:port`.
-        reason: What happened.
+        reason: The reason, as text.
     """
 
     def __init__(self, address: str, reason: str) -> None:
@@ -61,7 +60,7 @@ class BrokerError(NSQError):
     Attributes:
         address: The broker, `host:port`.
         code: NSQ's code, such as `E_BAD_TOPIC`.
-        text: What the broker says about it; may be empty.
+        text: The broker's description; may be empty.
     """
 
     def __init__(self, address: str, code: str, text: str) -> None:
@@ -72,16 +71,16 @@ class BrokerError(NSQError):
 
 
 class PublishFailed(NSQError):
-    """Messages were not acknowledged. Whether to publish them again is for the caller to decide.
+    """Messages were not acknowledged. The caller decides whether to publish them again.
 
-    The cause (`ConnectionFailed`, `ConnectionLost`, `BrokerError` or `ProducerClosed`) is the `__cause__`: the last
-    one, if several brokers were tried.
+    The `__cause__` is a `ConnectionFailed`, `ConnectionLost`, `BrokerError` or `ProducerClosed`. If several brokers
+    were tried, it is the error of the last one.
 
     Attributes:
-        maybe_stored: True: messages that were not acknowledged may be stored, so publishing them again may store them
-            twice. False: none of those was stored, and publishing them again cannot duplicate anything.
-        acknowledged: How many messages of this call, counted from its first, were acknowledged before the
-            failure: always 0 but for `publish_many`.
+        maybe_stored: True: some unacknowledged messages may be stored, so publishing them again may duplicate them.
+            False: none of them is stored.
+        acknowledged: How many messages of this call, from the first on, were acknowledged before the failure. Always 0
+            except for `publish_many`.
     """
 
     def __init__(self, reason: str, *, maybe_stored: bool, acknowledged: int = 0) -> None:
@@ -93,21 +92,21 @@ class PublishFailed(NSQError):
 
 
 class ProducerClosed(NSQError):
-    """A publish through a producer that is not open: publish inside its `async with` block."""
+    """The producer is not open. Publish inside its `async with` block."""
 
 
 class AlreadyAnswered(NSQError):
-    """A message or batch was finished or requeued a second time; only the first answer counts."""
+    """A message or batch was finished or requeued twice; only the first answer has an effect."""
 
 
 class BrokerUnreachable(NSQError):
-    """A request over HTTP got no answer, or not all of it.
+    """An HTTP request got no answer, or an incomplete one.
 
     Attributes:
-        address: The broker, as it was given.
-        reason: What happened.
-        cause: The error of the system, if it was one.
-        unanswered: The request was sent, and may have been carried out.
+        address: The broker, as the caller gave it.
+        reason: The reason, as text.
+        cause: The operating system's error, if there was one.
+        unanswered: The request was sent, so the broker may have executed it.
     """
 
     def __init__(
@@ -124,16 +123,16 @@ class BrokerUnreachable(NSQError):
 
 
 class NotABroker(BrokerUnreachable):
-    """What answers over HTTP is not an NSQ broker.
+    """The server at an HTTP address is not an NSQ broker.
 
     Attributes:
         status: The HTTP status; 0 if it was not an HTTP error.
-        text: What the answer said.
+        text: The text of the answer.
     """
 
     def __init__(self, address: str, status: int = 0, text: str = "", *, unanswered: bool = False) -> None:
         error = f" (HTTP status {status})" if status else ""
-        super().__init__(address, f"what answers is not an NSQ broker{error}", unanswered=unanswered)
+        super().__init__(address, f"the server is not an NSQ broker{error}", unanswered=unanswered)
         self.status = status
         self.text = text
 
@@ -150,19 +149,19 @@ class PublishInDoubt(BrokerUnreachable):
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(address, reason, unanswered=True)
         self.args = (
-            f"the broker at {address} may have published a batch or not: {reason}, and it does not remember what it "
-            "has published; sending it again may publish it twice",
+            f"the broker at {address} may have published a batch: {reason}, and this broker does not deduplicate; "
+            "sending the batch again may publish it twice",
         )
 
 
 class RequestRefused(NSQError):
-    """A broker answered a request over HTTP with an error.
+    """A broker answered an HTTP request with an error.
 
     Attributes:
-        address: The broker, as it was given.
-        topic: What the request was about.
+        address: The broker, as the caller gave it.
+        topic: The topic of the request.
         status: The HTTP status.
-        text: What the broker said, such as `TOPIC_NOT_FOUND`.
+        text: The broker's message, such as `TOPIC_NOT_FOUND`.
     """
 
     def __init__(self, address: str, topic: str, status: int, text: str) -> None:

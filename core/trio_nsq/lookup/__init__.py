@@ -1,5 +1,5 @@
 """Discovery: which brokers have which topics and channels (nsqlookupd in NSQ).
 
-The broker's side: `announcements` (the commands for a service) is pure, `registration` is the IO around it. `query`
-is how consumers ask. `service/` is the discovery service itself, `protocol` the bytes between it and a broker.
+For brokers: `announcements` computes the commands for a service, without IO; `registration` sends them. For consumers:
+`query`. `service/` is the discovery service itself, and `protocol` its wire protocol.
 """

@@ -1,7 +1,7 @@
 """The commands for one discovery service: the difference between its state and the broker's. Pure.
 
-There is no queue of events that could overflow: a comparison finds what is missing. Only changed names are compared, so
-that one change among ten thousand channels is cheap.
+A comparison of the states replaces a queue of events, which could overflow. Only changed names are compared, so one
+change among ten thousand channels is cheap.
 """
 
 from collections.abc import Mapping
@@ -14,31 +14,31 @@ Command: TypeAlias = Register | Unregister
 
 
 class HasChannels(Protocol):
-    """What discovery uses of a topic."""
+    """A topic, as discovery uses it."""
 
     @property
     def channels(self) -> Mapping[str, object]:
-        """Its channels by name."""
+        """The channels of the topic by name."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """A topic that the service knows. It keeps objects, not names: a topic that is created again is another object."""
+    """A topic that the service knows. It holds objects, not names: a recreated topic is another object."""
 
     topic: HasChannels
     channels: dict[str, object] = field(default_factory=dict)
 
 
 class Announcements:
-    """What one service knows over one connection, at first nothing, of the broker's topics (never changed here)."""
+    """The state of one service over one connection, initially empty, compared with the broker's topics."""
 
     def __init__(self, topics: Mapping[str, HasChannels]) -> None:
         self._topics = topics
         self._known: dict[str, _Known] = {}
-        # Names to compare, in the order in which something happened to them; the channel is None for a topic.
+        # Names to compare, in the order of the changes; the channel is None for a topic.
         self._changed: dict[tuple[str, str | None], None] = {}
         for name, topic in topics.items():
-            # As nsqd: registering a channel registers its topic, too.
+            # Registering a channel also registers its topic, as in nsqd.
             for channel in topic.channels or (None,):
                 self.changed(name, channel)
 
@@ -54,7 +54,7 @@ class Announcements:
     def take(self, limit: int) -> list[Command]:
         """Return the next commands, about `limit` of them.
 
-        They are taken to succeed: if one fails, the connection has to end.
+        They count as successful: if one fails, the caller must end the connection.
         """
         commands: list[Command] = []
         while self._changed and len(commands) < limit:
@@ -71,7 +71,7 @@ class Announcements:
         topic = self._topics.get(name)
         known = self._known.get(name)
         if known is not None and known.topic is not topic:
-            # Its channels first: nsqlookupd would drop them with it, but with a warning for each.
+            # Channels first: otherwise nsqlookupd removes them with the topic and logs a warning for each.
             commands += [Unregister(name, channel) for channel in known.channels]
             commands.append(Unregister(name))
             del self._known[name]

@@ -1,11 +1,11 @@
 """nsqlookupd's TCP protocol V1 without IO (NSQ: nsqlookupd, TCP protocol).
 
-A client sends the magic and then commands, one line each, IDENTIFY with a body after it. Each is answered, in order:
+A client sends the magic, then commands of one line each; a body follows IDENTIFY. The service answers them in order:
 
-    [ int32 size ][ data ]      data is `OK`, a JSON object, or an error's code and text, after which the service
+    [ int32 size ][ data ]      data is `OK`, a JSON object, or an error's code and text; after an error the service
                                 closes the connection
 
-`ResponseReader` is for brokers, `CommandReader` for services; it also checks the order of commands.
+Brokers use `ResponseReader`. Services use `CommandReader`, which also checks the order of commands.
 """
 
 from dataclasses import asdict, dataclass
@@ -21,24 +21,24 @@ PING = b"PING\n"
 OK = b"OK"
 
 MAX_RESPONSE_BYTES = 64 * KIB
-"""Of one response: none that is known has more than some hundred bytes."""
+"""The largest response; real ones have a few hundred bytes."""
 
 _SIZE = Struct(">i")
 _BLANKS = " \t\n\v\f\r"
 
 
 class LookupdError(NSQError):
-    """The other side does not speak the protocol, or refuses a command; the text says which."""
+    """The peer violates the protocol or refuses a command; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What both sides of IDENTIFY send about themselves; "" and 0 for missing fields.
+    """The description of a broker or a service in IDENTIFY; missing fields are "" or 0.
 
     Attributes:
-        broadcast_address: The host at which it can be reached.
-        http_port, tcp_port: Where it listens on that host.
-        version: Of the program.
+        broadcast_address: The host name or address for its clients.
+        http_port, tcp_port: Its ports on that host.
+        version: The version of the program.
     """
 
     broadcast_address: str
@@ -49,7 +49,7 @@ class PeerInfo:
 
     @classmethod
     def parse(cls, body: bytes) -> "PeerInfo":
-        """Decode it from JSON. Raises ValueError."""
+        """Decode JSON. Raises ValueError."""
         fields = decode_object(body)
         return cls(
             fields.text("broadcast_address"),
@@ -60,13 +60,13 @@ class PeerInfo:
         )
 
     def encode(self) -> bytes:
-        """The JSON."""
+        """Encode as JSON."""
         return encode_object(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A topic, or a channel and with it its topic, is here. `str` is the command line."""
+    """REGISTER: the broker has a topic, or a channel and its topic. `str` is the command line."""
 
     topic: str
     channel: str | None = None
@@ -77,7 +77,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Unregister:
-    """A channel, or a topic and with it all of its channels, is here no more. `str` is the command line."""
+    """UNREGISTER: the broker no longer has a channel, or a topic with all its channels. `str` is the command line."""
 
     topic: str
     channel: str | None = None
@@ -88,12 +88,12 @@ class Unregister:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """The broker is alive."""
+    """PING: the broker is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """The broker identifies itself; every field but the host name is set."""
+    """IDENTIFY; every field except the host name is set."""
 
     info: PeerInfo
 
@@ -103,22 +103,22 @@ Command: TypeAlias = Ping | Identify | Register | Unregister
 
 
 def encode_identify(info: PeerInfo) -> bytes:
-    """IDENTIFY, the first command."""
+    """Encode IDENTIFY, the first command."""
     return b"IDENTIFY\n" + encode_response(info.encode())
 
 
 def encode_command(command: Register | Unregister) -> bytes:
-    """REGISTER or UNREGISTER."""
+    """Encode REGISTER or UNREGISTER."""
     return f"{command}\n".encode()
 
 
 def encode_response(data: bytes) -> bytes:
-    """A response, or the body of IDENTIFY: both have their size before them."""
+    """Encode a response, or the body of IDENTIFY: both start with their size."""
     return _SIZE.pack(len(data)) + data
 
 
 class ResponseReader:
-    """Cuts what a discovery service sends into responses."""
+    """Decodes the bytes of a discovery service into responses."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -128,7 +128,7 @@ class ResponseReader:
         self._buffer += data
 
     def next_response(self) -> bytes | None:
-        """The next response's data; None if it is not there yet. Raises LookupdError for a wrong size."""
+        """Return the data of the next response; None if it is incomplete. Raises LookupdError for a wrong size."""
         if len(self._buffer) < _SIZE.size:
             return None
         (size,) = _SIZE.unpack_from(self._buffer)
@@ -147,7 +147,7 @@ class CommandReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._searched = 0  # of the buffer, for a line feed
+        self._searched = 0  # no line feed before this offset of the buffer
         self._expects: Literal["magic", "line", "body"] = "magic"
         self._identified = False
         self._ended = False
@@ -161,7 +161,7 @@ class CommandReader:
         """Return the next command; None if more bytes are needed.
 
         Raises:
-            CommandError: It is invalid, or not legal now. The broker gets the error, and the connection ends.
+            CommandError: The command is invalid, or not legal in this state. Send the error and end the connection.
         """
         if self._expects == "magic" and not self._take_magic():
             return None
@@ -244,6 +244,6 @@ class CommandReader:
         return Identify(info)
 
     def _wait(self, failure: str) -> None:
-        """Raise CommandError if the connection has ended; otherwise more bytes are needed."""
+        """Raise CommandError if the connection has ended."""
         if self._ended:
             raise CommandError("E_BAD_BODY", failure)

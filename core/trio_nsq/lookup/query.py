@@ -1,4 +1,4 @@
-"""Asking a discovery service over HTTP which brokers have a topic (NSQ: nsqlookupd, HTTP API)."""
+"""Query a discovery service over HTTP for the brokers of a topic (NSQ: nsqlookupd, HTTP API)."""
 
 import logging
 import ssl
@@ -25,8 +25,8 @@ class LookupFailed(NSQError):
     """A discovery service gave no usable answer.
 
     Attributes:
-        address: Of the service, without user, password and query.
-        reason: Why, without the address.
+        address: The address of the service, without user, password and query.
+        reason: The reason, without the address.
     """
 
     def __init__(self, address: str, reason: str) -> None:
@@ -41,9 +41,9 @@ class ProducerAddress:
     """A broker that has a topic.
 
     Attributes:
-        broadcast_address: The host at which clients reach it; never "".
-        tcp_port: Where clients connect; within 1-65535.
-        http_port: Where its HTTP API is; 0 if the service did not say.
+        broadcast_address: The host for clients; never "".
+        tcp_port: The TCP port for clients; within 1-65535.
+        http_port: The port of the HTTP API; 0 if the answer has none.
     """
 
     broadcast_address: str
@@ -54,20 +54,20 @@ class ProducerAddress:
 async def lookup_topic(
     address: str, topic: str, *, timeout_s: float, tls: ssl.SSLContext | None = None
 ) -> list[ProducerAddress]:
-    """Ask a discovery service which brokers have a topic.
+    """Query a discovery service for the brokers that have a topic.
 
     Args:
         address: The service's HTTP address: `host:port`, or a URL that begins with `http://` or `https://`.
-        topic: The name.
-        timeout_s: For all of it, including to connect. With a redirect to https it may take twice as long.
-        tls: For https; None trusts the certificates that the system trusts.
+        topic: The topic.
+        timeout_s: The total timeout, including connecting. A redirect to https may double it.
+        tls: For https; None: the system's CAs.
 
     Returns:
-        The brokers, in arbitrary order; none if the topic is unknown. A broker without a usable address is left out,
-        with a warning in the log.
+        The brokers, in arbitrary order; empty if the topic is unknown. A broker without a usable address is omitted and
+        logged as a warning.
 
     Raises:
-        LookupFailed: The service cannot be reached, is too slow, or answers with something else.
+        LookupFailed: The service cannot be reached, is too slow, or its answer is invalid.
     """
     http = HTTPClient(
         connect_timeout_s=timeout_s,
@@ -93,7 +93,7 @@ async def lookup_topic(
 
 @cache
 def _system_tls() -> ssl.SSLContext:
-    return ssl.create_default_context()  # slower to create than a request
+    return ssl.create_default_context()  # cached: creating it takes longer than a request
 
 
 def _base_url(address: str) -> str:
@@ -101,7 +101,7 @@ def _base_url(address: str) -> str:
 
 
 def _unwrapped(answer: GoObject) -> GoObject:
-    """Return the data of an answer. Services before 1.0 put data and errors into an envelope."""
+    """Return the data of an answer. Services before 1.0 wrap data and errors in an envelope."""
     status = answer.integer("status_code")
     if status == 0:
         return answer
@@ -112,7 +112,7 @@ def _unwrapped(answer: GoObject) -> GoObject:
 
 
 def _says_unknown(body: bytes) -> bool:
-    """Whether a 404 is about the topic: other servers send it for every unknown path."""
+    """Whether the body of a 404 is about the topic; other servers send 404 for every unknown path."""
     try:
         answer = decode_object(body)
         return "TOPIC_NOT_FOUND" in (answer.text("message"), answer.text("status_txt"))
@@ -131,5 +131,5 @@ def _producers(address: str, data: GoObject) -> list[ProducerAddress]:
         if producer.broadcast_address and 0 < producer.tcp_port <= _MAX_PORT:
             producers.append(producer)
         else:
-            logger.warning("nsqlookupd %s: nobody could connect to %r", without_secrets(address), producer)
+            logger.warning("nsqlookupd %s: no usable address in %r", without_secrets(address), producer)
     return producers

@@ -1,8 +1,8 @@
 """A broker's connections to its discovery services.
 
-Each service has one task. It connects, identifies the broker, and then sends changes, pings, or waits. An error ends
-the connection; the next one begins with all topics and channels. Only the first publish to a new topic waits for an
-answer.
+Each service has one task. It connects, identifies the broker, then sends changes and pings. An error ends the
+connection; the next connection starts with all topics and channels. Only the first publish to a new topic waits for an
+answer of a service.
 """
 
 import logging
@@ -32,17 +32,17 @@ from .protocol import (
 logger = logging.getLogger("trio_nsq.broker")
 
 PING_INTERVAL_S = 15.0
-"""After five minutes without a ping a service does not return the broker (`--inactive-producer-timeout`)."""
+"""By default, a service stops returning a broker after 5 min without a ping (`--inactive-producer-timeout`)."""
 STEP_TIMEOUT_S = 1.0
-"""The time to connect, and for each send and receive; the same as nsqd's."""
+"""The timeout for connecting and for each send and receive; the same as nsqd's."""
 MIN_DELAY_S = 0.1
 MAX_DELAY_S = PING_INTERVAL_S
-"""The longest time between attempts to connect; nsqd tries again at each ping."""
+"""The longest time between attempts to connect; nsqd reconnects at each ping."""
 MAX_ANSWER_BYTES = 5 * MIB
 """The largest answer to a query for channels."""
 
 _COMMANDS_AT_ONCE = 100
-"""Commands sent before their responses are read: few enough that both sides never wait for each other to read."""
+"""Commands sent before their responses are read. Few enough to fit the socket buffers: a deadlock is impossible."""
 _RECEIVE_BYTES = 16 * 1024
 # UnicodeError: a host name that cannot be encoded.
 _FAILURES = (LookupdError, OSError, UnicodeError, trio.BrokenResourceError, trio.TooSlowError)
@@ -52,11 +52,11 @@ class LookupRegistration:
     """Keeps a broker registered while `run` runs.
 
     Args:
-        topics: The broker's, by name; the broker calls `changed` when it creates or deletes one.
+        topics: The broker's topics by name; the broker calls `changed` when it creates or deletes one.
         info: The broker's IDENTIFY.
         addresses: The services, `host:port` each.
-        connect_timeout_s, request_timeout_s: For queries over HTTP.
-        random_fraction: Returns numbers in [0, 1), to spread attempts to connect.
+        connect_timeout_s, request_timeout_s: The timeouts of HTTP queries.
+        random_fraction: Returns numbers in [0, 1), for the jitter of reconnect delays.
 
     Raises:
         ValueError: An address is invalid.
@@ -87,11 +87,11 @@ class LookupRegistration:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The services; without any, the broker need not query channels."""
+        """The addresses of the services; if empty, the broker need not query channels."""
         return tuple(self._peers)
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Register with these services and no others. Raises ValueError, having changed nothing."""
+        """Register with exactly these services. Raises ValueError for an invalid address, and changes nothing then."""
         wanted = dict.fromkeys(addresses)
         for address in wanted:
             parse_address(address)
@@ -127,11 +127,11 @@ class LookupRegistration:
     async def channels(self, topic: str) -> list[str]:
         """Query all services for the channels of a topic.
 
-        Takes as long as the slowest service, up to the request timeout; twice that if the broker is still connecting.
-        Errors are logged, and the answers of the other services are returned.
+        This takes as long as the slowest service, up to the request timeout; up to twice that if the broker is still
+        connecting. Errors are logged; the answers of the other services are used.
 
         Returns:
-            The names that any service knows, sorted, without invalid and ephemeral ones.
+            The channels that any service knows, sorted, without invalid and ephemeral names.
         """
         with trio.move_on_after(self._request_timeout_s):
             for peer in list(self._peers.values()):
@@ -184,16 +184,16 @@ class _Peer:
         self._info = info
         self._random_fraction = random_fraction
         self._topics = topics
-        self._announcements: Announcements | None = None  # None while it is not connected
+        self._announcements: Announcements | None = None  # None: not connected
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
         self._identity: PeerInfo | None = (
-            None  # kept when the connection is lost: its HTTP API may still work
+            None  # kept when the connection is lost: the HTTP API may still work
         )
 
     @property
     def http_address(self) -> str | None:
-        """Where to query it; None if it is not known."""
+        """The address of the HTTP API; None if unknown."""
         if self._identity is None or not self._identity.broadcast_address:
             return None
         return format_address(self._identity.broadcast_address, self._identity.http_port)
@@ -208,7 +208,7 @@ class _Peer:
             self._wake.set()
 
     async def run(self) -> None:
-        """Connect, and connect again after each failure."""
+        """Connect, and reconnect after each failure."""
         delay_s = MIN_DELAY_S
         with self._scope:
             while True:
@@ -224,12 +224,12 @@ class _Peer:
                     self._announcements = None
                     self.tried.set()
                 if trio.current_time() - started >= MAX_DELAY_S:
-                    delay_s = MIN_DELAY_S  # it was connected for long enough
+                    delay_s = MIN_DELAY_S  # the connection lasted long enough
                 await trio.sleep(delay_s * (1 - self._random_fraction() / 2))
                 delay_s = min(2 * delay_s, MAX_DELAY_S)
 
     async def _connect(self) -> None:
-        """Connect, and stay connected until an error."""
+        """Connect and stay connected until an error."""
         logger.info("LOOKUP connecting to %s", self._address)
         host, port = parse_address(self._address)
         with trio.fail_after(STEP_TIMEOUT_S):
@@ -248,7 +248,7 @@ class _Peer:
         except ValueError:
             hint = ""
             if not self._info.http_port:
-                hint = " (it wants to know an HTTP port, and there is none: see --broadcast-http-port)"
+                hint = " (it requires an HTTP port, and the broker has none: set --broadcast-http-port)"
             raise LookupdError(f"IDENTIFY - {_excerpt(reply)}{hint}") from None
         logger.info("LOOKUPD(%s): peer info %s", self._address, identity)
         if not identity.broadcast_address:
@@ -294,7 +294,7 @@ class _Connection:
         """Send commands and return their responses.
 
         Raises:
-            LookupdError: The service sends something else, or closes the connection.
+            LookupdError: The service sends an invalid response, or closes the connection.
             trio.BrokenResourceError, trio.TooSlowError: The connection is lost or blocked.
         """
         with trio.fail_after(STEP_TIMEOUT_S):
@@ -311,7 +311,7 @@ class _Connection:
     async def _received(self) -> bytes:
         data = await self._stream.receive_some(_RECEIVE_BYTES)
         if not data:
-            raise LookupdError("it has closed the connection")
+            raise LookupdError("it closed the connection")
         return bytes(data)
 
     async def wait_unless_closed(self, event: trio.Event) -> None:
@@ -321,7 +321,7 @@ class _Connection:
         async def receive() -> None:
             nonlocal failure
             try:
-                failure = LookupdError(f"unasked - {_excerpt(await self._received())}")
+                failure = LookupdError(f"unexpected data - {_excerpt(await self._received())}")
             except (LookupdError, trio.BrokenResourceError) as exc:
                 failure = exc
             nursery.cancel_scope.cancel()
@@ -340,5 +340,5 @@ def _excerpt(data: bytes) -> str:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, trio.TooSlowError):
-        return f"nothing happened for {STEP_TIMEOUT_S:g} s"
+        return f"timed out after {STEP_TIMEOUT_S:g} s"
     return str(error) or "the connection was lost"

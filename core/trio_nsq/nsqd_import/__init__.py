@@ -1,7 +1,7 @@
-"""Importing the data folder of an nsqd 1.3.0: its topics and channels, and every message in its queues.
+"""Import the data folder of an nsqd 1.3.0: its topics, channels and queued messages.
 
-`NsqdFolder` is the folder, `import_topics` imports it. Ids, timestamps, attempts, bodies, pause flags and the messages
-of each channel are kept. nsqd's folder is not changed.
+`NsqdFolder` is the folder; `import_topics` imports it. The import preserves ids, timestamps, attempts, bodies, pause
+flags and the messages of each channel. It does not change nsqd's folder.
 """
 
 from .importer import ChannelReport, IfExists, Outcome, TopicReport, import_topics, queue_bytes

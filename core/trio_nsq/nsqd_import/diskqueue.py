@@ -1,7 +1,7 @@
-"""nsqd's queues on disk (diskqueue), read as nsqd itself would read them after a start; nothing is changed.
+"""Read nsqd's queues on disk (diskqueue) like nsqd itself after a start, without changing them.
 
 NAME.diskqueue.NNNNNN.dat       messages, `(int32 size, message)*`; NAME is TOPIC or TOPIC:CHANNEL
-NAME.diskqueue.NNNNNN.dat.bad   what nsqd could not read, and does not look at again
+NAME.diskqueue.NNNNNN.dat.bad   a file that nsqd could not read, and ignores
 NAME.diskqueue.meta.dat         three lines: depth / read file, position / write file, position
 
      0      4               12         14       30           4+size
@@ -34,18 +34,18 @@ _SIZE_BYTES = 4
 _MIN_MESSAGE_BYTES = _HEAD.size - _SIZE_BYTES
 _READ_BYTES = 4 * 1024 * 1024
 _EPOCH_TICKS = 1288834974288
-"""From when nsqd's ids count, in ticks of 2**20 ns."""
+"""The epoch of nsqd's ids, in ticks of 2**20 ns."""
 
 
 class QueueMessage(NamedTuple):
-    """A message in a queue, and the place of its body.
+    """A message in a queue, and the position of its body.
 
     Attributes:
-        id: The 8 bytes that its 16 hex digits stand for.
-        timestamp_ns: When it was published, Unix nanoseconds.
+        id: The id as 8 bytes.
+        timestamp_ns: The publish time, Unix nanoseconds.
         attempts: How often it was delivered.
-        number: Of the file.
-        offset: Where in the file the body begins.
+        number: The number of the file.
+        offset: The offset of the body in the file.
     """
 
     id: bytes
@@ -58,7 +58,7 @@ class QueueMessage(NamedTuple):
 
 @dataclass(slots=True)
 class QueueFiles:
-    """The files of one queue: data files by number, the meta file or None, and those that nsqd put aside."""
+    """The files of one queue: data files by number, the meta file or None, and the `.bad` files."""
 
     data: dict[int, Path] = field(default_factory=dict)
     meta: Path | None = None
@@ -66,12 +66,12 @@ class QueueFiles:
 
     @property
     def size_bytes(self) -> int:
-        """Of the data files. Raises OSError."""
+        """The total size of the data files. Raises OSError."""
         return sum(path.stat().st_size for path in self.data.values())
 
 
 def list_queues(folder: Path) -> dict[str, QueueFiles]:
-    """The queues that have files in nsqd's data folder, by name. Raises OSError."""
+    """Return the queues with files in nsqd's data folder, by name. Raises OSError."""
     queues: dict[str, QueueFiles] = {}
     for path in sorted(folder.iterdir()):
         found = _NAME.fullmatch(path.name)
@@ -91,8 +91,8 @@ class Queue:
     """One queue.
 
     Attributes:
-        messages: How many `read` has found.
-        findings: What is wrong with its files, as far as `read` has come.
+        messages: How many messages `read` has found so far.
+        findings: The damage that `read` has found so far.
     """
 
     def __init__(self, files: QueueFiles, progress: Progress | None = None) -> None:
@@ -102,20 +102,22 @@ class Queue:
         self._progress = progress
 
     def read(self) -> Iterator[QueueMessage]:
-        """Its messages, in nsqd's order.
+        """Read the messages in nsqd's order.
 
-        If a file cannot be read to its end, reading continues with the next one, as in nsqd. Raises OSError; a disk
-        that cannot read a place is a finding.
+        If a file cannot be read to its end, reading continues with the next file, as in nsqd. Raises OSError; an
+        unreadable disk block is a finding.
         """
         for path in self._files.bad:
             size = path.stat().st_size
-            what = "put aside by nsqd, which could not read it, and not imported"
+            what = "nsqd could not read it and renamed it: not imported"
             self.findings.append(Finding(Kind.NOTE, path, 0, size, what))
         meta_path = self._files.meta
         if meta_path is None:
             if self._files.data:
                 first, *others = self._files.data.values()
-                what = f"without a meta file nsqd does not read it (nor the {len(others)} after it): not imported"
+                what = (
+                    f"it has no meta file, so nsqd ignores it (and the {len(others)} after it): not imported"
+                )
                 self.findings.append(
                     Finding(Kind.DAMAGE, first, 0, self._files.size_bytes, what, messages=None)
                 )
@@ -127,10 +129,10 @@ class Queue:
         stale = False
         written = self._files.data.get(write_file)
         if written is not None and write_position < (size := written.stat().st_size):
-            # nsqd then begins a new file, and reads this one to its end.
+            # nsqd then starts a new file, and reads this one to its end.
             what = (
                 f"older than its files (nsqd was killed): {written.name} is read up to byte {size}, not "
-                f"{write_position}; messages may be among them that were finished"
+                f"{write_position}; this may include finished messages"
             )
             self.findings.append(Finding(Kind.NOTE, meta_path, 0, 0, what))
             stale, write_file, write_position = True, write_file + 1, 0
@@ -155,38 +157,38 @@ class Queue:
         return None
 
     def _judge(self, meta: Path, depth: int, missing: int, *, complete: bool) -> None:
-        """Compare what was found with what the meta file says.
+        """Compare the read messages with the meta file.
 
         Args:
-            depth: The messages it counts.
-            missing: Files that should be there and are not.
-            complete: Whether all there was could be read, and the meta file is as old as the others.
+            depth: The number of messages in the meta file.
+            missing: The number of missing files.
+            complete: Whether all files were readable, and the meta file is not older than they are.
         """
         fewer = depth - self.messages
-        # nsqd goes on counting what is in the files that it put aside.
+        # nsqd's depth includes the messages in `.bad` files.
         kind = Kind.DAMAGE if fewer > 0 and not self._files.bad else Kind.NOTE
         messages = max(0, fewer) if kind is Kind.DAMAGE else 0
         if missing:
-            what = f"{missing} of the files it names, or that lie between them, are gone"
+            what = f"{missing} of the files between its read file and its write file are missing"
             self.findings.append(Finding(kind, meta, 0, 0, what, messages=messages))
         elif complete and fewer:
             what = f"counts {count_of(depth, 'message')}, there are {self.messages}"
             self.findings.append(Finding(kind, meta, 0, 0, what, messages=messages))
 
     def _read_file(self, path: Path, number: int, offset: int, end: int) -> Iterator[QueueMessage]:
-        """The messages in a file that begin at `offset` or later, and before `end`."""
+        """Read the messages of a file that start at `offset` or later, and before `end`."""
         with path.open("rb", buffering=0) as file:
             reader = _Reader(file.fileno(), number, self._progress)
             while offset < end:
                 try:
                     message, following, has_id = reader.message(offset)
                 except _NotAMessage as exc:
-                    what = f"{exc}; what follows in this file is not imported, nor would nsqd read it"
+                    what = f"{exc}; the rest of this file is not imported (nsqd would not read it either)"
                     last = max(offset, reader.size)
                     self.findings.append(Finding(Kind.DAMAGE, path, offset, last, what, messages=None))
                     return
                 if not has_id:
-                    what = "the id of a message is damaged; it gets another"
+                    what = "the id of a message is damaged; it gets a new one"
                     self.findings.append(Finding(Kind.NOTE, path, offset, following, what))
                 self.messages += 1
                 yield message
@@ -194,14 +196,14 @@ class Queue:
 
 
 class _NotAMessage(Exception):
-    """No message begins at a place where one should; the text says what is there."""
+    """There is no valid message at an offset; the text describes the data there."""
 
 
 class _Reader:
-    """The data file of this number, open as `fd`.
+    """Reads one data file.
 
     Attributes:
-        size: Bytes in it.
+        size: The size of the file.
     """
 
     def __init__(self, fd: int, number: int, progress: Progress | None) -> None:
@@ -210,16 +212,16 @@ class _Reader:
         self._number = number
         self._progress = progress
         self._data = b""
-        self._start = 0  # where in the file `_data` was read
+        self._start = 0  # the offset of `_data` in the file
 
     def _at(self, offset: int, size: int) -> memoryview:
-        """The bytes there, fewer at the end of the file. Raises OSError, _NotAMessage."""
+        """Return `size` bytes at an offset, fewer at the end of the file. Raises OSError, _NotAMessage."""
         position = offset - self._start
         if position < 0 or position + size > len(self._data):
             try:
                 self._data = self._read(max(size, _READ_BYTES), offset)
             except _NotAMessage:
-                self._data = self._read(size, offset)  # the bad block may be after it
+                self._data = self._read(size, offset)  # the unreadable block may be after these bytes
             self._start, position = offset, 0
         return memoryview(self._data)[position : position + size]
 
@@ -228,17 +230,17 @@ class _Reader:
             data = os.pread(self._fd, size, offset)
         except OSError as exc:
             if exc.errno == EIO:
-                raise _NotAMessage("the disk cannot read this") from exc
+                raise _NotAMessage("the disk cannot read this block") from exc
             raise
         if self._progress is not None:
             self._progress(len(data))
         return data
 
     def message(self, offset: int) -> tuple[QueueMessage, int, bool]:
-        """The message at `offset`, where it ends, and whether its id is undamaged. Raises OSError, _NotAMessage."""
+        """Return the message at `offset`, its end, and whether its id is valid. Raises OSError, _NotAMessage."""
         head = self._at(offset, _HEAD.size)
         if len(head) < _HEAD.size:
-            raise _NotAMessage("an unfinished message" if offset < self.size else "it should go on here")
+            raise _NotAMessage("an unfinished message" if offset < self.size else "the file ends too early")
         size, timestamp_ns, attempts, digits = _HEAD.unpack(head)
         end = offset + _SIZE_BYTES + size
         if size < _MIN_MESSAGE_BYTES:
@@ -247,7 +249,7 @@ class _Reader:
             raise _NotAMessage(f"an unfinished message, or none ({size} bytes long)")
         timestamp_ns = max(0, timestamp_ns)
         message_id = _id_of(digits)
-        # nsqd does not check ids. But if no message follows either, this is not a message.
+        # nsqd does not check ids. But if no valid message follows either, this is not a message.
         if message_id is None and end < self.size and not self._is_message(end):
             raise _NotAMessage("not a message (it has no id)")
         body_offset = offset + _HEAD.size
@@ -273,6 +275,6 @@ def _id_of(digits: bytes) -> bytes | None:
 
 
 def _made_up_id(timestamp_ns: int) -> bytes:
-    """An id such as nsqd makes of a time."""
+    """Return an id like nsqd generates at this time."""
     ticks = max(0, (timestamp_ns >> 20) - _EPOCH_TICKS)
     return (ticks << 22 & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big")

@@ -1,7 +1,7 @@
-"""Importing topic by topic, each completely or not at all.
+"""Import topics one by one, each completely or not at all.
 
-A topic is built in a folder that brokers ignore, and renamed when everything in it is on stable storage. An interrupted
-import can be run again: topics that are imported already are recognised by a fingerprint of nsqd's files.
+The import builds a topic in a folder that brokers ignore, syncs it, and then renames it. An interrupted import can be
+run again: a fingerprint of nsqd's files identifies topics that are already imported.
 """
 
 import json
@@ -29,7 +29,7 @@ _FORMAT = 1
 
 
 class IfExists(StrEnum):
-    """What to do if a topic of this name exists already."""
+    """What to do if a topic of this name exists."""
 
     REFUSE = "refuse"
     SKIP = "skip"
@@ -39,8 +39,8 @@ class IfExists(StrEnum):
 class Outcome(StrEnum):
     """The result for a topic.
 
-    PLANNED: it would be imported. EARLIER: it was imported before, and nsqd's files have not changed since. SKIPPED: a
-    topic of that name exists and was not changed.
+    PLANNED: a dry run would import it. EARLIER: it was imported before, and nsqd's files have not changed since.
+    SKIPPED: a topic of this name exists and was not changed.
     """
 
     IMPORTED = "imported"
@@ -61,13 +61,13 @@ class ChannelReport:
 
 @dataclass(slots=True)
 class TopicReport:
-    """A topic. The counts are only known if it was, or would be, imported.
+    """A topic. The counts are known only if it was, or would be, imported.
 
     Attributes:
         messages: Messages in its log, each counted once.
-        body_bytes: Bytes of their bodies.
-        waiting: How many of them are in the topic and in no channel.
-        findings: What is wrong with its queues.
+        body_bytes: The size of their bodies.
+        waiting: How many of them are in the topic but in no channel.
+        findings: The damage in its queues.
     """
 
     name: str
@@ -97,19 +97,17 @@ def import_topics(
     """Import all topics, one with each step of the iterator.
 
     Args:
-        data_path: The data folder to import into; created if it is missing, but not its parent.
+        data_path: The data folder to import into; created if missing, but not its parent.
         dry_run: Only count, and change nothing.
-        progress: Called with the bytes of `queue_bytes` that are done since the last call.
-        files: The file system of the data folder; a test may replace it.
+        progress: Called with the number of bytes, out of `queue_bytes`, that were processed since the last call.
+        files: The file system of the data folder; tests may replace it.
 
     Raises:
         ImportRefused, StartupError: The data folder cannot be used, or has such topics. Nothing is imported.
-        LogWriteError, OSError: The operating system refused. The topics that were yielded before are imported.
+        LogWriteError, OSError: The operating system returned an error. Topics that were yielded before are imported.
     """
     if source.path.resolve() in (data_path.resolve(), *data_path.resolve().parents):
-        raise ImportRefused(
-            f"--data-path: {data_path} lies in nsqd's own folder, which is not changed: choose another"
-        )
+        raise ImportRefused(f"--data-path: {data_path} is inside nsqd's data folder: choose another folder")
     with ExitStack() as stack:
         folder = None
         if not dry_run:
@@ -156,7 +154,7 @@ def _origin(folder: Path) -> str | None:
 
 
 class _TopicImport:
-    """The import of one topic.
+    """Imports one topic.
 
     Args:
         folder: The data folder to import into; None: only count.
@@ -189,7 +187,7 @@ class _TopicImport:
     def _lay_out(
         self, distributed: Merger, waiting: Merger, store: Callable[[MergedMessage], None]
     ) -> list[ChannelBuilder]:
-        """Pass all messages to `store`, those in channels first, count them, and return the state of each channel."""
+        """Call `store` with all messages, those in channels first; count them; return the state of each channel."""
         report, channels = self._report, self._topic.channels
         plans = [ChannelBuilder() for _ in channels]
         for message in distributed.merged():
@@ -210,7 +208,7 @@ class _TopicImport:
         return plans
 
     def _build(self, folder: DataFolder, distributed: Merger, waiting: Merger) -> None:
-        """Build the topic in a separate folder, and rename that."""
+        """Build the topic in a separate folder, then rename the folder."""
         topic, progress = self._topic, self._progress
         building = folder.import_folder(topic.name)
         folder.files.remove_folder(building)  # left by an interrupted import

@@ -1,8 +1,7 @@
-"""Merging the messages of a topic's queues into one order, each message once.
+"""Merge the messages of a topic's queues into one order, each message once.
 
-nsqd gives every channel a copy; the copies have the same id. Each message gets a key: keys sort by id, and copies of a
-message have the same prefix. This is an external merge sort: sorted runs of bounded size in unnamed files are merged,
-so that memory is bounded.
+nsqd gives every channel a copy of a message, with the same id. Each copy gets a key. Keys sort by id, and copies of a
+message have the same prefix. To limit memory, this is an external merge sort: it merges sorted runs in unnamed files.
 """
 
 import tempfile
@@ -46,7 +45,7 @@ class Merger:
     """Sorts and merges the messages of queues.
 
     Args:
-        folder: For the runs; None: the folder for temporary files.
+        folder: The folder for the runs; None: the system's folder for temporary files.
         run_keys: How many messages to keep in memory.
     """
 
@@ -62,7 +61,7 @@ class Merger:
         for message in messages:
             body = message.body
             keys.append(
-                # Two messages may share an id if a clock or a node id was changed: nsqd makes ids of these.
+                # Two messages may share an id if a clock or a node id was changed: nsqd derives ids from these.
                 pack(
                     message.id,
                     message.timestamp_ns,
@@ -86,7 +85,7 @@ class Merger:
         self._keys.clear()
 
     def merged(self) -> Iterator[MergedMessage]:
-        """Yield all messages by id; if one is in a queue twice, the copy with more attempts. Raises OSError."""
+        """Yield all messages by id; of duplicates in a queue, the copy with more attempts. Raises OSError."""
         self._keys.sort()
         keys = merge(*map(_read_run, self._runs), self._keys) if self._runs else self._keys
         for _, same in groupby(keys, key=_identity):

@@ -1,4 +1,4 @@
-"""nsqd's data folder, locked so that no nsqd runs in it meanwhile."""
+"""nsqd's data folder, locked so that no nsqd can run in it."""
 
 import fcntl
 import hashlib
@@ -13,18 +13,18 @@ from .diskqueue import QueueFiles, list_queues
 from .nsqd_metadata import ImportRefused, TopicMetadata, read_metadata
 
 _SEPARATORS = ":;"
-"""Between topic and channel in the name of a queue; the latter on Windows."""
+"""The separators of topic and channel in the name of a queue; `;` on Windows."""
 
 
 def lock(path: Path, owner: str) -> int:
     """Lock a folder against brokers, until the returned descriptor is closed.
 
     Args:
-        owner: For the error: what has locked it, and what to do.
+        owner: For the error: the possible owner of the lock, and what to do.
 
     Raises:
-        ImportRefused: It is locked.
-        OSError: It cannot be opened.
+        ImportRefused: The folder is locked.
+        OSError: The folder cannot be opened.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -39,15 +39,15 @@ def lock(path: Path, owner: str) -> int:
 
 
 class NsqdFolder:
-    """The data folder of an nsqd, locked against it until `close`. Nothing is changed in it.
+    """The data folder of an nsqd, locked against nsqd until `close` and never changed.
 
     Raises:
-        ImportRefused: It is not nsqd's, an nsqd runs in it, or `nsqd.dat` is damaged.
-        OSError: The operating system refused.
+        ImportRefused: It is not nsqd's folder, an nsqd runs in it, or `nsqd.dat` is damaged.
+        OSError: The operating system returned an error.
 
     Attributes:
-        topics: Sorted by name.
-        findings: What is left out, or belongs to no topic.
+        topics: The topics, sorted by name.
+        findings: Skipped names, and files that belong to no topic.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +69,7 @@ class NsqdFolder:
                 paths = [*files.data.values(), *files.bad]
                 size = sum(each.stat().st_size for each in paths)
                 files_and_size = f"{count_of(len(paths), 'file')}, {size} bytes"
-                what = f"of a queue that nsqd.dat does not know ({files_and_size}): not imported"
+                what = f"belongs to a queue that is not in nsqd.dat ({files_and_size}): not imported"
                 self.findings.append(Finding(Kind.NOTE, paths[0], 0, 0, what))
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class NsqdFolder:
         return names
 
     def fingerprint(self, topic: TopicMetadata) -> str:
-        """Return a hash that changes when nsqd changes the topic, and not when the folder moves. Raises OSError."""
+        """Return a hash that changes when nsqd changes the topic, but not when the folder moves. Raises OSError."""
         queues = [
             [
                 [[path.name, path.stat().st_size] for path in files.data.values()],

@@ -1,4 +1,4 @@
-"""nsqd.dat: which topics and channels an nsqd has, and which of them are paused."""
+"""Read nsqd.dat: the topics and channels of an nsqd, and which of them are paused."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from ..untrusted_json import decode_json
 
 
 class ImportRefused(NSQError):
-    """The import is refused; the text says why, and what to do."""
+    """The import is refused; the text has the reason and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +29,23 @@ class TopicMetadata:
 
 
 def read_metadata(folder: Path) -> tuple[list[TopicMetadata], list[Finding]]:
-    """The topics of an nsqd, in its order, and what was left out: names that are not valid, as nsqd does.
+    """Read the topics of an nsqd, in its order. Names that are invalid (as in nsqd) or ephemeral are findings.
 
     Raises:
-        ImportRefused: There is no such file, or it is damaged.
-        OSError: The operating system refused.
+        ImportRefused: The file does not exist, or is damaged.
+        OSError: The operating system returned an error.
     """
     path = folder / NSQD_FILE
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise ImportRefused(f"{folder} is not the data folder of an nsqd: it holds no {NSQD_FILE}") from None
+        raise ImportRefused(f"{folder} is not the data folder of an nsqd: it has no {NSQD_FILE}") from None
     findings: list[Finding] = []
     try:
         # nsqd writes null for an empty list.
         topics = [_topic(entry, path, findings) for entry in decode_json(content)["topics"] or []]
     except (ValueError, KeyError, TypeError) as exc:
-        raise ImportRefused(f"{path} is damaged, and nsqd would not start over it either: {exc!r}") from exc
+        raise ImportRefused(f"{path} is damaged (nsqd would not start with it either): {exc!r}") from exc
     merged = {topic.name: topic for topic in topics if topic is not None}
     return list(merged.values()), findings
 
@@ -65,9 +65,9 @@ def _topic(entry: dict[str, Any], path: Path, findings: list[Finding]) -> TopicM
 
 def _is_kept(name: str, which: str, path: Path, findings: list[Finding]) -> bool:
     if not is_valid_name(name):
-        what = f"{which}: not a valid name, left out"
+        what = f"{which}: not a valid name, skipped"
     elif is_ephemeral(name):
-        what = f"{which}: ephemeral, left out"
+        what = f"{which}: ephemeral, skipped"
     else:
         return True
     findings.append(Finding(Kind.NOTE, path, 0, 0, what))

@@ -1,4 +1,4 @@
-"""Building a topic from merged messages: its log, and the state of its channels."""
+"""Build a topic from merged messages: its log and the state of its channels."""
 
 import os
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class ChannelBuilder:
     """Builds the state of a channel from its messages, in order.
 
     Attributes:
-        messages: How many it has.
+        messages: The number of messages.
         attempted: How many of them were delivered before.
-        unfinished: [sequence, attempts] of those: they are delivered like timed-out messages.
+        unfinished: [sequence, attempts] of those; they are delivered like messages that timed out.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class ChannelBuilder:
         self._holes: list[tuple[int, int]] = []
 
     def add(self, sequence: int, attempts: int) -> None:
-        """Add the message of this sequence, which is larger than all before."""
+        """Add a message; its sequence must be larger than all earlier ones."""
         self.messages += 1
         if attempts:
             self.attempted += 1
@@ -62,11 +62,11 @@ class ChannelBuilder:
 class LogWriter:
     """Writes messages into a log with their ids and timestamps.
 
-    A record has one timestamp and one first id: messages share it only if they have the same timestamp and consecutive
-    ids. The broker joins small records when it reads them.
+    A record has one timestamp and one first id, so its messages must have the same timestamp and consecutive ids. The
+    broker joins small records when it reads them.
 
     Args:
-        log: Empty.
+        log: An empty log.
     """
 
     def __init__(self, log: DiskLog) -> None:
@@ -80,7 +80,7 @@ class LogWriter:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence that the next message gets."""
+        """The sequence of the next message."""
         return self._base_sequence + len(self._bodies)
 
     def add(self, message_id: int, timestamp_ns: int, body: bytes) -> None:
@@ -116,7 +116,7 @@ class LogWriter:
             self._records_bytes = 0
 
     def close(self) -> None:
-        """Write the rest, and return when all is on stable storage. Raises LogWriteError."""
+        """Write the rest and sync the log. Raises LogWriteError."""
         self._end_record()
         self._append()
         self._log.sync()
@@ -128,7 +128,7 @@ class BodyReader:
     Args:
         queues: The files of each queue, by its number.
 
-    At most `MAXMAX_OPEN_FILES` files are open.
+    At most `MAX_OPEN_FILES` files are open.
     """
 
     def __init__(self, queues: Sequence[QueueFiles]) -> None:
@@ -136,11 +136,11 @@ class BodyReader:
         self._open: dict[tuple[int, int], int] = {}
 
     def read(self, message: MergedMessage) -> bytes:
-        """Read the body of a message. Raises OSError, and ImportRefused if the file was cut."""
+        """Read the body of a message. Raises OSError, and ImportRefused if the file was truncated meanwhile."""
         queue, _, number, offset = message.copies[0]
         body = os.pread(self._fd(queue, number), message.size, offset)
         if len(body) < message.size:
-            raise ImportRefused(f"{self._queues[queue].data[number]} was cut while it was read")
+            raise ImportRefused(f"{self._queues[queue].data[number]} was truncated while it was read")
         return body
 
     def _fd(self, queue: int, number: int) -> int:
@@ -153,7 +153,7 @@ class BodyReader:
         return fd
 
     def close(self) -> None:
-        """Close the files; `read` opens them again."""
+        """Close the files; `read` reopens them."""
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
@@ -165,8 +165,8 @@ def topic_state(
     """Build the saved state of the topic.
 
     Args:
-        channels: The state of each of its channels, in their order.
-        point: The high watermark: messages from there on are in no channel.
+        channels: The state of each channel, in the order of the topic's channels.
+        point: The high watermark: later messages are in no channel.
     """
     ours = Topic(topic.name, log, BatchCache(0), 0)
     ours.paused = True  # otherwise waiting messages would move to the channels

@@ -1,6 +1,6 @@
 """The NSQ TCP protocol V2 without IO: bytes in, events out; commands in, bytes out.
 
-Nothing here opens a socket, reads a clock, starts a task or logs. The broker and the client share it.
+The modules open no sockets, read no clock, start no tasks and do not log. The broker and the client share them.
 """
 
 from .errors import CommandError, FrameError, NSQError

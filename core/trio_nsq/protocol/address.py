@@ -1,4 +1,4 @@
-"""Parsing and formatting addresses: `host:port`, `[v6]:port`."""
+"""Parse and format addresses: `host:port`, `[v6]:port`."""
 
 _MAX_PORT = 65535
 
@@ -7,9 +7,9 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
     """Split an address into host and port.
 
     Args:
-        text: `host:port` or `[v6]:port`; just the host if there is a default port. A host with colons in it
-            must be in brackets. The host is not resolved.
-        default_port: The port of an address that has none; None: it must have one.
+        text: `host:port` or `[v6]:port`; with a default port also the host alone. A host that contains colons must be
+            in brackets. The host is not resolved.
+        default_port: The port of an address without a port; None: the address must have a port.
 
     Returns:
         The host, without brackets, and the port.
@@ -27,12 +27,12 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
         if ":" in port_text:
             raise ValueError(f"address {text!r} has too many colons; write an IPv6 address as [v6]:port")
     if not host or any(char.isspace() for char in host):
-        raise ValueError(f"address {text!r} names no host; write it as host:port")
+        raise ValueError(f"address {text!r} has no host; write it as host:port")
     if not colon:
         if default_port is None:
             raise ValueError(f"address {text!r} has no port; write it as host:port")
         return host, default_port
-    # ASCII digits only: int() would also take signs, spaces, underscores and other scripts' digits.
+    # ASCII digits only: int() also accepts signs, spaces, underscores and the digits of other scripts.
     is_number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
     if not is_number or not 0 < int(port_text) <= _MAX_PORT:
         raise ValueError(f"address {text!r} has no valid port; it must be a number from 1 to {_MAX_PORT}")
@@ -48,8 +48,8 @@ def format_peer(address: tuple[str, int] | tuple[str, int, int, int] | str | byt
     """Format the address of a socket as nsqd does.
 
     Args:
-        address: As `getpeername` gives it: of an IP socket a tuple; of a unix socket its path, or `""` if it has none
-            (clients' mostly have none), or bytes with a leading zero for a name in Linux's abstract namespace.
+        address: The result of `getpeername`. For an IP socket a tuple. For a unix socket its path, `""` if it has none
+            (as for most clients), or bytes with a leading zero for a name in Linux's abstract namespace.
 
     Returns:
         `host:port`; for a unix socket its path, or `@` and its abstract name, if any.
@@ -59,13 +59,13 @@ def format_peer(address: tuple[str, int] | tuple[str, int, int, int] | str | byt
     if isinstance(address, bytes):
         address = address.replace(b"\0", b"@", 1).decode("utf-8", "backslashreplace")
     name = address or "@"
-    return name if name.isprintable() else ascii(name)  # the client chooses it, and it is logged
+    return name if name.isprintable() else ascii(name)  # the client chooses the name, and it is logged
 
 
 def without_secrets(url: str) -> str:
-    """Replace the user and password, and the query, of an address or URL by `xxxxx`, for logs and answers.
+    """Replace user, password and query of an address or URL by `xxxxx`, for logs and answers.
 
-    Everything up to the last `@` is replaced: a password may contain characters that separate parts of a URL.
+    Everything up to the last `@` is replaced, because a password may contain URL separators.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:

@@ -1,4 +1,4 @@
-"""Splitting messages into batches. The batches do not depend on the pieces in which messages arrive.
+"""Split messages into batches. The batches do not depend on the pieces in which messages arrive.
 
 A batch is one slice; no Python code runs per message.
 """
@@ -8,31 +8,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 MAX_BATCH_BYTES = 1024 * 1024
-"""The bodies of one MPUB, unless a single message is larger. nsqd accepts MPUBs of 5 MiB by default."""
+"""The limit of the bodies of one MPUB, unless a single message is larger. nsqd accepts 5 MiB by default."""
 _SIZE_BYTES = 4
-"""The length that precedes each message in an MPUB."""
+"""The size field before each message in an MPUB."""
 
 
 class Batcher:
     """Splits messages into batches, in order.
 
     Args:
-        max_messages: Of one batch.
-        max_bytes: Of the bodies of one batch; a longer message is a batch of its own.
+        max_messages: The most messages in a batch.
+        max_bytes: The most bytes of all bodies in a batch; a longer message is sent as a batch by itself.
     """
 
     def __init__(self, max_messages: int, max_bytes: int = MAX_BATCH_BYTES) -> None:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._messages: list[bytes] = []
-        self._start = 0  # those before it were returned
+        self._start = 0  # index of the first message that was not returned
 
     def __len__(self) -> int:
-        """How many messages are in no batch yet."""
+        """How many messages are not in a batch yet."""
         return len(self._messages) - self._start
 
     def add(self, messages: list[bytes]) -> Iterator[list[bytes]]:
-        """Add messages and yield the batches that are full."""
+        """Add messages and yield the full batches."""
         if self:
             messages = self._messages[self._start :] + messages
         self._messages, self._start = messages, 0
@@ -58,7 +58,7 @@ class Batcher:
 def split_for_mpub(
     bodies: Sequence[bytes], sizes: Iterable[int], max_bytes: int
 ) -> Iterator[Sequence[bytes]]:
-    """Split messages into parts that fill no more than `max_bytes` of an MPUB each, or are a single message."""
+    """Split messages into parts of at most `max_bytes` of an MPUB each; a larger message is a part by itself."""
     ends = list(accumulate(map(_SIZE_BYTES.__add__, sizes)))
     start = before = 0
     while start < len(ends):

@@ -1,8 +1,8 @@
-"""Reading a client's commands.
+"""Decode a client's commands.
 
 `CommandReader` consumes bytes and returns a command, raises the error to send, or returns None if it needs more bytes.
-The size of a body is checked before the body is buffered, and no byte is searched twice. A run of FIN lines, most of
-what a busy consumer sends, becomes one `Finish`.
+It checks the size of a body before it buffers the body, and searches no byte twice. It returns a run of FIN lines,
+which are most of a busy consumer's data, as one `Finish`.
 """
 
 import re
@@ -34,9 +34,9 @@ from .states import LEGAL_STATES, State
 
 _INT32 = Struct(">i")
 _LARGE_BYTES = 64 * 1024
-"""If more than this is missing of a body, nothing is parsed until the whole body has arrived."""
+"""If more than this is missing of a body, parsing waits until the whole body has arrived."""
 _PIECE_BYTES = 4096
-"""Smaller pieces of a large body are joined: an object for each would take more memory than its bytes."""
+"""Smaller pieces of a large body are joined: an object per piece would take more memory than its bytes."""
 _FIN_LINES_AT_LEAST = 16
 _ID_BYTES = 16
 _NOPS = re.compile(rb"(?:NOP\n){16,}+")
@@ -49,7 +49,7 @@ _NOP = NoOperation()
 
 @dataclass(slots=True)
 class _Body:
-    """A command whose line was read, and whose body was not."""
+    """A command whose line was read and whose body is incomplete."""
 
     verb: str
     topic: str = ""
@@ -64,16 +64,16 @@ class CommandReader:
     """Decodes the bytes of a client into commands.
 
     Args:
-        limits: What to accept.
+        limits: The limits of sizes, counts and times.
 
     Attributes:
-        state: Of the connection. The caller sets it (after SUB, CLS) before it reads the next command, because a
-            command's legality is checked when it is read.
+        state: The state of the connection. The caller sets it (after SUB, CLS) before it reads the next command,
+            because the reader checks whether a command is legal.
         greeted: Whether the client has sent its magic.
         heartbeats: Whether the connection has heartbeats; without them SUB is refused. The caller sets it.
         tls_required: Whether only IDENTIFY is legal until the connection is encrypted. The caller sets it.
-        missing_bytes: How much of a large body has not arrived; 0 if no large body has begun.
-        large_bodies: How many large bodies have begun.
+        missing_bytes: The missing bytes of a large body; 0 if no large body is being received.
+        large_bodies: The number of large bodies so far.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -95,7 +95,7 @@ class CommandReader:
         self._publish_line = b"\n"
         self._publish_verb: PublishVerb = "PUB"
         self._publish_topic = ""
-        self._fin_lines = _FIN_LINES_AT_LEAST  # how many lines to check first: more than the last run had
+        self._fin_lines = _FIN_LINES_AT_LEAST  # lines to check first: more than in the last run
 
     def receive_data(self, data: bytes) -> None:
         """Add bytes from the socket."""
@@ -111,7 +111,7 @@ class CommandReader:
                 self._join_pieces()
             return
         if self._position == len(self._buffer):
-            # Most data holds whole commands: it is used as it is, so that a body is copied once.
+            # Most data has whole commands: it is not copied into a buffer, so that a body is copied once.
             self._buffer, self._position, self._scanned = data, 0, 0
             return
         if isinstance(self._buffer, bytes):
@@ -123,7 +123,7 @@ class CommandReader:
         self._buffer += data
 
     def receive_eof(self) -> None:
-        """End the input: an incomplete body is now an error, an incomplete line is not."""
+        """End the input: an incomplete body is now an error, an incomplete line is ignored."""
         self._join_pieces()
         self._eof = True
 
@@ -133,7 +133,7 @@ class CommandReader:
             self._pieces, self.missing_bytes = [], 0
 
     def take_buffered(self) -> bytes:
-        """Remove and return the bytes that were not read, for a connection upgrade."""
+        """Remove and return the unread bytes, for a connection upgrade."""
         self._join_pieces()
         rest = self._copied(self._position, len(self._buffer))
         self._buffer = b""
@@ -149,7 +149,7 @@ class CommandReader:
         """Return the next command, or None if more bytes are needed.
 
         Raises:
-            CommandError: To send as an error frame. If it is fatal, the reader cannot be used any more.
+            CommandError: The error to send as a frame. After a fatal error the reader cannot be used.
         """
         if self._position == len(self._buffer) and not self._eof:
             return None  # the most frequent case
@@ -220,7 +220,7 @@ class CommandReader:
             raise CommandError("E_INVALID", f"cannot {verb.decode()} in current state")
         match verb:
             case b"NOP":
-                # NOP has no effect: many are the same as one.
+                # NOP has no effect: skip a run of them.
                 if nops := _NOPS.match(self._buffer, self._position):
                     self._position = nops.end()
                 return _NOP
@@ -280,7 +280,7 @@ class CommandReader:
     def _read_rdy(self, params: list[bytes]) -> Ready:
         count = _decimal(params[0]) if params else 1
         if self.state is State.CLOSING:
-            return Ready(0)  # it is ignored
+            return Ready(0)  # ignored in this state
         if count is None:
             raise CommandError("E_INVALID", f"RDY could not parse count {_text(params[0])}")
         biggest = self._limits.max_rdy_count
@@ -298,7 +298,7 @@ class CommandReader:
         return Requeue(message_id, min(delay_ms, self._limits.max_req_timeout_ms))
 
     def _read_publish(self) -> Command | None:
-        """Read the body of a PUB or MPUB. A PUB whose body has arrived and is valid takes the fewest steps."""
+        """Read the body of a PUB or MPUB. The common case, a complete and valid PUB, takes the fewest steps."""
         buffer, start, verb = self._buffer, self._position, self._publish_verb
         if verb == "PUB" and start + 4 < len(buffer):
             (size,) = _INT32.unpack_from(buffer, start)
@@ -384,7 +384,7 @@ class CommandReader:
         """Raise CommandError if the sizes of the messages do not add up to the size of the body."""
         assert body.sizes is not None
         if body.walked != size if len(body.sizes) == body.count else body.walked > size - 4:
-            # nsqd does not compare them and uses the messages' sizes.
+            # nsqd does not check this and uses the messages' sizes.
             raise CommandError("E_BAD_BODY", f"MPUB invalid body size {body.size}")
 
     def _incomplete(self, code: str, text: str, missing_bytes: int = 0) -> Command | None:

@@ -1,6 +1,6 @@
-"""The commands of the NSQ protocol, as the broker reads them: what they hold, and runs of FIN lines.
+"""The decoded commands of the NSQ protocol, and fast checks for runs of FIN lines.
 
-FIN lines are most of what a busy consumer sends.
+FIN lines are most of a busy consumer's data.
 """
 
 import re
@@ -12,7 +12,7 @@ from .limits import MAX_LINE_BYTES
 from .messages import MessageSet
 
 FINISH_LINE_BYTES = 21
-"""A FIN line as every client sends it: one space, an id, and a line feed after it."""
+"""The length of a FIN line as all clients send it: `FIN`, one space, a 16-byte id and a line feed."""
 
 _FIN_LINES = re.compile(rb"(?:FIN [^ \n]{15}[^ \n\r]\n)*+")
 _HEX_DIGITS = b"0123456789abcdef"
@@ -61,10 +61,10 @@ class Ready:
 
 @dataclass(slots=True)
 class Finish:
-    """FIN, one or several consecutive ones."""
+    """One or more consecutive FIN commands."""
 
     lines: bytes
-    """FINISH_LINE_BYTES each. Their ids may have characters that are not hex digits."""
+    """Lines of FINISH_LINE_BYTES each. The ids may have characters that are not hex digits."""
 
     @property
     def ids(self) -> list[bytes]:
@@ -74,7 +74,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """REQ; its delay is at most max_req_timeout."""
+    """REQ; the delay is at most max_req_timeout."""
 
     id: bytes
     delay_ms: int
@@ -101,7 +101,7 @@ Command = Identify | Auth | Subscribe | Publish | Ready | Finish | Requeue | Tou
 
 
 class LineTooLong(CommandError):
-    """A command line past 16 KiB: the connection ends without an error frame, as nsqd ends it."""
+    """A command line exceeds 16 KiB. Like nsqd, the broker closes the connection without an error frame."""
 
     def __init__(self) -> None:
         super().__init__("E_INVALID", f"command line longer than {MAX_LINE_BYTES} bytes")
@@ -113,9 +113,10 @@ def finish_line_ids(lines: bytes) -> list[bytes]:
 
 
 def finish_run_bytes(lines: bytes) -> int:
-    """Return how many bytes at the beginning of `lines` are FIN lines of FINISH_LINE_BYTES each.
+    """Return how many leading bytes of `lines` are FIN lines of FINISH_LINE_BYTES each.
 
-    The length of `lines` is a multiple of FINISH_LINE_BYTES. The check takes a few calls, however many lines there are.
+    The length of `lines` must be a multiple of FINISH_LINE_BYTES. The number of calls does not depend on the number of
+    lines.
     """
     if _are_finish_lines(lines):
         return len(lines)
@@ -126,13 +127,13 @@ def finish_run_bytes(lines: bytes) -> int:
     lines = lines[: count * FINISH_LINE_BYTES]
     if _are_finish_lines(lines):
         return len(lines)
-    # An id may contain a space, a line feed or a carriage return: then the line is not a FIN of fixed width.
+    # If an id contains a space, a line feed or a carriage return, the line is not a FIN of fixed width.
     run = _FIN_LINES.match(lines)
     return run.end() if run is not None else 0
 
 
 def _are_finish_lines(lines: bytes) -> bool:
-    """Whether all lines are FIN lines with ids of hex digits, as brokers make them."""
+    """Whether all lines are FIN lines whose ids are hex digits, as all brokers' ids."""
     count = len(lines) // FINISH_LINE_BYTES
     return (
         lines[20::FINISH_LINE_BYTES] == b"\n" * count

@@ -1,7 +1,7 @@
 """Compressed connections: IDENTIFY's `snappy` and `deflate` (NSQ protocol: IDENTIFY).
 
 Snappy is the framing format (google/snappy, framing_format.txt); deflate is raw DEFLATE (RFC 1951, no zlib header),
-with a sync flush wherever the sender flushes. Both are streams in both directions: a codec serves one connection from
+with a sync flush at each flush of the sender. Both are streams in both directions: a codec serves one connection from
 its upgrade to its end.
 """
 
@@ -15,17 +15,17 @@ from .errors import NSQError
 from .limits import KIB
 
 MAX_PIECE_BYTES = 64 * KIB
-"""The largest piece that `decode` yields, so that a few bytes do not become gigabytes at once."""
+"""The largest piece that `decode` yields, so that a few compressed bytes cannot expand to gigabytes at once."""
 
 _CHUNK_HEADER_BYTES = 4
 _MAX_CHUNK_BYTES = 128 * KIB
-"""More than snappy makes of 64 KiB; larger chunks could only be padding."""
+"""More than snappy's output for 64 KiB; larger chunks could only be padding."""
 _FLUSH = b"\x00\x00\xff\xff"
 """The end of a sync flush of DEFLATE."""
 
 
 class CompressionError(NSQError):
-    """The peer's bytes are invalid; the connection cannot be used any more."""
+    """The peer's bytes are invalid; the connection is unusable."""
 
 
 class Codec(Protocol):
@@ -33,23 +33,23 @@ class Codec(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether the peer has ended the stream of this layer."""
+        """Whether the peer has closed the stream of this layer."""
 
     def encode(self, data: bytes) -> bytes:
         """Encode data to send; the peer can decode all of it without more bytes."""
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """Decode received bytes and yield the data in pieces; none if more bytes are needed.
+        """Decode received bytes and yield the data in pieces; nothing if more bytes are needed.
 
-        Raises NSQError for invalid bytes, after the data before them was yielded.
+        Raises NSQError for invalid bytes, after yielding the data before them.
         """
 
 
 class Snappy:
-    """Snappy's framing format, a chunk for every 64 KiB that are sent together."""
+    """Snappy's framing format; one chunk per 64 KiB of a write."""
 
     ended = False
-    """The format has no end."""
+    """The format has no end marker."""
 
     def __init__(self) -> None:
         self._compressor = StreamCompressor()
@@ -69,7 +69,7 @@ class Snappy:
         try:
             yield from self._decompress(data[:end])
         except CompressionError:
-            for start, end in chunks:  # the chunks before the invalid one are good
+            for start, end in chunks:  # the chunks before the invalid one are valid
                 yield from self._decompress(data[start:end])
         size = _chunk_size(self._incomplete)
         if size > _MAX_CHUNK_BYTES:
@@ -91,7 +91,7 @@ def _chunk_size(data: bytes) -> int:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield start and end of the complete chunks at the beginning."""
+    """Yield start and end of the leading complete chunks."""
     start = 0
     while len(data) - start >= _CHUNK_HEADER_BYTES:
         size = _chunk_size(data[start : start + _CHUNK_HEADER_BYTES])
@@ -103,7 +103,7 @@ def _chunks(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 class Deflate:
-    """Raw DEFLATE, at a level within 1..9."""
+    """Raw DEFLATE at a level within 1..9."""
 
     def __init__(self, level: int) -> None:
         self._compressor = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -119,8 +119,8 @@ class Deflate:
         return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """See `Codec`. No piece is longer than MAX_PIECE_BYTES. What follows the end of the stream is ignored."""
-        # After an error zlib drops what it read before. So data that the peer has flushed is decoded separately.
+        """See `Codec`. No piece is longer than MAX_PIECE_BYTES. Bytes after the end of the stream are ignored."""
+        # On an error zlib drops its earlier output of the same call, so flushed data is decoded separately.
         flushed = data.rfind(_FLUSH) + len(_FLUSH) if _FLUSH in data else 0
         for part in (data[:flushed], data[flushed:]):
             if not self.ended:

@@ -1,4 +1,4 @@
-"""Encoding a client's commands. Callers check names with `is_valid_name`."""
+"""Encode a client's commands. Callers check names with `is_valid_name`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,12 +32,12 @@ def encode_pub(topic: str, body: bytes) -> bytes:
 
 
 def encode_dpub(topic: str, defer_ms: int, body: bytes) -> bytes:
-    """DPUB one message, to be delivered no sooner than in `defer_ms` milliseconds."""
+    """DPUB one message, to be delivered after at least `defer_ms` milliseconds."""
     return b"DPUB %s %d\n%s%s" % (topic.encode(), defer_ms, _INT32.pack(len(body)), body)
 
 
 def encode_mpub(topic: str, messages: MessageSet) -> bytes:
-    """MPUB a set, all or nothing. The set must not be empty."""
+    """MPUB a message set, which must not be empty."""
     head = _MPUB_HEAD.pack(4 + len(messages.data), len(messages))
     return b"MPUB %s\n%s%s" % (topic.encode(), head, messages.data)
 
@@ -48,12 +48,12 @@ def encode_rdy(count: int) -> bytes:
 
 
 def encode_finish(ids: Sequence[bytes]) -> bytes:
-    """FIN for each id of 16 bytes; empty without ids."""
+    """FIN for each id of 16 bytes; b"" without ids."""
     return b"FIN " + b"\nFIN ".join(ids) + b"\n" if ids else b""
 
 
 def encode_requeue(message_id: bytes, delay_ms: int) -> bytes:
-    """REQ: requeue the message, to be delivered no sooner than in `delay_ms` milliseconds."""
+    """REQ: requeue the message, to be delivered after at least `delay_ms` milliseconds."""
     return b"REQ %s %d\n" % (message_id, delay_ms)
 
 

@@ -1,19 +1,19 @@
-"""The errors of this library: one base class, then by who caused the error.
+"""The errors of the protocol, and the base class of all errors of this library.
 
     NSQError
-      CommandError      a client's command is refused: sent to it as an error frame (broker side)
-      FrameError        the peer's bytes are not the NSQ protocol (client side)
+      CommandError      the broker refuses a client's command and sends this as an error frame (broker side)
+      FrameError        the peer's bytes violate the NSQ protocol (client side)
 
-Those that need IO to happen (a lost connection, a refused publish) are in `trio_nsq.client.errors`, those of
-the log in `trio_nsq.log.errors`; all share the base.
+Errors of IO (a lost connection, a refused publish) are in `trio_nsq.client.errors`, errors of the log in
+`trio_nsq.log.errors`.
 """
 
 NON_FATAL_CODES = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
-"""The connection continues after these; every other error closes it."""
+"""Errors after which the broker keeps the connection; all others close it."""
 
 
 class NSQError(Exception):
-    """Base of all errors of this library."""
+    """The base class of all errors of this library."""
 
 
 class CommandError(NSQError):
@@ -21,7 +21,7 @@ class CommandError(NSQError):
 
     Args:
         code: NSQ's machine-readable code, such as `E_BAD_TOPIC`.
-        text: What follows the code after one space; empty for a bare code.
+        text: The text after the code and one space; empty for a code without text.
     """
 
     def __init__(self, code: str, text: str = "") -> None:
@@ -41,7 +41,7 @@ class CommandError(NSQError):
 
 
 class FrameError(NSQError):
-    """The peer sent bytes that are not frames, or too large a frame."""
+    """The peer sent bytes that are not frames, or a frame that is too large."""
 
 
 _GO_ESCAPES = {
@@ -58,7 +58,7 @@ _GO_ESCAPES = {
 
 
 def quote(name: str) -> str:
-    """Quote as Go's `%q` does, for error texts. A byte that is not UTF-8 (surrogateescape) becomes `\\xNN`."""
+    """Quote like Go's `%q`, for error texts. A byte that is not UTF-8 (surrogateescape) becomes `\\xNN`."""
     out = []
     for char in name:
         code = ord(char)

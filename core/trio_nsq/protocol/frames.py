@@ -1,4 +1,4 @@
-"""Frames: what a broker sends.
+"""The frames that a broker sends.
 
  0        4        8                                  4+size
 +--------+--------+----------------------------------+
@@ -19,11 +19,11 @@ from .errors import FrameError
 from .limits import MIB
 
 MESSAGE_HEADER_BYTES = 26
-"""Timestamp, attempts and id: the bytes of a message frame before the body."""
+"""The size of timestamp, attempts and id, before the body of a message frame."""
 MESSAGE_FRAME_BYTES = 8 + MESSAGE_HEADER_BYTES
-"""The bytes of a message on the wire, without its body."""
+"""The size of a message frame without the body."""
 DEFAULT_MAX_FRAME_BYTES = 64 * MIB
-"""A client's protection from a peer that is not NSQ; nsqd's default max-msg-size is 1 MiB."""
+"""Protects a client from a peer that is not a broker; nsqd's default max-msg-size is 1 MiB."""
 
 _HEAD = Struct(">ii")
 _MESSAGE = Struct(">iiqH16s")
@@ -50,7 +50,7 @@ class ResponseFrame:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFrame:
-    """An error reply. `code` is NSQ's code, `text` what follows it (empty for a bare code)."""
+    """An error reply: NSQ's code, and its text (empty for a code without text)."""
 
     code: str
     text: str
@@ -66,7 +66,7 @@ class MessageRun:
     Attributes:
         ids: 16 bytes each, ASCII hex digits.
         timestamps_ns: When each was published, Unix nanoseconds, by the broker's clock.
-        attempts: How often each was delivered, this time included; 1 is the first.
+        attempts: How often each was delivered, including this time; the first delivery is 1.
     """
 
     ids: list[bytes]
@@ -110,10 +110,10 @@ class FrameReader:
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
-        # Immutable, so that a message's body is copied only once, by a slice.
+        # Immutable, so that slicing copies a message's body only once.
         self._data = b""
         self._position = 0
-        self._received = bytearray()  # received while `_data` was not used up
+        self._received = bytearray()  # data that arrived before `_data` was consumed
         self._wanted = _HEAD.size  # bytes needed for the next event
 
     def receive_data(self, data: bytes) -> None:
@@ -125,11 +125,11 @@ class FrameReader:
 
     @property
     def wanted_bytes(self) -> int:
-        """The size of the incomplete frame, with its size field; 8 as long as it is not known."""
+        """The size of the incomplete frame, including its size field; 8 while unknown."""
         return self._wanted
 
     def take_buffered(self) -> bytes:
-        """Remove and return the bytes that were not read, for a connection upgrade."""
+        """Remove and return the unread bytes, for a connection upgrade."""
         self._join()
         rest, self._data = self._data[self._position :], b""
         self._position, self._wanted = 0, _HEAD.size
@@ -139,7 +139,7 @@ class FrameReader:
         """Return the next reply, or all consecutive message frames received; None if more bytes are needed.
 
         Raises:
-            FrameError: The bytes are not frames. The connection cannot be used any more.
+            FrameError: The bytes are not frames. The connection is unusable.
         """
         available = len(self._data) - self._position + len(self._received)
         if available < self._wanted:
@@ -169,15 +169,15 @@ class FrameReader:
 
     def _check(self, size: int, frame_type: int) -> None:
         if not 4 <= size <= self._max_frame_bytes:
-            raise FrameError(f"a frame says it is {size} bytes long: is this an NSQ broker's TCP port?")
+            raise FrameError(f"invalid frame size {size}: is this an NSQ broker's TCP port?")
         if frame_type == FrameType.MESSAGE:
             if size < 4 + MESSAGE_HEADER_BYTES:
-                raise FrameError(f"a message frame says it is {size} bytes long")
+                raise FrameError(f"invalid size {size} of a message frame")
         elif frame_type not in (FrameType.RESPONSE, FrameType.ERROR):
             raise FrameError(f"unknown frame type {frame_type}")
 
     def _message_run(self) -> MessageRun:
-        """Return the complete message frame at the position, and all complete ones that follow it."""
+        """Return the complete message frame at the position and all complete ones after it."""
         run = MessageRun([], [], [], [])
         biggest = min(self._max_frame_bytes, MAX_INT32)
         self._position = _split_frames(
@@ -195,7 +195,7 @@ def unpack_frames(
     timestamps_ns: list[int],
     attempts: list[int],
 ) -> int:
-    """As `split_frames`; faster where that is not compiled."""
+    """Like `split_frames`; faster if that is not compiled."""
     add_id, add_body = ids.append, bodies.append
     add_timestamp, add_attempts = timestamps_ns.append, attempts.append
     unpack, available = _MESSAGE.unpack_from, len(data)

@@ -1,7 +1,7 @@
-"""Decoding and encoding JSON as Go's `encoding/json` does, as nsqd and nsqlookupd use it.
+"""Decode and encode JSON like Go's `encoding/json`, which nsqd and nsqlookupd use.
 
-Go is more lenient than Python in some things (letter case of keys, missing fields, `null`) and stricter in others
-(numbers, constants, encodings).
+Go is more lenient than Python about the letter case of keys, missing fields and `null`, and stricter about numbers,
+constants and encodings.
 """
 
 import json
@@ -19,9 +19,9 @@ INT64 = range(-(2**63), 2**63)
 class GoObject:
     """A JSON object, read field by field.
 
-    Field names are given in lower case and match in any case. A field that is missing or `null` has its type's zero:
-    "", 0, False, an empty list or object. Of a repeated field the last value counts, but all must have the right type.
-    Every method raises ValueError for a value of the wrong type.
+    Pass field names in lower case; they match in any case. A missing or `null` field has the zero value of its type:
+    "", 0, False, an empty list or object. If a field is repeated, the last value counts, but all must have the right
+    type. Every method raises ValueError for a value of the wrong type.
     """
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
@@ -29,30 +29,30 @@ class GoObject:
         self._values: dict[str, list[Any]] | None = None  # made on first use: most objects are never read
 
     def text(self, name: str) -> str:
-        """A string."""
+        """Return a string."""
         return _text(self._last(name, str, ""))
 
     def boolean(self, name: str) -> bool:
-        """True or false."""
+        """Return a boolean."""
         return self._last(name, bool, False)
 
     def integer(self, name: str, allowed: range = INT64) -> int:
-        """A whole number in this range; one written with a point or an exponent is of the wrong type."""
+        """Return an integer in this range; a number with a decimal point or an exponent has the wrong type."""
         value = self._last(name, int, 0)
         if value not in allowed:
             raise _wrong(name)
         return value
 
     def texts(self, name: str) -> list[str]:
-        """A list of strings; `null` among them is ""."""
+        """Return a list of strings; `null` items are ""."""
         return [_text(item or "") for item in self._items(name, str)]
 
     def object(self, name: str) -> "GoObject":
-        """An object; one without fields if it is missing."""
+        """Return an object; an empty one if the field is missing."""
         return self._last(name, GoObject, GoObject([]))
 
     def objects(self, name: str) -> "list[GoObject]":
-        """A list of objects; `null` among them is one without fields."""
+        """Return a list of objects; `null` items are empty objects."""
         return [item or GoObject([]) for item in self._items(name, GoObject)]
 
     def _items(self, name: str, kind: type[_T]) -> list[_T | None]:
@@ -68,16 +68,16 @@ class GoObject:
                 if value is not None:
                     self._values.setdefault(_fold(key), []).append(value)
         values = self._values.get(name, [zero])
-        if any(type(value) is not kind for value in values):  # exactly: a bool is an int to Python only
+        if any(type(value) is not kind for value in values):  # not isinstance: in Python a bool is an int
             raise _wrong(name)
         found: _T = values[-1]
         return found
 
 
 def decode_object(data: bytes) -> GoObject:
-    """Decode one JSON object; `null` is one without fields. Raises ValueError."""
+    """Decode one JSON object; `null` is an empty object. Raises ValueError."""
     try:
-        # What is not UTF-8 becomes U+FFFD. (Given bytes, json would take UTF-16 and others for JSON, too.)
+        # Bytes that are not UTF-8 become U+FFFD. (json.loads of bytes would also accept UTF-16 and others.)
         decoded: Any = json.loads(
             data.decode("utf-8", "replace"),
             object_pairs_hook=GoObject,
@@ -99,13 +99,13 @@ _ESCAPES = str.maketrans(
 
 
 def encode_object(value: dict[str, Any]) -> bytes:
-    """Encode like Go: no blanks, and characters special to HTML or JavaScript escaped. Keys keep their order."""
+    """Encode like Go: without spaces, with HTML and JavaScript characters escaped. Keys keep their order."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.translate(_ESCAPES).encode()  # these characters occur inside of strings only
+    return text.translate(_ESCAPES).encode()  # these characters occur only in strings
 
 
 def _fold(key: str) -> str:
-    return key.lower().replace("\u017f", "s")  # the long s: Go folds case as Unicode says
+    return key.lower().replace("\u017f", "s")  # the long s: Go uses Unicode case folding
 
 
 def _text(value: str) -> str:
@@ -113,7 +113,7 @@ def _text(value: str) -> str:
 
 
 def _integer(digits: str) -> float:
-    """Return an integer; infinity for a very long one, which Python parses slowly or refuses."""
+    """Return an integer; infinity for a very long one, which Python parses slowly or rejects."""
     return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
 
 

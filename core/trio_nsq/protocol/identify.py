@@ -10,13 +10,13 @@ from .limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class IdentifyRequest:
-    """The JSON body of IDENTIFY. Zero, False and "" mean that the field is missing.
+    """The JSON body of IDENTIFY. Missing fields are 0, False or "".
 
-    Times are in milliseconds, sizes in bytes. -1 turns heartbeats, output buffering or its timer off.
+    Times are in milliseconds, sizes in bytes. -1 turns off heartbeats, output buffering or its timer.
 
     Attributes:
-        survive_refusals: Not in nsqd: a publish that cannot be stored does not end the connection.
-        private_channel: Not in nsqd: a channel that SUB creates begins at the end of the topic, and does not count as
+        survive_refusals: Not in nsqd: the broker keeps the connection if it cannot store a publish.
+        private_channel: Not in nsqd: a channel that SUB creates starts at the end of the topic and does not count as
             its first channel.
     """
 
@@ -45,8 +45,8 @@ class IdentifySettings:
         heartbeat_interval_ms: 0 means off.
         output_buffer_size: Bytes; 1 means unbuffered.
         output_buffer_timeout_ms: 0 means never flushed by time.
-        sample_rate: Percent of messages wanted; 0 means all.
-        msg_timeout_ms: In-flight time of a message on this connection.
+        sample_rate: The percentage of messages to deliver; 0 means all.
+        msg_timeout_ms: The message timeout of this connection.
     """
 
     heartbeat_interval_ms: int
@@ -72,7 +72,7 @@ _INT32 = range(-(2**31), 2**31)
 
 
 def parse_identify(body: bytes) -> IdentifyRequest:
-    """Decode an IDENTIFY body as Go does, see `GoObject`; unknown fields are ignored. Raises CommandError."""
+    """Decode an IDENTIFY body like Go, see `GoObject`; unknown fields are ignored. Raises CommandError."""
     try:
         given = decode_object(body)
         request = IdentifyRequest(
@@ -98,10 +98,10 @@ def parse_identify(body: bytes) -> IdentifyRequest:
 
 
 def negotiate(request: IdentifyRequest, limits: Limits, before: IdentifySettings) -> IdentifySettings:
-    """Return a connection's settings after a request; `before` has the values of fields that are missing.
+    """Return a connection's settings after a request; `before` has the values for missing fields.
 
     Raises:
-        CommandError: `E_BAD_BODY` naming the first value out of range; nothing is clamped.
+        CommandError: `E_BAD_BODY` with the first value that is out of range; values are not clamped.
     """
     heartbeat_ms = request.heartbeat_interval
     if heartbeat_ms == -1:
@@ -141,10 +141,10 @@ def negotiate(request: IdentifyRequest, limits: Limits, before: IdentifySettings
 
 @dataclass(frozen=True, slots=True)
 class Upgrades:
-    """The layers that a connection gets after the reply to IDENTIFY: TLS first, then compression.
+    """The layers that are added to a connection after the reply to IDENTIFY: TLS first, then compression.
 
     Attributes:
-        deflate_level: 1..9; filled in also when `deflate` is false, as nsqd does.
+        deflate_level: 1..9; also set when `deflate` is false, like nsqd.
     """
 
     tls: bool = False
@@ -154,10 +154,10 @@ class Upgrades:
 
 
 def choose_upgrades(request: IdentifyRequest, limits: Limits, *, tls: bool) -> Upgrades:
-    """Return those of the requested upgrades that a client gets; `tls` is whether the broker has a certificate.
+    """Return the granted upgrades of a request; `tls` is whether the broker has a certificate.
 
     Raises:
-        CommandError: `E_IDENTIFY_FAILED`: two compressions at once.
+        CommandError: `E_IDENTIFY_FAILED`: the request has two compressions.
     """
     snappy = request.snappy and limits.snappy
     deflate = request.deflate and limits.deflate
@@ -176,9 +176,9 @@ def identify_reply(
     *,
     auth_required: bool,
 ) -> bytes:
-    """Encode the JSON reply for feature negotiation, keys in nsqd's order.
+    """Encode the JSON reply for feature negotiation, with keys in nsqd's order.
 
-    Fields that nsqd does not have are only sent to clients that asked for them.
+    Fields that nsqd does not have are sent only to clients that requested them.
     """
     reply: dict[str, object] = {
         "max_rdy_count": limits.max_rdy_count,

@@ -11,40 +11,40 @@ MINUTE_MS = 60 * SECOND_MS
 DAY_MS = 24 * 60 * MINUTE_MS
 
 MAX_LINE_BYTES = 16 * KIB
-"""A command line, its line feed included. A longer one ends the connection with no error frame."""
+"""The limit of a command line, including its line feed. A longer line closes the connection without an error frame."""
 
 MAX_HANDSHAKE_BYTES = 64 * KIB
-"""The body of IDENTIFY and of AUTH, which have some hundred bytes. Unknown clients send them, and IDENTIFY is decoded
-on the event loop."""
+"""The limit of the bodies of IDENTIFY and AUTH, which normally have a few hundred bytes. Unauthenticated clients send
+them, and IDENTIFY is decoded on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a broker accepts. All bounds are inclusive; every `_ms` is in milliseconds."""
+    """The limits of a broker. All bounds are inclusive; every `_ms` is in milliseconds."""
 
     max_msg_size: int = 1 * MIB
-    """Bytes of one message body."""
+    """The largest message body, in bytes."""
     max_body_size: int = 5 * MIB
-    """Bytes of one command body (MPUB; IDENTIFY and AUTH, if it is less than `MAX_HANDSHAKE_BYTES`)."""
+    """The largest MPUB body, in bytes; also of IDENTIFY and AUTH, if less than `MAX_HANDSHAKE_BYTES`."""
     max_rdy_count: int = 2500
     max_req_timeout_ms: int = 60 * MINUTE_MS
-    """A longer delay of REQ is reduced to it."""
+    """A longer delay of REQ is reduced to this."""
     max_defer_ms: int = 365 * DAY_MS
     """A longer delay of DPUB is refused; nsqd uses `max_req_timeout_ms` for both."""
     max_heartbeat_interval_ms: int = MINUTE_MS
     heartbeat_interval_ms: int = 30 * SECOND_MS
-    """For clients that do not request another; nsqd uses half of a client timeout of 60 s."""
+    """The default for clients that request no other; nsqd uses half of its client timeout of 60 s."""
     max_output_buffer_size: int = 64 * KIB
     output_buffer_size: int = 16 * KIB
     min_output_buffer_timeout_ms: int = 25
     max_output_buffer_timeout_ms: int = 30 * SECOND_MS
     output_buffer_timeout_ms: int = 250
     msg_timeout_ms: int = MINUTE_MS
-    """A delivered message not answered in this time is delivered again."""
+    """If a delivered message is not answered within this time, it is delivered again."""
     max_msg_timeout_ms: int = 15 * MINUTE_MS
     max_deflate_level: int = 6
-    """A client that asks for a higher level gets this one."""
+    """A client that requests a higher level gets this one."""
     deflate: bool = True
-    """Whether clients may use it."""
+    """Whether clients may use deflate."""
     snappy: bool = True
-    """Whether clients may use it."""
+    """Whether clients may use snappy."""

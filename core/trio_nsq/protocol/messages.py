@@ -5,8 +5,8 @@
     |  size  |    body      |  size  |  body
     +--------+--------------+--------+------- - -
 
-The bytes are never changed; the only per-message work on the publish path is `walk_messages`, which reads each size
-once. Loops over messages are in `bulk.py`.
+The bytes are never changed. The only per-message work of a publish is `walk_messages`, which reads each size once.
+Loops over messages are in `bulk.py`.
 """
 
 from bisect import bisect_right
@@ -27,7 +27,7 @@ class MessageSet:
     """Messages published together.
 
     Attributes:
-        data: `(int32 size, bytes)*`, big-endian, nothing before or after.
+        data: `(int32 size, bytes)*`, big-endian, without other bytes.
         sizes: The body length of each message, in order; `len(data) == sum(sizes) + 4 * len(sizes)`.
     """
 
@@ -39,7 +39,7 @@ class MessageSet:
 
     @property
     def body_bytes(self) -> int:
-        """The size of all bodies, without their size fields."""
+        """The total size of the bodies, without size fields."""
         return len(self.data) - 4 * len(self.sizes)
 
     def bodies(self) -> list[bytes]:
@@ -73,14 +73,14 @@ class MessageSet:
 
 
 class SizePrefixes(dict[int, bytes]):
-    """The int32 size fields of bodies by their sizes, plus `more`: a dict lookup is faster than to pack each."""
+    """A cache of encoded int32 size fields, by body size; `more` is added to each. A lookup is faster than packing."""
 
     def __init__(self, more: int = 0) -> None:
         self._more = more
 
     def __missing__(self, size: int) -> bytes:
         prefix = _INT32.pack(size + self._more)
-        if size < 65536:  # bounds the memory
+        if size < 65536:  # limits the memory
             self[size] = prefix
         return prefix
 
@@ -89,7 +89,7 @@ _prefix = SizePrefixes()
 
 
 def pack_messages(bodies: Sequence[bytes]) -> MessageSet:
-    """Make a set of these bodies, in order. Sizes are not checked against limits."""
+    """Make a message set of these bodies, in order. Does not check limits."""
     sizes = list(map(len, bodies))
     data = b"".join(chain.from_iterable(zip(map(_prefix.__getitem__, sizes), bodies, strict=True)))
     return MessageSet(data, sizes)
@@ -104,7 +104,7 @@ def unpack_sizes(
     biggest: int,
     sizes: list[int],
 ) -> int:
-    """As `walk_sizes`, and also for a bytearray; faster where that is not compiled."""
+    """Like `walk_sizes`, also for a bytearray; faster if that is not compiled."""
     unpack = _INT32.unpack_from
     add = sizes.append
     last = end - 4
@@ -120,7 +120,7 @@ def unpack_sizes(
 
 
 read_sizes = walk_sizes if COMPILED else unpack_sizes
-"""`walk_sizes`, or what is faster where that is not compiled."""
+"""`walk_sizes`, or `unpack_sizes` if that is not compiled."""
 
 
 def walk_messages(
@@ -129,14 +129,14 @@ def walk_messages(
     """Check the sizes of messages from `start` on, as far as the bytes up to `end` allow.
 
     Args:
-        data: The buffer; with the compiled module `bytes` are several times as fast as a bytearray.
+        data: The buffer. With the compiled module, `bytes` are several times faster than a bytearray.
         start: The offset of the next size field.
         end: The end of the received bytes.
-        count: Messages in the whole set, including those in `sizes`.
+        count: The number of messages in the whole set, including those in `sizes`.
         sizes: The body sizes read so far; extended in place.
 
     Returns:
-        The offset of the next size field: after `end` while the last body is incomplete.
+        The offset of the next size field; greater than `end` if the last body is incomplete.
 
     Raises:
         CommandError: `E_BAD_MESSAGE`, for a size outside 1..max_msg_size.

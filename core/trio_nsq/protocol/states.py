@@ -1,6 +1,6 @@
 """The states of a connection, and the commands that are legal in each.
 
-Every rule about the order of commands is here. The table in `docs/reference/wire-protocol.md` is the same.
+It has all rules about the order of commands. `docs/reference/wire-protocol.md` has the same table.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ LEGAL_STATES: Mapping[bytes, frozenset[State]] = {
     b"PUB": _ANY,
     b"MPUB": _ANY,
     b"DPUB": _ANY,
-    # A client may have sent a RDY before its CLS was answered; it is ignored.
+    # A client may send RDY before the answer to CLS arrives; it is ignored.
     b"RDY": frozenset({State.SUBSCRIBED, State.CLOSING}),
     b"FIN": frozenset({State.SUBSCRIBED, State.CLOSING}),
     b"REQ": frozenset({State.SUBSCRIBED, State.CLOSING}),

@@ -1,4 +1,4 @@
-"""A topic's log on a broker, read over HTTP with blocking calls (docs/how-to/read-and-replay.md)."""
+"""Read a topic's log on a broker over HTTP, with blocking calls (docs/how-to/read-and-replay.md)."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
@@ -20,16 +20,16 @@ _T = TypeVar("_T")
 
 
 class LogReplaced(NSQError):
-    """The log is not the one that was planned for: the topic was deleted and created again, or its end was lost."""
+    """The log is not the expected one: the topic was deleted and recreated, or its last messages were lost."""
 
 
 class Bounds(NamedTuple):
     """The bounds of a log.
 
     Attributes:
-        first: The oldest sequence that is kept.
+        first: The oldest retained sequence.
         end: The sequence of the next message.
-        size_bytes: Bytes on disk.
+        size_bytes: The size on disk.
         at: The sequence of the requested position.
     """
 
@@ -40,21 +40,21 @@ class Bounds(NamedTuple):
 
     @property
     def mean_bytes(self) -> float:
-        """Mean bytes of a message; 0 if there is none."""
+        """The mean size of a message; 0 if there are none."""
         return self.size_bytes / (self.end - self.first) if self.end > self.first else 0.0
 
 
 def broker_label(address: str) -> str:
-    """The label of a broker in files: its address without the scheme."""
+    """Return the label of a broker in files: its address without the scheme."""
     return address.partition("://")[2] or address
 
 
 class BrokerLog:
-    """The log of one topic on one broker. Every request has its own connection.
+    """The log of one topic on one broker. Every request uses a new connection.
 
     Args:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
-        patience_s: How long `read` and `patiently` wait for a broker that is unreachable.
+        patience_s: How long `read` and `patiently` wait for an unreachable broker.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BrokerLog:
     # ------------------------------------------------------------------ the log
 
     def bounds(self, at: str = "latest") -> Bounds:
-        """The bounds of the log, and the sequence of a position.
+        """Request the bounds of the log, and the sequence of a position.
 
         Args:
             at: A position, see docs/how-to/read-and-replay.md.
@@ -80,7 +80,7 @@ class BrokerLog:
         return Bounds(*self._numbers("GET", "/topic/bounds", {"at": at}, *names))
 
     def id_at(self, sequence: int) -> str | None:
-        """The id of a message, 16 hex digits; None: it is not kept. Raises as `bounds`."""
+        """Return the id of a message, 16 hex digits; None if it is not retained. Raises the errors of `bounds`."""
         for found in self._read_once(Span(sequence, sequence + 1)):
             if isinstance(found, RecordBatch):
                 return f"{found.first_id:016x}"
@@ -92,10 +92,10 @@ class BrokerLog:
         If the connection is lost, reading continues over a new one.
 
         Raises:
-            BrokerUnreachable: The broker was unreachable for longer than the patience.
-            RequestRefused: The topic is gone.
-            LogReplaced: See there.
-            RawStreamError: The data was changed in transit.
+            BrokerUnreachable: The broker was unreachable for longer than `patience_s`.
+            RequestRefused: The topic was deleted.
+            LogReplaced: The log ends before the span.
+            RawStreamError: The received data is corrupt.
         """
         at = span.first
         retry = Retry(self._patience_s)
@@ -110,10 +110,10 @@ class BrokerLog:
                     raise
 
     def patiently(self, ask: Callable[[], _T]) -> _T:
-        """Call `ask`, and again while the broker is unreachable; returns what it returns.
+        """Call `ask`, again while the broker is unreachable; return its result.
 
         Raises:
-            BrokerUnreachable: The broker was unreachable for longer than the patience.
+            BrokerUnreachable: The broker was unreachable for longer than `patience_s`.
         """
         retry = Retry(self._patience_s)
         while True:
@@ -136,7 +136,7 @@ class BrokerLog:
             if ends < span.end:
                 raise LogReplaced(
                     f"topic {self._topic} of the broker at {self._address} ends before message {ends}, "
-                    f"and {span.end - 1} was there before: it was deleted and made again, or lost its end"
+                    f"and had message {span.end - 1}: it was deleted and recreated, or lost its last messages"
                 )
             decoder = RawStreamReader()
             at = span.first
@@ -156,24 +156,24 @@ class BrokerLog:
             yield from gaps(at, span.end, self._kept_from(kept_from))
 
     def _kept_from(self, before: int) -> int:
-        """The oldest sequence that is kept now: more may have been discarded while reading."""
+        """Return the oldest retained sequence now: retention may have deleted more while reading."""
         return max(before, self.bounds().first)
 
     # ------------------------------------------------------------------ a channel of the topic
 
     def open_channel(self, channel: str) -> int:
-        """Create the channel, if it does not exist, and return its position. Raises as `bounds`."""
+        """Create the channel if it does not exist, and return its position. Raises the errors of `bounds`."""
         self._http.post("/channel/create", {"topic": self._topic, "channel": channel})
         params = {"channel": channel, "to": "latest", "dry_run": "true"}
         return self._numbers("POST", "/channel/seek", params, "from_sequence")[0]
 
     def move_channel(self, channel: str, sequence: int) -> None:
-        """Move a channel durably; its new position may be before `sequence`. Raises as `bounds`."""
+        """Move a channel durably; its new position may be before `sequence`. Raises the errors of `bounds`."""
         params = {"channel": channel, "to": str(sequence), "dry_run": "false"}
         self._numbers("POST", "/channel/seek", params, "to_sequence")
 
     def _numbers(self, method: str, path: str, params: dict[str, str], *names: str) -> list[int]:
-        """The numbers under these names in the JSON object of the answer."""
+        """Make a request and return these numbers of the JSON answer."""
         found = self._http.request_json(method, path, {"topic": self._topic, **params})
         try:
             return [int(found[name]) for name in names]

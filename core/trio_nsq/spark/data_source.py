@@ -3,8 +3,9 @@
     spark.read.format("nsq").option("topic", "clicks").option("nsqdHttpAddress", "127.0.0.1:4151").load()
     spark.readStream.format("nsq") ...
 
-It has the columns of an export (`export.columns`), and reads ranges of sequences like one; `sink.writers` describes
-writing. Spark imports this to look up any data source, so pyarrow is imported only when rows are read or written.
+It has the columns of an export (`export.columns`) and reads ranges of sequences in the same way. `sink.writers`
+describes writing. Spark imports this module to look up any data source, so pyarrow is imported only when rows are read
+or written.
 """
 
 from pyspark.sql.datasource import DataSource
@@ -23,7 +24,7 @@ class NsqDataSource(DataSource):
         return "nsq"
 
     def schema(self) -> StructType:
-        """The columns of the option `columns`, or all."""
+        """Return the columns of the option `columns`, or all columns."""
         return schema_of_columns(self.options)
 
     def reader(self, schema: StructType) -> NsqReader:

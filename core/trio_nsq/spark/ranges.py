@@ -20,12 +20,12 @@ class Span(NamedTuple):
         return self.first < other.end and other.first < self.end
 
     def common(self, other: "Span") -> int:
-        """The number of sequences that both have."""
+        """Return the number of sequences that both spans have."""
         return max(0, min(self.end, other.end) - max(self.first, other.first))
 
 
 class LastMessage(NamedTuple):
-    """The last message that was exported, which tells one log from another with the same name."""
+    """The last exported message; it identifies the log, even if a new topic has the same name."""
 
     sequence: int
     id: str
@@ -33,16 +33,16 @@ class LastMessage(NamedTuple):
 
 @dataclass(slots=True)
 class BrokerRanges:
-    """The ranges of one broker's log that are exported, or planned to be."""
+    """The exported and planned ranges of one broker's log."""
 
     done: dict[Span, int] = field(default_factory=dict)
-    """Messages in files, by range."""
+    """The number of messages in files, by range."""
     pending: list[Span] = field(default_factory=list)
     last: LastMessage | None = None
 
     @property
     def planned(self) -> list[Span]:
-        """All ranges, done or pending, in no order."""
+        """All ranges, done or pending, in arbitrary order."""
         return [*self.done, *self.pending]
 
     @property
@@ -52,10 +52,10 @@ class BrokerRanges:
 
 
 def subtract(wanted: Span, taken: Iterable[Span]) -> list[Span]:
-    """The parts of a span that others do not cover, in order.
+    """Return the parts of a span that other spans do not cover, in order.
 
     Args:
-        taken: In any order; may overlap each other, and reach beyond it.
+        taken: Spans in any order; they may overlap, and exceed the span.
     """
     left: list[Span] = []
     at = wanted.first
@@ -82,7 +82,7 @@ def split(span: Span, max_length: int) -> list[Span]:
 
 
 def covered_up_to(first: int, done: Iterable[Span]) -> int:
-    """The first sequence from `first` on that no span covers."""
+    """Return the first sequence from `first` on that no span covers."""
     for span in sorted(done):
         if span.first > first:
             break

@@ -1,7 +1,7 @@
-"""Where exports and replay jobs keep their files: a local folder, or a file system that pyarrow supports.
+"""The files of exports and replay jobs, in a local folder or in a file system that pyarrow supports.
 
-A file appears under its name with all of its content, or not at all. In a local folder this survives a power cut: every
-method has synced what it wrote when it returns.
+A file gets its final name only when its content is complete. In a local folder this survives a power cut: every method
+syncs its changes before it returns.
 """
 
 import fcntl
@@ -18,12 +18,12 @@ from ..log import Files
 from ..protocol.errors import NSQError
 
 TEMPORARY = ".tmp-"
-"""Part of the names of unfinished files. They begin with a dot and do not end in `.parquet`, so readers skip them."""
+"""Part of the names of unfinished files. They start with a dot and do not end in `.parquet`, so readers skip them."""
 _FILES = Files()
 
 
 class StorageError(NSQError):
-    """Files cannot be written or read at this place; the text says why."""
+    """Files cannot be written or read in a folder; the text has the reason."""
 
 
 class Storage(ABC):
@@ -31,23 +31,23 @@ class Storage(ABC):
 
     @abstractmethod
     def create(self, name: str) -> tuple[str, Any]:
-        """Begin a file beside the place of its final name; returns its temporary name, and a binary file."""
+        """Create a file in the folder of its final name; return its temporary name and the open binary file."""
 
     @abstractmethod
     def complete(self, temporary: str, file: Any) -> int:
-        """Close a file and make its content durable; returns its size in bytes."""
+        """Close a file and make its content durable; return its size in bytes."""
 
     @abstractmethod
     def publish(self, names: Iterable[tuple[str, str]]) -> None:
-        """Rename files, given as `(temporary, name)`. A file that has the name already is replaced."""
+        """Rename files, given as `(temporary, name)`. Existing files are replaced."""
 
     @abstractmethod
     def discard(self, temporary: str) -> None:
-        """Remove a file; nothing happens if it does not exist."""
+        """Remove a file, if it exists."""
 
     @abstractmethod
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None if it does not exist."""
+        """Return the content of a file; None if it does not exist."""
 
     @abstractmethod
     def exists(self, name: str) -> bool:
@@ -55,18 +55,18 @@ class Storage(ABC):
 
     @abstractmethod
     def names(self, folder: str) -> list[str]:
-        """The files in a folder, in no order; none if it does not exist."""
+        """Return the files in a folder, in arbitrary order; empty if it does not exist."""
 
     @abstractmethod
     def temporary_names(self) -> list[str]:
-        """The unfinished files, in all folders."""
+        """Return the unfinished files of all folders."""
 
     @abstractmethod
     def path_of(self, name: str) -> str:
-        """The full path of a file, for error messages."""
+        """Return the full path of a file, for error messages."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file. One that has the name already is replaced."""
+        """Write a small file, replacing an existing one."""
         temporary, file = self.create(name)
         try:
             with naming_file(self.path_of(name)):
@@ -74,17 +74,17 @@ class Storage(ABC):
                 self.complete(temporary, file)
                 self.publish([(temporary, name)])
         except BaseException:
-            with suppress(OSError):  # the buffered data would fail again
+            with suppress(OSError):  # flushing the buffer would fail again
                 file.close()
             self.discard(temporary)
             raise
 
 
 def storage_at(place: str) -> Storage:
-    """The storage of a folder, which need not exist.
+    """Return the storage of a folder, which need not exist.
 
     Args:
-        place: A path, or a URI that pyarrow understands: `s3://`, `gs://`, `hdfs://`, and `s3a://` for `s3://`.
+        place: A path, or a URI that pyarrow supports: `s3://`, `gs://`, `hdfs://`, and `s3a://` for `s3://`.
 
     Raises:
         StorageError: pyarrow does not support the URI, or cannot use it.
@@ -95,13 +95,13 @@ def storage_at(place: str) -> Storage:
 
 
 def local_path(place: str) -> Path | None:
-    """The path of a local folder; None if the place is a URI of another file system."""
+    """Return the path of a local folder; None if the place is a URI of another file system."""
     place = place.removeprefix("file://")
     return None if "://" in place else Path(place)
 
 
 def arrow_system(place: str) -> tuple[Any, str]:
-    """The pyarrow file system of a place.
+    """Return the pyarrow file system of a place.
 
     Returns:
         The file system, and the path in it.
@@ -126,21 +126,21 @@ def arrow_system(place: str) -> tuple[Any, str]:
 
 
 def not_utf8(path: bytes) -> StorageError:
-    """The error for a local name that pyarrow cannot handle."""
+    """Return the error for a local file name that pyarrow cannot handle."""
     return StorageError(
-        f"{path.decode(errors='replace')} cannot be read, as pyarrow knows no names that are not UTF-8"
+        f"{path.decode(errors='replace')} cannot be read: pyarrow supports only UTF-8 file names"
     )
 
 
 def temporary_name(name: str) -> str:
-    """A unique temporary name in the same folder as `name`."""
+    """Return a unique temporary name in the folder of `name`."""
     path = PurePosixPath(name)
     return str(path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"))
 
 
 @contextmanager
 def naming_file(path: Path | str) -> Iterator[None]:
-    """Add a file name to an OSError that has none, as those of open files do."""
+    """Add a file name to an OSError without one, such as an error of an open file."""
     try:
         yield
     except OSError as exc:
@@ -151,10 +151,11 @@ def naming_file(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def lock_file(path: Path, if_held: NSQError) -> Iterator[None]:
-    """Hold the exclusive lock of a file, which is created if needed.
+    """Hold an exclusive lock on a file, which is created if missing.
 
     Args:
-        path: The file; its folder exists.
+        path: The file; its folder must exist.
+        if_held: The error to raise if another process has the lock.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -222,7 +223,7 @@ class LocalStorage(Storage):
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, if needed, and sync each new name."""
+    """Create a folder and its parents if missing, and sync each new name."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -234,7 +235,7 @@ def make_folder(folder: Path) -> None:
 
 
 class ArrowStorage(Storage):
-    """A folder in a pyarrow file system, which decides how durable a completed file is."""
+    """A folder in a pyarrow file system. The durability of a completed file depends on that file system."""
 
     def __init__(self, system: Any, path: str) -> None:
         self._system = system

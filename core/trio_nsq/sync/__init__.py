@@ -1,11 +1,11 @@
-"""The client for scripts, threads and other programs without async code: `Consumer` and `Producer` with a plain `with`.
+"""The client for programs without async code: `Consumer` and `Producer` as ordinary context managers.
 
     import trio_nsq.sync
 
     with trio_nsq.sync.Producer("127.0.0.1:4150") as producer:
         producer.publish("clicks", b"...")
 
-Each of them runs the async class of the same name in a thread of its own. Errors are those of `trio_nsq.client`.
+Each runs the async class of the same name in its own thread. The errors are those of `trio_nsq.client`.
 """
 
 from .consumer import Consumer, Handler, Message, MessageBatch

@@ -1,4 +1,4 @@
-"""A consumer for programs without async code, and the messages that it hands out."""
+"""A consumer for programs without async code, and its messages."""
 
 import random as random_module
 import threading
@@ -20,10 +20,10 @@ _handling = threading.local()
 
 
 class Message(client_message.Message):
-    """One message. Answer it with `finish` or `requeue`, once; until then `touch` gives it more time.
+    """One message. Answer it once, with `finish` or `requeue`; before that, `touch` extends its timeout.
 
-    It is a `trio_nsq.Message` whose answers may be given in any thread. They are queued for the connection's next
-    write, without waiting for that. Once the connection is lost, or the consumer closed, they have no effect: the
+    It is a `trio_nsq.Message` that may be answered in any thread. Answers are queued for the connection's next write;
+    the methods do not wait for it. Once the connection is lost or the consumer is closed, answers have no effect: the
     broker delivers the message again.
     """
 
@@ -49,15 +49,15 @@ class Message(client_message.Message):
 class MessageBatch:
     """Messages that arrived together: four lists of equal length, oldest first.
 
-    It is a `trio_nsq.MessageBatch` whose answers may be given in any thread; answering all of it at once costs no more
-    than answering one message.
+    It is a `trio_nsq.MessageBatch` that may be answered in any thread. Answering a whole batch costs as much as
+    answering one message.
 
     Attributes:
-        bodies: The messages.
+        bodies: The message bodies.
         ids: 16 bytes each, ASCII hex digits.
         timestamps_ns: When each was published, Unix nanoseconds, by the broker's clock.
-        attempts: How often each was delivered, this time included; 1 is the first.
-        nsqd_address: The broker they came from, `host:port`; several, separated by commas, if it was combined.
+        attempts: How often each was delivered, including this time; the first delivery is 1.
+        nsqd_address: The broker, `host:port`; for a batch combined from several brokers: separated by commas.
     """
 
     __slots__ = ("_batch", "_portal", "attempts", "bodies", "ids", "nsqd_address", "timestamps_ns")
@@ -114,22 +114,22 @@ class Consumer:
                 store(message.body)
                 message.finish()
 
-    or, for bulk, `for batch in consumer.batches(): ...; batch.finish()`, which is much cheaper: a message by itself
-    costs two calls into another thread, and so does a batch of hundreds.
+    For throughput, use `for batch in consumer.batches(): ...; batch.finish()`. A single message costs two calls into
+    another thread; a batch of hundreds costs the same.
 
-    It is `trio_nsq.Consumer`, run in a thread of its own: arguments, methods and errors are the same. That thread
-    answers heartbeats and makes lost connections again, whatever the program does meanwhile. Several threads may
-    iterate over one consumer, and messages may be answered in any thread.
+    It runs `trio_nsq.Consumer` in its own thread, with the same arguments, methods and errors. That thread answers
+    heartbeats and reconnects, whatever the program does meanwhile. Several threads may iterate over one consumer, and
+    messages may be answered in any thread.
 
-    A KeyboardInterrupt of a thread that waits for a message takes none away, but for one that is being handed over in
-    the same instant. Leaving the block returns to the brokers what was received and not answered, that one too.
+    A KeyboardInterrupt in a thread that waits for a message loses no message, unless one is handed over at the same
+    instant. Leaving the block returns all unanswered messages to the brokers, including that one.
 
-    It does not survive a fork: open one in each process.
+    It does not survive a fork: open a consumer in each process.
 
     Args:
         topic, channel, ...: See `trio_nsq.Consumer`.
-        idle_timeout_s: Loops end when there was nothing to receive for so long, and a batch's `max_wait_s` beyond that;
-            more than 0. None: they wait for ever.
+        idle_timeout_s: Loops end when nothing arrived for this time, plus a batch's `max_wait_s`; more than 0. None:
+            they wait without limit.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Consumer:
     @mirrors(client.Consumer.aclose)
     def close(self) -> None:
         if getattr(_handling, "portal", None) is self._portal:
-            self._portal.stop()  # `run` ends when the handler that called this has returned
+            self._portal.stop()  # `run` ends when the calling handler returns
         else:
             self._portal.close()
 
@@ -216,7 +216,7 @@ class Consumer:
     @mirrors(client.Consumer.batches)
     def batches(self, max_messages: int | None = None, max_wait_s: float = 0) -> Iterator[MessageBatch]:
         batches = self._consumer.batches(max_messages, max_wait_s)
-        # Messages that arrive within the idle timeout are combined for max_wait_s more.
+        # After the first message, which may arrive at the end of the idle timeout, a batch waits for max_wait_s.
         timeout_s = self._idle_timeout_s + max_wait_s
         return _Batches(partial(self._receive, batches.__anext__, timeout_s), self._portal)
 
@@ -229,21 +229,22 @@ class Consumer:
         given_up: Handler | None = None,
         auto_touch: bool = False,
     ) -> None:
-        """Hand every message to `handler`, in another thread, until the consumer is closed, or a KeyboardInterrupt.
+        """Call `handler` with every message, in other threads, until the consumer is closed or a KeyboardInterrupt.
 
-        A message is finished when the handler returns, and requeued when it raises an `Exception`, which is logged:
-        after `default_requeue_delay_ms` times its attempts, and with backoff. A handler may also answer it itself, and
-        may close the consumer. What ends this waits for handlers that are at work, however long that takes.
+        If the handler returns, the message is finished. If it raises an `Exception`, the error is logged and the
+        message is requeued with backoff, for `default_requeue_delay_ms` times its attempts. A handler may also answer
+        the message itself, and may close the consumer. Before it returns, `run` waits for active handlers without
+        limit.
 
         Args:
-            handler: A function of one message.
-            concurrency: How many threads, at least 1; `max_in_flight` should be no less.
-            max_attempts: A message that is delivered more often is given up: finished without being handled, with a
-                line in the log. 0: none is.
-            given_up: Called instead, with a message that is given up, before it is finished: to put it aside, say. If
-                it raises, the message is requeued like any other that failed.
-            auto_touch: Have the broker wait (TOUCH) for as long as handling a message takes, up to its maximum
-                (15 minutes in all, unless configured).
+            handler: A function that takes one message.
+            concurrency: The number of threads, at least 1; not more than `max_in_flight`.
+            max_attempts: A message that was delivered more often is not handled: it is logged and finished. 0: no
+                limit.
+            given_up: Called instead of `handler` with a message that exceeds `max_attempts`, before it is finished, for
+                example to store it elsewhere. If it raises, the message is requeued like any failed message.
+            auto_touch: Extend the message timeout (TOUCH) while the handler runs, up to the broker's maximum (15
+                minutes by default).
 
         Raises:
             ValueError: concurrency is less than 1, or max_attempts less than 0.
@@ -263,7 +264,7 @@ class Consumer:
         try:
             self._portal.call(run)
         except PortalClosed:
-            pass  # as when it ends because of that
+            pass  # the consumer is closed; `run` returns
 
     def _in_thread(
         self, handler: Handler, limiter: trio.CapacityLimiter
@@ -281,7 +282,7 @@ class Consumer:
         return hand_over
 
     def _control(self, change: Callable[[], None]) -> None:
-        """Change how much is received; nothing is, once the consumer is closed."""
+        """Change the flow control; does nothing if the consumer is closed."""
         self._check_opened()
 
         async def do() -> None:
@@ -297,7 +298,7 @@ class Consumer:
             raise RuntimeError("a Consumer receives only inside its `with` block")
 
     def _receive(self, receive: Callable[[], Awaitable[_Item]], timeout_s: float) -> _Item:
-        """Wait for something to receive, or raise StopIteration."""
+        """Wait for the next item, or raise StopIteration."""
         self._check_opened()
         found: _Item | None = None
         try:
@@ -322,7 +323,7 @@ class _Batches:
 
 
 async def _received(receive: Callable[[], Awaitable[_Item]], timeout_s: float) -> _Item | None:
-    """What `receive` returns; None after the timeout, or if the consumer was closed."""
+    """Return the result of `receive`; None after the timeout, or if the consumer was closed."""
     with trio.move_on_after(timeout_s):
         try:
             return await receive()

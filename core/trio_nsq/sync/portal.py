@@ -1,4 +1,4 @@
-"""A thread that runs trio, for callers that do not."""
+"""Run an async object in a trio thread, for callers without trio."""
 
 import os
 import threading
@@ -15,25 +15,25 @@ _Method = TypeVar("_Method", bound=Callable[..., object])
 
 
 class Closable(Protocol):
-    """What can be run in a portal."""
+    """An object that a portal can run."""
 
     async def aclose(self) -> None:
         """End all work and release everything."""
 
 
 class PortalClosed(Exception):
-    """The thread is not there any more, or is about to end."""
+    """The thread has ended or is about to end."""
 
 
 class Portal:
-    """Runs an async context manager in a thread of its own, and calls into it from any other thread.
+    """Runs an async context manager in its own thread; other threads call into it.
 
-    Calls from several threads run concurrently. A KeyboardInterrupt of a thread that waits for a call cancels the call
-    and waits for its end. The thread ends with `close`, or with the program. It does not survive a fork.
+    Calls from several threads run concurrently. A KeyboardInterrupt in a thread that waits for a call cancels the call
+    and waits until it ends. The thread ends with `close`, or with the program. It does not survive a fork.
 
     Args:
-        manager: Entered in the thread; left there, too, after `aclose` of what it returned.
-        name: Of the thread.
+        manager: Entered and left in the thread; before leaving, `aclose` of its result is called.
+        name: The name of the thread.
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[Closable], name: str) -> None:
@@ -42,7 +42,7 @@ class Portal:
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._token: trio.lowlevel.TrioToken | None = None
-        self._nursery: trio.Nursery | None = None  # of the calls; None: no more are accepted
+        self._nursery: trio.Nursery | None = None  # runs the calls; None: no calls are accepted
         self._stop = trio.Event()
         self._scope = trio.CancelScope()
         self._cancelled = False
@@ -56,7 +56,7 @@ class Portal:
         return self._thread is not None
 
     def open(self) -> None:
-        """Start the thread; returns when the manager is entered. Raises what that raises."""
+        """Start the thread; returns when the manager is entered. Raises the errors of entering it."""
         if self._thread is not None:
             raise RuntimeError("it can be entered only once")
         self._pid = os.getpid()
@@ -71,14 +71,14 @@ class Portal:
             raise
 
     def close(self) -> None:
-        """Leave the manager and end the thread; raises what that raises. Does nothing if called again, or after a fork.
+        """Leave the manager and end the thread. Raises the errors of leaving the manager.
 
-        A KeyboardInterrupt cancels leaving the manager.
+        Does nothing if called again, or after a fork. A KeyboardInterrupt cancels leaving the manager.
         """
         if self._thread is None or self._pid != os.getpid():
             return
         if self._thread.ident is None:
-            return  # `open` was interrupted before it could start
+            return  # `open` was interrupted before the thread started
         try:
             self._soon(self._stop.set)
             self._ended.result()
@@ -92,19 +92,19 @@ class Portal:
             raise error
 
     def stop(self) -> None:
-        """Begin to close, and do not wait for it: for a thread that the portal itself waits for."""
+        """Start to close without waiting, for threads that the portal itself waits for."""
         self._soon(self._stop.set)
 
     def call(self, function: Callable[..., Awaitable[_Result]], *args: object) -> _Result:
         """Run an async function in the thread and wait for its result.
 
         Raises:
-            PortalClosed: The portal is not open, or not any more.
+            PortalClosed: The portal is not open.
             RuntimeError: The process has forked since the portal was opened.
         """
         future: Future[_Result] = Future()
         started = False
-        # What ends it otherwise is `aclose`, which knows what to tell those that wait.
+        # Shielded: on closing, `aclose` ends the call with the right result, not a cancellation.
         scope = trio.CancelScope(shield=True)
 
         def start() -> None:
@@ -117,7 +117,7 @@ class Portal:
 
         def cancel() -> None:
             scope.cancel()
-            if not started:  # the interrupt came even before that
+            if not started:  # the interrupt came before `start` ran
                 future.set_exception(PortalClosed())
 
         try:
@@ -125,12 +125,15 @@ class Portal:
                 future.set_exception(PortalClosed())
             return future.result()
         except BaseException:
-            if not future.done() and self._soon(cancel):  # so it is this thread that was interrupted
+            if not future.done() and self._soon(cancel):  # this thread was interrupted
                 wait_for([future])
             raise
 
     def run_sync(self, function: Callable[..., _Result], *args: object) -> _Result:
-        """Run a function in the thread, or here if there is no thread, and wait for its result. Raises as `call`."""
+        """Run a function in the thread and wait for its result; without a thread, run it here.
+
+        Raises the errors of the function, and RuntimeError after a fork.
+        """
         future: Future[_Result] = Future()
 
         def work() -> None:
@@ -142,7 +145,7 @@ class Portal:
         return future.result() if self._soon(work) else function(*args)
 
     def _soon(self, function: Callable[[], object]) -> bool:
-        """Run a function in the thread, soon; false if there is no thread."""
+        """Schedule a function in the thread; return False if there is no thread."""
         if self._pid not in (0, os.getpid()):
             raise RuntimeError("it was opened before the process forked: open another one in each process")
         if self._token is None:
@@ -179,7 +182,7 @@ class Portal:
                 self._opened.set_result(None)
                 try:
                     await self._stop.wait()
-                finally:  # if that was cancelled, this does not take long
+                finally:  # after a cancellation, this does not take long
                     try:
                         await opened.aclose()
                     finally:
@@ -198,11 +201,11 @@ async def _fulfil(
     except BaseException as error:
         future.set_exception(error)
     if not future.done():
-        future.set_exception(PortalClosed())  # cancelled by the one who waits
+        future.set_exception(PortalClosed())  # cancelled by the waiting thread
 
 
 def mirrors(original: object) -> Callable[[_Method], _Method]:
-    """Give a method the docstring of the one that it stands for."""
+    """Give a method the docstring of the original that it wraps."""
 
     def decorate(method: _Method) -> _Method:
         method.__doc__ = original.__doc__

@@ -22,12 +22,12 @@ class Producer:
         with Producer("127.0.0.1:4150") as producer:
             producer.publish("clicks", b"...")
 
-    It is `trio_nsq.Producer`, run in a thread of its own: arguments, methods and errors are the same. Any number of
-    threads may publish at the same time, and what they publish leaves together.
+    It runs `trio_nsq.Producer` in its own thread, with the same arguments, methods and errors. Any number of threads
+    may publish at the same time; their messages are sent together.
 
-    A KeyboardInterrupt of a thread that waits for an acknowledgement does what cancelling does there.
+    A KeyboardInterrupt in a thread that waits for an acknowledgement has the effect of a cancellation there.
 
-    It does not survive a fork: open one in each process.
+    It does not survive a fork: open a producer in each process.
 
     Args:
         nsqd_tcp_addresses, retry, ordered, ...: See `trio_nsq.Producer`.

@@ -1,1 +1,1 @@
-"""Connections to brokers: settings, TLS and compression, handshake, reading and writing, and when to reconnect."""
+"""Connections to brokers: settings, TLS, compression, handshake, reading, writing and reconnecting."""

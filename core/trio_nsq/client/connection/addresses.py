@@ -1,4 +1,4 @@
-"""Addresses of brokers and discovery services, as programs give them."""
+"""Parse addresses of brokers and discovery services."""
 
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
@@ -9,19 +9,19 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def each_once(name: str, texts: Sequence[str], parse: Callable[[str], str]) -> list[str]:
-    """Parse a list of addresses, the value of the argument `name`. Raises ValueError; also if it is no list."""
+    """Parse the addresses of the argument `name`, without duplicates. Raises ValueError, also for a string."""
     if isinstance(texts, str):
         raise ValueError(f"{name} is the string {texts!r}; it must be a list of addresses")
     return list(dict.fromkeys(map(parse, texts)))
 
 
 def nsqd_address(text: str) -> str:
-    """The TCP address of a broker, `host:port`. Raises ValueError."""
+    """Normalize the TCP address of a broker to `host:port`. Raises ValueError."""
     return format_address(*parse_address(text))
 
 
 def lookupd_address(text: str) -> str:
-    """The HTTP address of a discovery service, `host:port` or a URL, without a slash at its end. Raises ValueError."""
+    """Check an HTTP address of a discovery service, `host:port` or a URL; strip trailing slashes. Raises ValueError."""
     url = urlsplit(text if "://" in text else f"http://{text}")
     if url.scheme not in _PORTS or url.query or url.fragment:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What IDENTIFY adds to a client's connection: TLS, and compression inside TLS."""
+"""The codecs of a client's connection that IDENTIFY negotiates: TLS, and compression inside TLS."""
 
 import ssl
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ class TLSError(NSQError):
 
 
 class TLSCodec:
-    """The client's end of one TLS session, without IO; a `Codec` once the handshake is over.
+    """The client side of one TLS session, without IO; a `Codec` once the handshake is complete.
 
     Args:
-        host: The name that the certificate of the broker must have.
+        host: The name that the broker's certificate must have.
     """
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
@@ -42,7 +42,7 @@ class TLSCodec:
         return True
 
     def outgoing(self) -> bytes:
-        """Return what the handshake has to send; may be empty."""
+        """Return the bytes that the handshake has to send; may be empty."""
         return self._outgoing.read()
 
     def encode(self, data: bytes) -> bytes:
@@ -72,12 +72,12 @@ class TLSCodec:
         try:
             self._session.unwrap()
         except ssl.SSLError:
-            pass  # it waits for the peer's close_notify, or the session is lost: ours is written
+            pass  # waits for the peer's close_notify, or the session is lost; our close_notify is written
         return self._outgoing.read()
 
 
 class CodecStack:
-    """The codecs of one connection, outermost first; none at first."""
+    """The codecs of one connection, outermost first; initially empty."""
 
     def __init__(self) -> None:
         self._codecs: list[Codec] = []
@@ -93,7 +93,7 @@ class CodecStack:
         return data
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """Decode received bytes and yield the data. Raises NSQError; the pieces before it are good."""
+        """Decode received bytes and yield the data. Raises NSQError; earlier pieces are valid."""
         pieces: Iterator[bytes] = iter((data,))
         for codec in self._codecs:
             pieces = chain.from_iterable(map(codec.decode, pieces))

@@ -1,7 +1,7 @@
 """One TCP connection to a broker: the IO around the sans-IO protocol.
 
-There is one reader, one writer and one owner: the caller of `run`, which always leaves the socket closed. `write` only
-queues. The writer sends everything that was queued while it was busy, or since the last tick of the scheduler, at once.
+A connection has one reader, one writer and one owner, the caller of `run`. `run` always closes the socket. `write`
+only queues data. The writer sends all data that was queued during the last write or scheduler tick at once.
 """
 
 import math
@@ -33,17 +33,17 @@ from .options import ConnectionSettings
 
 READ_BYTES = 256 * KIB
 HANDSHAKE_TIMEOUT_S = 10.0
-"""For each answer during the handshake, when there are no heartbeats; nsqd gives a TLS handshake five seconds."""
+"""The timeout of each answer during the handshake, which has no heartbeats; nsqd allows 5 s for a TLS handshake."""
 SLOWEST_BYTES_PER_S = 16 * KIB
-"""So much longer than a heartbeat may a frame take. If its size field is wrong, heartbeats and answers are taken for
-parts of it, and the connection looks alive."""
+"""A slower frame ends the connection. If a size field is wrong, heartbeats and replies are read as parts of that frame,
+and the connection would look alive."""
 DEFAULT_MSG_TIMEOUT_MS = MINUTE_MS
-"""Of a broker that does not say; nsqd's."""
+"""nsqd's default, for brokers that do not announce theirs."""
 
 Event = ResponseFrame | ErrorFrame | MessageRun
 
 _BROKEN = (FrameError, CompressionError, TLSError, trio.BrokenResourceError)
-"""What a connection does not survive."""
+"""Errors that end a connection."""
 
 
 async def connect(
@@ -57,14 +57,14 @@ async def connect(
 
     Args:
         address: `host:port`.
-        extensions: What to ask for that nsqd does not know: `survive_refusals`, `private_channel`.
-        max_frame_bytes: Longer frames are refused.
+        extensions: Features to request that nsqd does not know: `survive_refusals`, `private_channel`.
+        max_frame_bytes: The longest accepted frame.
 
     Returns:
         A connection that the caller must `run`, or close with `close_now`.
 
     Raises:
-        ConnectionFailed: No broker answers, or it refuses the settings.
+        ConnectionFailed: No broker answers, or the broker refuses the settings.
     """
     host, port = parse_address(address)
     try:
@@ -75,7 +75,7 @@ async def connect(
     except OSError as error:
         cause = _innermost(error)
         raise ConnectionFailed(address, _reason(cause)) from cause
-    except UnicodeError as error:  # of the encoding for the name service
+    except UnicodeError as error:  # the IDNA encoding of the host name failed
         raise ConnectionFailed(address, f"{host!r} is not a host name: {error}") from error
     connection = Connection(stream, address, settings, max_frame_bytes)
     await connection.introduce(extensions)
@@ -88,15 +88,15 @@ class Connection:
     Args:
         stream: A connected stream; the connection closes it.
         address: `host:port`, for errors and logs.
-        max_frame_bytes: Longer frames are refused.
+        max_frame_bytes: The longest accepted frame.
 
     Attributes:
-        max_rdy_count: The highest RDY the broker accepts.
-        msg_timeout_ms: How long it waits for an answer to a message.
-        survives_refusals: A publish that the broker could not store (`E_PUB_FAILED` and the like) is not stored in any
-            part, and the connection goes on after it.
-        makes_private_channel: A channel that SUB makes is a private one.
-        ended: Set once the connection is over and its socket closed.
+        max_rdy_count: The highest RDY count that the broker accepts.
+        msg_timeout_ms: The broker's message timeout.
+        survives_refusals: If the broker fails to store a publish (`E_PUB_FAILED` and similar), it stores no part of it
+            and keeps the connection open.
+        makes_private_channel: SUB creates private channels.
+        ended: Set once the connection has ended and its socket is closed.
     """
 
     def __init__(
@@ -121,11 +121,14 @@ class Connection:
         self._at_end = False
 
     async def introduce(self, extensions: Collection[str] = ()) -> None:
-        """Negotiate: magic and IDENTIFY, then TLS, compression and AUTH. Raises ConnectionFailed, the socket closed."""
+        """Negotiate: magic and IDENTIFY, then TLS, compression and AUTH.
+
+        On failure closes the socket and raises ConnectionFailed.
+        """
         fields = self._settings.identify() | dict.fromkeys(extensions, True)
         reply = await self._ask(MAGIC_V2 + encode_identify(fields))
         features: Any = {}
-        if reply != b"OK":  # that is a broker that does not negotiate
+        if reply != b"OK":  # OK: the broker does not negotiate
             try:
                 features = decode_json(reply)
                 self.max_rdy_count = int(features.get("max_rdy_count", self.max_rdy_count))
@@ -137,7 +140,7 @@ class Connection:
         self.makes_private_channel = features.get("private_channel") is True
         if self._settings.tls_v1:
             if not features.get("tls_v1"):
-                raise await self._failed("it does not offer TLS, and nothing is to be sent in the clear")
+                raise await self._failed("it does not offer TLS, and tls_v1 is True")
             await self._start_tls()
         if features.get("snappy") is True:
             await self._compress(Snappy())
@@ -145,7 +148,7 @@ class Connection:
             await self._compress(Deflate(self._settings.deflate_level))
         if features.get("auth_required") is True:
             if not self._settings.auth_secret:
-                raise await self._failed("it wants to know who we are: give auth_secret")
+                raise await self._failed("it requires authentication: set auth_secret")
             # A secret from the command line or the environment may have bytes that are not UTF-8.
             await self._ask(encode_auth(self._settings.auth_secret.encode("utf-8", "surrogateescape")))
 
@@ -157,14 +160,14 @@ class Connection:
         host, _ = parse_address(self.address)
         try:
             session = TLSCodec(self._settings.client_context(), host)
-        except (ValueError, OSError) as error:  # such as a file that is missing; it may come back
+        except (ValueError, OSError) as error:  # such as a missing file; it may be temporary
             raise await self._failed(str(error)) from error
         received = self._reader.take_buffered()
         async with self._handshake():
             while True:
                 try:
                     done = session.handshake(received)
-                finally:  # if it fails, there is an alert that says why
+                finally:  # after a failure, this sends the TLS alert with the reason
                     await self._stream.send_all(session.outgoing())
                 if done:
                     break
@@ -188,19 +191,19 @@ class Connection:
             raise FrameError(f"it answered an upgrade with {reply[:80]!r}")
 
     async def subscribe(self, topic: str, channel: str) -> None:
-        """Send SUB and wait until it is confirmed. Raises ConnectionFailed, the socket closed."""
+        """Send SUB and wait for the reply. On failure closes the socket and raises ConnectionFailed."""
         await self._ask(encode_sub(topic, channel))
 
     async def _ask(self, command: bytes) -> bytes:
-        """Send a command and return the reply to it; on any error, and when cancelled, close the socket."""
+        """Send a command and return its reply; on an error or cancellation, close the socket."""
         async with self._handshake():
             await self._send(command)
             return await self._reply()
-        raise AssertionError  # the block above ends with return, or with an error
+        raise AssertionError  # the block above returns or raises
 
     @asynccontextmanager
     async def _handshake(self) -> AsyncIterator[None]:
-        """On any error, and when cancelled, close the socket. Raises ConnectionFailed."""
+        """Close the socket if the block fails or is cancelled. Raises ConnectionFailed."""
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT_S):
                 yield
@@ -215,7 +218,7 @@ class Connection:
         await self._stream.send_all(self._codecs.encode(data))
 
     async def _receive(self) -> bool:
-        """Wait for data and give it to the reader; false at the end."""
+        """Wait for data and feed it to the reader; return False at the end of the data."""
         data = await self._stream.receive_some(READ_BYTES)
         if not data:
             return False
@@ -234,25 +237,25 @@ class Connection:
             elif isinstance(event, ErrorFrame):
                 raise BrokerError(self.address, event.code, event.text)
             elif isinstance(event, MessageRun):
-                raise FrameError("a message, before any was asked for")
+                raise FrameError("it sent a message before RDY")
             elif event.is_heartbeat:
                 await self._send(encode_nop())
             else:
                 return event.data
 
     def write(self, data: bytes) -> None:
-        """Queue bytes for the next write; once the connection is over they go nowhere."""
+        """Queue bytes for the next write; once the connection has ended they are dropped."""
         self._outgoing.append(data)
         self._wake.set()
 
     def wake(self) -> None:
-        """Let the writer look whether `run`'s `more` has something for it."""
+        """Have the writer call `more` of `run` for data."""
         self._wake.set()
 
     def write_eof(self) -> None:
-        """Half-close the connection after all that is queued: the broker then reads everything and closes it.
+        """Half-close the connection after all queued data: the broker reads everything, then closes it.
 
-        Closing the socket instead could lose commands: if it has unread data, the kernel resets the connection.
+        Closing the socket instead could lose commands: if the socket has unread data, the kernel resets the connection.
         """
         self._at_end = True
         self._wake.set()
@@ -264,15 +267,15 @@ class Connection:
         more: Callable[[], list[bytes]] | None = None,
         lost: Callable[[NSQError], None] | None = None,
     ) -> NSQError:
-        """Read and write until the connection ends, by whichever side; heartbeats are answered here.
+        """Read, write and answer heartbeats until either side ends the connection.
 
         Args:
-            handle: Called with every other event. An `NSQError` it raises ends the connection.
-            more: Called before each write for what else should go into it.
-            lost: Called with what will be returned, as soon as that is known: in the same tick.
+            handle: Called with every event except heartbeats. If it raises an `NSQError`, the connection ends.
+            more: Called before each write; returns more data to write.
+            lost: Called with the returned error as soon as it is known, in the same tick.
 
         Returns:
-            Why it ended. The socket is closed, as it is after a cancellation.
+            The reason of the end. The socket is closed, also after a cancellation.
         """
         try:
             async with trio.open_nursery() as nursery:
@@ -286,16 +289,16 @@ class Connection:
         return reason
 
     async def close_now(self) -> None:
-        """Close the socket, whatever is queued or under way. Does not wait, and may be called again."""
+        """Close the socket and drop queued data. Does not wait. May be called again."""
         try:
             await trio.aclose_forcefully(self._stream)
-        finally:  # that passes on a cancellation, after closing
+        finally:  # aclose_forcefully raises Cancelled after it has closed
             self.ended.set()
 
     async def _read_loop(self, handle: Callable[[Event], None]) -> NSQError:
         reader, timeout_s = self._reader, self._settings.read_timeout_s
         ended = False
-        begun_at = math.inf  # the frame that is under way
+        begun_at = math.inf  # of the incomplete frame
         try:
             while True:
                 while (event := reader.next_event()) is not None:
@@ -308,12 +311,12 @@ class Connection:
                     return ConnectionLost(self.address, "the broker closed the connection")
                 longest_s = timeout_s + reader.wanted_bytes / SLOWEST_BYTES_PER_S
                 if trio.current_time() > begun_at + longest_s:
-                    return ConnectionLost(self.address, f"no whole frame for {longest_s:g} s")
+                    return ConnectionLost(self.address, f"a frame was incomplete after {longest_s:g} s")
                 with trio.fail_after(timeout_s):
                     ended = not await self._receive()
                 begun_at = min(begun_at, trio.current_time())
         except trio.TooSlowError:
-            return ConnectionLost(self.address, f"not even a heartbeat for {timeout_s:g} s")
+            return ConnectionLost(self.address, f"no heartbeat for {timeout_s:g} s")
         except _BROKEN as error:
             lost = ConnectionLost(self.address, _reason(error))
             lost.__cause__ = error
@@ -337,12 +340,12 @@ class Connection:
                     await self._stream.send_eof()
                     return
         except (trio.BrokenResourceError, TLSError):
-            # The reader sees the end too, and before it the error frame that says why, if there is one.
+            # The reader notices the end too, and first reads the error frame with the reason, if there is one.
             pass
 
 
 def _innermost(error: OSError) -> OSError:
-    """The error of the (last) attempt: trio wraps them, even a single one, in an OSError of its own."""
+    """Return the error of the last attempt: trio wraps all attempts in one OSError."""
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[-1]
@@ -350,7 +353,7 @@ def _innermost(error: OSError) -> OSError:
 
 
 def _handshake_failure(error: BaseException) -> str | None:
-    """The reason why a handshake failed, in words; None for a cancellation or a defect."""
+    """Return the reason of a failed handshake as text; None for a cancellation or a defect."""
     match error:
         case BrokerError():
             return f"it answered {error.code} {error.text}".rstrip()

@@ -1,4 +1,4 @@
-"""What can be set for a connection: one list of names and defaults for consumers and producers alike."""
+"""The options of a connection, shared by consumers and producers."""
 
 import socket
 import ssl
@@ -17,7 +17,7 @@ OFF = -1
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """The keyword arguments `Consumer` and `Producer` share; `ConnectionSettings` says what each means."""
+    """The keyword arguments that `Consumer` and `Producer` share; see `ConnectionSettings`."""
 
     dial_timeout_s: float
     heartbeat_interval_ms: int
@@ -48,33 +48,32 @@ def _short_hostname() -> str:
 class ConnectionSettings:
     """Settings of a connection, with the Go client's names and defaults.
 
-    A broker may accept less than is accepted here; it then refuses the connection and says why.
+    A broker may have tighter limits; it then refuses the connection with a reason.
 
     Attributes:
-        dial_timeout_s: How long making the TCP connection, name lookup included, may take.
-        heartbeat_interval_ms: How often the broker is to send a heartbeat, at least 1000. A broker that says
-            nothing for twice as long is given up. -1: no heartbeats, and a dead peer is not noticed; not for
-            consumers.
+        dial_timeout_s: The timeout for the TCP connection, including the name lookup.
+        heartbeat_interval_ms: The broker's heartbeat interval, at least 1000. After twice this time without data, the
+            connection counts as lost. -1: no heartbeats, and a dead peer is not detected; not for consumers.
         msg_timeout_ms: How long the broker waits for an answer to a message before it delivers it again, at least
-            1000; 0: the broker's default (one minute, unless configured).
-        sample_rate: Percent of the channel's messages wanted, to 99; the broker throws the others away. 0: all.
-        output_buffer_size: Bytes the broker collects before it sends, at least 64; 0: its default; -1: none.
-        output_buffer_timeout_ms: How long it collects; 0: its default; -1: until the buffer is full.
-        client_id: Shown by the broker's statistics; by default the first label of the host name.
-        hostname: Shown likewise; by default this host's name.
-        user_agent: Shown likewise.
-        tls_v1: Encrypt the connection. A broker that does not is refused: nothing is sent in the clear.
-        tls_root_ca_file: PEM file of the CAs to trust; None: the system's.
-        tls_cert, tls_key: PEM files of the client's certificate, for brokers that ask for one. A key of None is in the
-            certificate's file.
+            1000; 0: the broker's default (one minute in nsqd).
+        sample_rate: The percentage of the channel's messages to receive, up to 99; the broker drops the others. 0: all.
+        output_buffer_size: Bytes that the broker buffers before it sends, at least 64; 0: its default; -1: no buffer.
+        output_buffer_timeout_ms: How long the broker buffers; 0: its default; -1: until the buffer is full.
+        client_id: Shown in the broker's statistics; by default the first label of the host name.
+        hostname: Shown in the broker's statistics; by default the host name.
+        user_agent: Shown in the broker's statistics.
+        tls_v1: Require TLS. If the broker does not offer it, connecting fails.
+        tls_root_ca_file: PEM file of the trusted CAs; None: the system's CAs.
+        tls_cert, tls_key: PEM files of the client's certificate, for brokers that require one. If the key is None, the
+            certificate's file has it.
         tls_insecure_skip_verify: Skip certificate verification.
-        tls_context: Used as it is instead of what the five above say, but for `tls_v1`.
-        snappy, deflate: Compress the connection, if the broker does that; one of them at most.
-        deflate_level: 1 is fast, 9 is small; the broker may choose a lower one for its side.
+        tls_context: Used instead of the four options above; needs `tls_v1`.
+        snappy, deflate: Compress the connection if the broker supports it; at most one of them.
+        deflate_level: 1 is fastest, 9 is smallest; the broker may use a lower level for the data it sends.
         auth_secret: Sent with AUTH if the broker requires authentication; empty: none.
 
     Raises:
-        ValueError: A value that no broker accepts, or a file that cannot be used.
+        ValueError: A value is invalid, or a file cannot be used.
     """
 
     dial_timeout_s: float = 1.0
@@ -112,7 +111,7 @@ class ConnectionSettings:
         self._require("deflate_level", 1 <= self.deflate_level <= 9, "within 1..9")
         self._require("tls_cert", self.tls_key is None or self.tls_cert is not None, "given if tls_key is")
         if self.tls_v1:
-            self.client_context()  # so that a file that cannot be used is found here
+            self.client_context()  # report unusable files here
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:
         if not holds:
@@ -128,13 +127,13 @@ class ConnectionSettings:
 
     @property
     def read_timeout_s(self) -> float:
-        """How long the broker may say nothing at all before it is given up; infinite without heartbeats."""
+        """How long the broker may send nothing before the connection counts as lost; infinite without heartbeats."""
         if self.heartbeat_interval_ms == OFF:
             return float("inf")
         return 2 * self.heartbeat_interval_ms / SECOND_MS
 
     def identify(self) -> dict[str, object]:
-        """The body of IDENTIFY."""
+        """Return the body of IDENTIFY."""
         return {
             "client_id": self.client_id,
             "hostname": self.hostname,
@@ -155,8 +154,8 @@ class ConnectionSettings:
 def refuse_unknown(
     owner: type[object], settings: type[ConnectionSettings], options: Mapping[str, object]
 ) -> None:
-    """Raise TypeError, as Python does, if an option that `owner` was called with is no field of its settings."""
-    from difflib import get_close_matches  # here: it is needed for errors only
+    """Raise TypeError, like Python, if `options` has a name that is not a field of the settings."""
+    from difflib import get_close_matches  # imported here: only errors need it
 
     known = [each.name for each in fields(settings)]
     for name in options:

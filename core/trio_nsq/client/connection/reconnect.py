@@ -1,4 +1,4 @@
-"""How long to wait between attempts to reach a broker, and blocking pauses for callers without trio."""
+"""Delays between attempts to reach a broker, and blocking retries for callers without trio."""
 
 import random as random_module
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 MIN_DELAY_S = 0.1
 MAX_DELAY_S = 15.0
-"""pynsq's fixed interval; the Go client's is a minute. Doubling gets there after eight attempts."""
+"""pynsq's fixed interval; the Go client's is a minute. Doubling reaches it after eight attempts."""
 
 PATIENCE_S = 30.0
 FIRST_DELAY_S, MAX_RETRY_DELAY_S = 0.1, 2.0
@@ -17,9 +17,9 @@ class ReconnectDelays:
 
     Args:
         min_s: The first delay, before jitter.
-        max_s: The longest one.
-        random: Returns numbers in [0, 1). A delay is cut by up to half at random, so that the clients of a broker
-            that comes back do not all arrive in the same instant.
+        max_s: The longest delay.
+        random: Returns numbers in [0, 1). Each delay is shortened by up to half at random, so that the clients of a
+            restarted broker do not all reconnect at the same time.
     """
 
     def __init__(self, min_s: float, max_s: float, random: Callable[[], float]) -> None:
@@ -31,30 +31,30 @@ class ReconnectDelays:
         self._next_s = min_s
 
     def next_s(self) -> float:
-        """The delay before the next attempt, in seconds."""
+        """Return the delay before the next attempt, in seconds."""
         delay_s = self._next_s
         self._next_s = min(self._max_s, 2 * delay_s)
         return delay_s * (1 - self._random() / 2)
 
     def connection_lasted(self, seconds: float) -> None:
-        """Start again with the first delay if the last connection lived longer than the longest delay.
+        """Reset the delay if the last connection lasted longer than the longest delay.
 
-        A broker that accepts and then drops every connection must not be asked again at full speed.
+        Otherwise a broker that accepts and then drops every connection would get attempts at the highest rate.
         """
         if seconds >= self._max_s:
             self.reset()
 
     def reset(self) -> None:
-        """Start again with the first delay."""
+        """Restart with the first delay."""
         self._next_s = self._min_s
 
 
 class Retry:
-    """Decides whether to try again, and sleeps before that.
+    """Sleeps between attempts, until the broker has not answered for too long.
 
     Args:
-        patience_s: Give up when the broker has not answered for so long.
-        first_delay_s: The first pause; the following ones double, up to 2 s.
+        patience_s: Stop retrying when the broker has not answered for this time.
+        first_delay_s: The first delay; later ones double, up to 2 s.
     """
 
     def __init__(self, patience_s: float, first_delay_s: float = FIRST_DELAY_S) -> None:
@@ -63,12 +63,12 @@ class Retry:
         self.reset()
 
     def reset(self) -> None:
-        """The broker has answered: start again."""
+        """Restart with the first delay and the full patience: the broker has answered."""
         self._delays.reset()
         self._give_up_at_s = time.monotonic() + self._patience_s
 
     def pause(self) -> bool:
-        """Sleep before the next attempt; return False at once if it is time to give up."""
+        """Sleep before the next attempt; return False at once if the patience is exhausted."""
         delay_s = self._delays.next_s()
         if time.monotonic() + delay_s > self._give_up_at_s:
             return False

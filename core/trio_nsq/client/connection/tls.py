@@ -1,4 +1,4 @@
-"""The TLS settings of a client: which certificates to trust, and which one to show."""
+"""The TLS settings of a client: trusted CAs and its own certificate."""
 
 import ssl
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ StrPath: TypeAlias = str | PathLike[str]
 
 
 class TLSFilesError(NSQError, ValueError):
-    """A file for TLS cannot be used. The text names the option of the client, the file and the reason."""
+    """A TLS file cannot be used. The text names the client's option, the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TLSFiles:
-    """PEM files to make a TLS context of. Unlike a context, they can be sent to a task of Spark.
+    """The PEM files of a TLS context. Unlike a context, they can be pickled and sent to a Spark task.
 
     Attributes:
-        root_ca_file: The CAs to trust; None: the system's.
-        cert, key: The certificate of the client, and its key if that is not in the same file.
+        root_ca_file: The trusted CAs; None: the system's.
+        cert, key: The client's certificate, and its key if it is in another file.
         skip_verify: Skip certificate verification.
     """
 
@@ -30,10 +30,10 @@ class TLSFiles:
     skip_verify: bool = False
 
     def context(self) -> ssl.SSLContext:
-        """Make a context. Raises TLSFilesError."""
+        """Make a TLS context. Raises TLSFilesError."""
         try:
             context = ssl.create_default_context(cafile=self.root_ca_file)
-        except OSError as exc:  # ssl.SSLError is one
+        except OSError as exc:  # includes ssl.SSLError
             raise TLSFilesError(f"tls_root_ca_file {self.root_ca_file}: {reason_of(exc)}") from exc
         if self.skip_verify:
             context.check_hostname = False
@@ -48,7 +48,7 @@ class TLSFiles:
 
 
 def reason_of(error: OSError) -> str:
-    """The text of an error of TLS, or of a file for it."""
+    """Return the text of a TLS error or of an error of a TLS file."""
     if isinstance(error, ssl.SSLError):
-        return (error.reason or "no PEM file").lower().replace("_", " ")
+        return (error.reason or "not a PEM file").lower().replace("_", " ")
     return error.strerror or str(error)

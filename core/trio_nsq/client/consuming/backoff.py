@@ -1,8 +1,8 @@
-"""Backoff: after a failure a consumer takes nothing for a while, then one message, and goes by its result.
+"""Backoff: after a failure, a consumer pauses, then receives one message and decides by its result.
 
-Every failure makes the next pause longer, every success shorter. When as many messages have succeeded as had failed,
-the consumer takes `max_in_flight` again. There is one decision per pause: results that come during a pause belong to
-messages that had arrived before, and do not count.
+Each failure makes the next pause longer, each success makes it shorter. After as many successes as failures, the
+consumer receives `max_in_flight` messages again. Results during a pause do not count: they belong to messages that
+arrived before it.
 
 No IO; time is a parameter, in seconds of any monotonic clock.
 """
@@ -20,7 +20,7 @@ class Backoff:
         random: Returns numbers in [0, 1), for the jitter.
 
     Attributes:
-        level: Failures that no success has made up for; 0: there is no backoff.
+        level: Failures minus successes; 0: no backoff.
     """
 
     def __init__(self, settings: ConsumerSettings, random: Callable[[], float]) -> None:
@@ -32,35 +32,35 @@ class Backoff:
 
     @property
     def allowed(self) -> int | None:
-        """How many messages may be in flight: 0 in a pause, 1 after it; None: no limit."""
+        """The limit of messages in flight: 0 during a pause, 1 after it; None: no limit."""
         if self.level == 0:
             return None
         return 1 if self._until is None else 0
 
     def next_deadline(self) -> float:
-        """When the pause is over; infinity if there is none."""
+        """Return when the pause ends; infinity if there is none."""
         return math.inf if self._until is None else self._until
 
     def handle_timer(self, now: float) -> None:
-        """End the pause if its time has come."""
+        """End the pause if it is due."""
         if now >= self.next_deadline():
             self._until = None
 
     def record_failure(self, now: float) -> None:
-        """A message failed."""
+        """Start a longer pause, unless one runs: a message failed."""
         if self._until is None:
             if 0 < self._duration_s(self.level + 1) <= self._longest_s:
                 self.level += 1
             self._pause(now)
 
     def record_success(self, now: float) -> None:
-        """A message was finished."""
+        """Start a shorter pause, unless one runs: a message was finished."""
         if self.level and self._until is None:
             self.level -= 1
             self._pause(now)
 
     def record_requeue(self, now: float) -> None:
-        """A message was requeued and did not fail: try another one, after another pause."""
+        """Start another pause of the same level: a message was requeued without having failed."""
         if self._until is None:
             self._pause(now)
 

@@ -1,4 +1,4 @@
-"""A consumer of one channel, on one broker or several."""
+"""A consumer of one channel on one or more brokers."""
 
 import random as random_module
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,8 +25,8 @@ from .subscriptions import Subscriptions
 DEFAULT_NSQD_TCP_ADDRESSES = ("127.0.0.1:4150",)
 DEFAULT_MAX_ATTEMPTS = 5
 TIME_SLICE_S = 0.01
-"""How long a loop over received messages may go on without letting other tasks run: the writer that sends its
-answers, and the reader that answers heartbeats."""
+"""How long a loop over received messages may run before other tasks do: the writer that sends its answers, and the
+reader that answers heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class ConsumerStats:
     """Counts since the consumer was opened.
 
     Attributes:
-        received: Messages that arrived, repeated deliveries included.
-        finished: Messages finished, as far as their connection was still there to say so.
-        requeued: Messages requeued likewise, those returned when the consumer was closed included.
-        connections: Brokers connected and subscribed at this moment.
+        received: Received messages, including redeliveries.
+        finished: Finished messages whose connection was still open.
+        requeued: Requeued messages whose connection was still open, including those returned by `aclose`.
+        connections: Brokers that are connected and subscribed now.
     """
 
     received: int
@@ -54,39 +54,40 @@ class Consumer:
                 await store(message.body)
                 message.finish()
 
-    or, for bulk, `async for batch in consumer.batches(): ...; batch.finish()`, or `await consumer.run(handler)`.
+    For throughput, use `async for batch in consumer.batches(): ...; batch.finish()`, or `await consumer.run(handler)`.
 
-    Entering connects: it returns when the first broker is subscribed, or when discovery services have said that there
-    is none yet. From then on the consumer reconnects for ever, with growing delays; a loop over messages just
-    waits meanwhile. The broker redelivers what was received over a lost connection and not finished, when the message
-    timeout is over. Brokers that discovery services name are connected as they appear; a broker that no service names
-    any more is not connected again.
+    Entering the block connects. It returns when the first broker is subscribed, or when the discovery services answer
+    that no broker has the topic yet. From then on the consumer reconnects without limit, with growing delays; a loop
+    over messages waits meanwhile. If a connection is lost, the broker redelivers its unfinished messages after the
+    message timeout. The consumer connects to each broker that a discovery service returns. It does not reconnect to a
+    broker that no service returns any more.
 
-    Leaving returns to the brokers what was received and not answered, so nothing stays in flight; see `aclose`.
-    Several tasks may iterate over one consumer: each message goes to one of them. Cancelling a task that waits for a
-    message takes none away.
+    Leaving the block returns all unanswered messages to the brokers, so nothing stays in flight; see `aclose`. Several
+    tasks may iterate over one consumer: each message goes to one of them. Cancelling a task that waits for a message
+    loses no message.
 
-    When messages fail (are requeued, unless with `backoff=False`), the consumer backs off: it takes none for a while,
-    then one, and goes by its result; see `max_backoff_duration_s`.
+    When a message fails (is requeued without `backoff=False`), the consumer backs off: it pauses, then receives one
+    message and decides by its result; see `max_backoff_duration_s`.
 
     Args:
-        topic: The topic; created if need be.
-        channel: The channel; created if need be.
-        nsqd_tcp_addresses: Brokers, `host:port` each. None: `127.0.0.1:4150`, if no discovery services are given.
-        lookupd_http_addresses: Discovery services (nsqlookupd) that know more of them: `host:port`, or a URL.
-        max_in_flight: How many unanswered messages to hold at most, at least 1, shared evenly between the
-            connections, and never more than the broker of one allows. If there are more connections than this, they
-            take turns. While shares move from one connection to another the sum may be above it for a moment.
-        random: Gives numbers in [0, 1), for the jitter of delays, and for whose turn it is.
-        options: See `ConsumerSettings`, and `ConnectionSettings`.
+        topic: The topic; created if missing.
+        channel: The channel; created if missing.
+        nsqd_tcp_addresses: Brokers, `host:port` each. None: `127.0.0.1:4150`, unless discovery services are given.
+        lookupd_http_addresses: Discovery services (nsqlookupd), `host:port` or a URL each.
+        max_in_flight: The limit of unanswered messages, at least 1. It is shared evenly between the connections, within
+            each broker's maximum RDY count. If there are more connections than this, they take turns. While shares
+            move between connections, the sum may exceed the limit for a moment.
+        random: Returns numbers in [0, 1), for the jitter of delays and the order of the connections.
+        options: See `ConsumerSettings` and `ConnectionSettings`.
 
     Attributes:
         without_private_channels: With the option `private_channel`, awaited with the address of each broker that has no
-            private channels, before each SUB there. If it returns, the channel is subscribed to as any other. If it
-            raises `ConnectionFailed`, as it does by default, the broker is not; any other error ends the consumer.
+            private channels, before each SUB there. If it returns, the consumer subscribes to an ordinary channel. If
+            it raises `ConnectionFailed`, as it does by default, the consumer does not subscribe to this broker. Any
+            other error ends the consumer.
 
     Raises:
-        ValueError: A name, an address or an option that cannot work.
+        ValueError: A name, an address or an option is invalid.
     """
 
     def __init__(
@@ -142,14 +143,14 @@ class Consumer:
         """Connect.
 
         Raises:
-            ConnectionFailed: None of the brokers could be reached, and no discovery service was there to name others.
-            RuntimeError: This is no trio task, or it was entered before.
+            ConnectionFailed: No broker could be reached, and no discovery service answered.
+            RuntimeError: The caller is not a trio task, or the consumer was entered before.
         """
         require_trio("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
         if self._entered:
             raise RuntimeError("a Consumer can be entered only once")
         self._entered = True
-        self._now = trio.lowlevel.current_clock().current_time  # in half the time: every message asks
+        self._now = trio.lowlevel.current_clock().current_time  # called per message; twice as fast as trio's
         await self._background.open(self._subscriptions.run)
         try:
             await self._subscriptions.wait_opened()
@@ -168,14 +169,14 @@ class Consumer:
             await self._background.close()
 
     async def aclose(self) -> None:
-        """Stop receiving, return what is not answered, and disconnect; loops over the consumer, and `run`, end.
+        """Stop receiving, return unanswered messages, and disconnect. Loops over the consumer, and `run`, end.
 
-        Every broker is told to send no more (CLS). Handlers of `run` that are at work may end it, for half of
-        `close_timeout_s`. What has been received and not finished or requeued by then is requeued without delay;
-        then the connection is closed. Answers given afterwards have no effect.
+        The consumer sends CLS to every broker. Active handlers of `run` get half of `close_timeout_s` to finish. Then
+        the consumer requeues all unanswered messages without delay and closes the connections. Later answers have no
+        effect.
 
-        This takes at most `close_timeout_s`, and is done also when the task is cancelled: a program that is
-        interrupted does not leave its messages in flight. May be called again.
+        This takes at most `close_timeout_s`. It also runs if the task is cancelled, so an interrupted program leaves no
+        messages in flight. May be called again.
         """
         if self._closing:
             await self._closed.wait()
@@ -194,18 +195,18 @@ class Consumer:
         self._closed.set()
 
     def stats(self) -> ConsumerStats:
-        """What this consumer has done so far."""
+        """Return the counts of this consumer."""
         flow = self._flow
         return ConsumerStats(flow.received, flow.finished, flow.requeued, len(flow.connections))
 
     @property
     def max_in_flight(self) -> int:
-        """How many unanswered messages to hold at most."""
+        """The limit of unanswered messages."""
         return self._flow.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
-        """Change it, from the brokers' next delivery on; 0: they send nothing more until it is changed again."""
+        """Set the limit, from the brokers' next delivery on; 0: they send nothing until it is changed again."""
         if count < 0:
             raise ValueError(f"max_in_flight is {count}; it must be at least 0")
         self._flow.max_in_flight = count
@@ -213,30 +214,30 @@ class Consumer:
 
     @property
     def is_starved(self) -> bool:
-        """Whether some broker waits for answers before it sends more, or soon will.
+        """Whether some broker waits for answers before it sends more, or will do so soon.
 
-        That is, whether 85 % of the messages that it may have in flight, or more, are here and not answered. A program
-        that collects messages knows by this that it is time to work on them.
+        True if 85 % or more of the messages that the broker may have in flight are unanswered. A program that collects
+        messages uses this to decide when to process them.
         """
         return self._flow.in_flight_reaches(0.85)
 
     @property
     def paused(self) -> bool:
-        """Whether the consumer was told to pause."""
+        """Whether the consumer is paused."""
         return self._flow.paused
 
     def pause(self) -> None:
-        """Have the brokers send nothing more until `unpause`; connections stay, and what has come can be answered."""
+        """Have the brokers send nothing until `unpause`. Connections stay open, and messages can be answered."""
         self._flow.paused = True
         self._flow.update()
 
     def unpause(self) -> None:
-        """Go on after `pause`."""
+        """Resume after `pause`."""
         self._flow.paused = False
         self._flow.update()
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        """Message by message, as they arrive; ends when the consumer is closed."""
+        """Iterate over messages as they arrive; ends when the consumer is closed."""
         return self
 
     async def __anext__(self) -> Message:
@@ -247,13 +248,13 @@ class Consumer:
         return message
 
     def batches(self, max_messages: int | None = None, max_wait_s: float = 0) -> AsyncIterator[MessageBatch]:
-        """Batch by batch: whatever has arrived together. Much cheaper for each message than one by one.
+        """Iterate over batches of messages that arrived together. Costs much less per message than single messages.
 
         Args:
-            max_messages: Hand out no more than this at a time; None: all there are.
-            max_wait_s: How long to wait for more once the first messages are there, so that one batch is made of what
-                arrives in this time, from all brokers. It is handed out earlier when it has `max_messages`, or when
-                some broker sends no more before it has answers, as `max_in_flight` allows no more.
+            max_messages: The largest batch; None: no limit.
+            max_wait_s: How long to wait for more messages after the first, from all brokers, to combine them into one
+                batch. The wait ends early when the batch has `max_messages`, or when some broker has its share of
+                `max_in_flight` in flight and waits for answers.
 
         Raises:
             ValueError: max_messages is less than 1, or max_wait_s less than 0.
@@ -273,23 +274,24 @@ class Consumer:
         given_up: Handler | None = None,
         auto_touch: bool = False,
     ) -> None:
-        """Hand every message to `handler`, until the consumer is closed or the task cancelled.
+        """Call `handler` with every message until the consumer is closed or the task is cancelled.
 
-        A message is finished when the handler returns, and requeued when it raises an `Exception`, which is logged:
-        after `default_requeue_delay_ms` times its attempts, and with backoff. A handler may also answer it itself.
+        If the handler returns, the message is finished. If it raises an `Exception`, the error is logged and the
+        message is requeued with backoff, for `default_requeue_delay_ms` times its attempts. A handler may also answer
+        the message itself.
 
         Args:
-            handler: An async function of one message.
-            concurrency: How many are handled at the same time, at least 1; `max_in_flight` should be no less.
-            max_attempts: A message that is delivered more often is given up: finished without being handled, with a
-                line in the log. 0: none is.
-            given_up: Called instead, with a message that is given up, before it is finished: to put it aside, say. If
-                it raises, the message is requeued like any other that failed.
-            auto_touch: Have the broker wait (TOUCH) for as long as handling a message takes, up to its maximum
-                (15 minutes in all, unless configured).
+            handler: An async function that takes one message.
+            concurrency: How many messages to handle at the same time, at least 1; not more than `max_in_flight`.
+            max_attempts: A message that was delivered more often is not handled: it is logged and finished. 0: no
+                limit.
+            given_up: Called instead of `handler` with a message that exceeds `max_attempts`, before it is finished, for
+                example to store it elsewhere. If it raises, the message is requeued like any failed message.
+            auto_touch: Extend the message timeout (TOUCH) while the handler runs, up to the broker's maximum (15
+                minutes by default).
 
         Raises:
-            TypeError: A handler is no async function. The message stays unanswered.
+            TypeError: A handler is not an async function. The message stays unanswered.
             ValueError: concurrency is less than 1, or max_attempts less than 0.
         """
         if concurrency < 1:
@@ -318,7 +320,7 @@ class Consumer:
             if not max_wait_s:
                 batch = self._queue.take_batch(max_messages)
             else:
-                # Nothing is taken before the time is over, so that nothing is lost if this is cancelled.
+                # Messages stay in the queue until the wait ends, so that a cancellation loses none.
                 with trio.move_on_after(max_wait_s):
                     while not self._is_enough(max_messages):
                         await self._queue.wait_for_more()
@@ -327,13 +329,13 @@ class Consumer:
                 return batch
 
     def _is_enough(self, max_messages: int | None) -> bool:
-        """Whether no more messages are wanted, or none can come before some are answered."""
+        """Whether the batch is complete, or no more messages can arrive before some are answered."""
         if self._queue.closed or self._flow.in_flight_reaches(1.0):
             return True
         return max_messages is not None and self._queue.available >= max_messages
 
     async def _wait(self) -> None:
-        """Let other tasks run until there may be something to take, or raise StopAsyncIteration."""
+        """Let other tasks run until a message may be available, or raise StopAsyncIteration."""
         if not self._entered:
             raise RuntimeError("a Consumer receives only inside its `async with` block")
         await self._queue.wait()
@@ -347,7 +349,7 @@ async def _refuse(address: str) -> None:
 
 
 class _Batches:
-    """Not an async generator: leaving a loop over one early would leave it to the garbage collector."""
+    """An iterator of batches. An async generator would need the garbage collector if a loop ends early."""
 
     def __init__(self, consumer: Consumer, max_messages: int | None, max_wait_s: float) -> None:
         self._consumer = consumer

@@ -1,4 +1,4 @@
-"""Discovery: asks discovery services (nsqlookupd) which brokers have the topic."""
+"""Query discovery services (nsqlookupd) for the brokers that have a topic."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ _logger = logging.getLogger("trio_nsq.client")
 
 
 class Discovery:
-    """Asks all services at intervals. The latest answer of each counts, so a service that is down removes no broker.
+    """Queries all services at intervals. The latest answer of each counts, so a service that is down removes no broker.
 
     Args:
-        addresses: Their HTTP addresses.
+        addresses: The HTTP addresses of the services.
         random: Returns numbers in [0, 1), for the jitter.
-        found: Called with the brokers that a service names, `host:port` each, as soon as it has answered.
+        found: Called with the brokers of each answer, `host:port` each.
 
     Attributes:
-        answered: Whether any of them ever has.
+        answered: Whether any service has ever answered.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Discovery:
         self._again = trio.Event()
 
     def names(self, nsqd_address: str) -> bool:
-        """Whether some service names this broker."""
+        """Whether the latest answer of some service has this broker."""
         return any(nsqd_address in answer for answer in self._answers.values())
 
     def ask_again(self) -> None:
-        """Ask now instead of at the end of the interval."""
+        """Query now instead of at the end of the interval."""
         self._again.set()
 
     def failures_to_connect(self) -> list[ConnectionFailed]:
-        """The services that did not answer the last time, and why."""
+        """Return an error for each service whose last query failed."""
         failures = []
         for cause in self._failures.values():
             failures.append(ConnectionFailed(cause.address, cause.reason))
@@ -62,16 +62,16 @@ class Discovery:
         return failures
 
     async def ask(self) -> None:
-        """Ask all services, at the same time."""
+        """Query all services concurrently."""
         self._again = trio.Event()
         async with trio.open_nursery() as nursery:
             for address in self._answers:
                 nursery.start_soon(self._ask, address)
 
     async def keep_asking(self) -> None:
-        """Ask all services at every interval; returns only if there are none. Call `ask` before.
+        """Query all services at every interval; returns only if there are none. Call `ask` before.
 
-        While no service knows a broker with the topic, ask earlier: the topic is often about to be created.
+        While no service knows a broker with the topic, query more often: the topic is often about to be created.
         """
         if not self._answers:
             return
@@ -110,13 +110,13 @@ class Discovery:
 
 
 def _address_of(broker: ProducerAddress, service: str) -> str | None:
-    """The address to connect to; None, with a line in the log, if what a broker registered is no host."""
+    """Return the address to connect to; None, logged as a warning, if the broker's address is not a host name."""
     host = broker.broadcast_address
     try:
         if host.isprintable():
             return nsqd_address(format_address(host, broker.tcp_port))
     except ValueError:
         pass
-    words = "nsqlookupd %s names a broker on %r, which is no host"
+    words = "nsqlookupd %s returned a broker address that is not a host name: %r"
     _logger.warning(words, without_secrets(service), host)
     return None

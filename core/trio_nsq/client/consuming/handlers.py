@@ -1,4 +1,4 @@
-"""Handlers of messages: what a handler returns or raises becomes the answer."""
+"""Call message handlers: finish the message if the handler returns, requeue it if it raises."""
 
 import inspect
 import logging
@@ -12,7 +12,7 @@ from .message import Message
 Handler = Callable[[Message], Awaitable[object]]
 
 MIN_TOUCH_INTERVAL_S = 0.1
-"""The least, for any timeout that a broker announces; nsqd's are at least a second."""
+"""A lower bound, whatever timeout a broker announces; nsqd's timeouts are at least a second."""
 
 _logger = logging.getLogger("trio_nsq.client")
 
@@ -20,16 +20,16 @@ _logger = logging.getLogger("trio_nsq.client")
 async def handle(
     message: Message, handler: Handler, *, max_attempts: int, given_up: Handler | None, auto_touch: bool
 ) -> None:
-    """Call a handler, then finish the message, or requeue it if that failed, unless it is answered by then.
+    """Call a handler, then finish the message, or requeue it if the handler failed. Keeps an answer of the handler.
 
     Args:
-        max_attempts: A message that was delivered more often is given up; 0: none is.
-        given_up: Called with such a message, instead of `handler`; None: there is only a line in the log.
-        auto_touch: Touch the message each time that half of its time is over, while it is being handled.
+        max_attempts: A message that was delivered more often is not handled; 0: no limit.
+        given_up: Called with such a message instead of `handler`; None: the message is only logged.
+        auto_touch: While the handler runs, touch the message whenever half of its timeout has passed.
     """
     chosen: Handler | None = handler
     if 0 < max_attempts < message.attempts:
-        _logger.warning("%r is given up after %d attempts", message, max_attempts)
+        _logger.warning("%r is not handled: it exceeds %d attempts", message, max_attempts)
         chosen = given_up
     failure = None if chosen is None else await _call(chosen, message, auto_touch)
     if failure is not None:
@@ -60,7 +60,7 @@ async def _result_of(handler: Handler, message: Message) -> Exception | None:
             return None
     except Exception as failure:
         return failure
-    # The author of the handler has to know; requeueing the message would not help.
+    # A defect of the handler: requeueing the message would not help.
     raise TypeError(f"a handler must be an async function; {handler!r} returned {work!r:.100}")
 
 
@@ -74,7 +74,7 @@ async def _touch(message: Message) -> None:
 
 
 class ActiveHandlers:
-    """Counts the handlers at work, each in a `with` block."""
+    """Counts active handlers; each runs in a `with` block."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -91,6 +91,6 @@ class ActiveHandlers:
             self._idle = trio.Event()
 
     async def wait_idle(self) -> None:
-        """Wait until no handler is at work."""
+        """Wait until no handler is active."""
         if self._count:
             await self._idle.wait()

@@ -1,4 +1,4 @@
-"""What a consumer hands out: batches as they came off the wire, and single messages as views of them."""
+"""The messages of a consumer: batches as they were received, and single messages as views of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -12,7 +12,7 @@ _Item = TypeVar("_Item")
 
 
 class Acknowledger(Protocol):
-    """What takes the answers to messages; see `Subscription`, which has all of this."""
+    """Accepts the answers to messages; implemented by `Subscription`."""
 
     address: str
     msg_timeout_s: float
@@ -36,16 +36,17 @@ class Acknowledger(Protocol):
 class MessageBatch:
     """Messages that arrived together on one connection: four lists of equal length, oldest first.
 
-    Answer all of them with `finish` or `requeue`, or single ones by iterating; a whole-batch answer goes to those
-    not yet answered. Answers are queued for the connection's next write, without waiting. Once the connection
-    is lost, or the consumer closed, they have no effect: the broker delivers the messages again.
+    Answer all messages with `finish` or `requeue` of the batch, or iterate and answer single ones. An answer to the
+    batch applies to the messages that are not answered yet. Answers are queued for the connection's next write; the
+    methods do not wait. Once the connection is lost or the consumer is closed, answers have no effect: the broker
+    delivers the messages again.
 
     Attributes:
-        bodies: The messages.
+        bodies: The message bodies.
         ids: 16 bytes each, ASCII hex digits.
         timestamps_ns: When each was published, Unix nanoseconds, by the broker's clock.
-        attempts: How often each was delivered, this time included; 1 is the first.
-        nsqd_address: The broker they came from, `host:port`; several, separated by commas, if it was combined.
+        attempts: How often each was delivered, including this time; the first delivery is 1.
+        nsqd_address: The broker, `host:port`; for a batch combined from several brokers: separated by commas.
     """
 
     __slots__ = (
@@ -69,38 +70,38 @@ class MessageBatch:
         self._source = source
         self._received_at = source.last_message_at
         self._answered: set[int] = set()  # indexes of the messages answered one by one, or split off
-        self._done = False  # nothing is left to answer
+        self._done = False  # all messages are answered
         source.hold(self)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __iter__(self) -> Iterator["Message"]:
-        """Each message, answered or not."""
+        """Iterate over all messages, answered or not."""
         return (Message(self, index) for index in range(len(self.ids)))
 
     def __repr__(self) -> str:
         return f"<MessageBatch of {len(self)} from {self.nsqd_address}>"
 
     def finish(self) -> None:
-        """Finish (FIN) all messages not yet answered: they are done, for good.
+        """Finish (FIN) all messages that are not answered: the broker does not deliver them again.
 
         Raises:
-            AlreadyAnswered: There are none.
+            AlreadyAnswered: All messages are answered.
         """
         self._source.finish(self._claim_rest())
 
     def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
-        """Put all messages not yet answered back (REQ), to be delivered again, to any consumer of the channel.
+        """Requeue (REQ) all messages that are not answered: the broker delivers them again, to any consumer.
 
         Args:
-            delay_ms: Not before this many milliseconds have passed; 0: at once; None: the consumer's
-                `default_requeue_delay_ms` times the attempts of each. The broker has a maximum (an hour, unless
-                configured) and quietly uses it instead.
-            backoff: They failed: the consumer backs off. False: it does not.
+            delay_ms: The delay before the next delivery, in milliseconds; 0: no delay; None: the consumer's
+                `default_requeue_delay_ms` times the attempts of each. The broker silently caps it at its maximum (one
+                hour by default).
+            backoff: The messages failed, so the consumer backs off. False: it does not.
 
         Raises:
-            AlreadyAnswered: There are none.
+            AlreadyAnswered: All messages are answered.
             ValueError: The delay is negative.
         """
         _check_delay(delay_ms)
@@ -108,20 +109,20 @@ class MessageBatch:
         self._source.requeue(self._claim_rest(), attempts, delay_ms, backoff)
 
     def touch(self) -> None:
-        """Start the in-flight time of all messages not yet answered anew (TOUCH); see `Message.touch`."""
+        """Restart the message timeout (TOUCH) of all messages that are not answered; see `Message.touch`."""
         self._source.touch(self.unanswered_ids())
 
     def unanswered_ids(self) -> list[bytes]:
-        """The ids of the messages not yet answered, in order."""
+        """Return the ids of the messages that are not answered, in order."""
         return self._unanswered(self.ids)
 
     @property
     def unanswered_count(self) -> int:
-        """How many messages are not yet answered."""
+        """How many messages are not answered."""
         return 0 if self._done else len(self.ids) - len(self._answered)
 
     def _unanswered(self, items: list[_Item]) -> list[_Item]:
-        """Those of one of the lists that belong to messages not yet answered."""
+        """Return the items of one of the lists whose messages are not answered."""
         if self._done:
             return []
         answered = self._answered
@@ -154,7 +155,7 @@ class MessageBatch:
         return self._done or index in self._answered
 
     def _split_off(self, start: int, stop: int) -> "MessageBatch":
-        """Make a batch of the messages from `start` to before `stop`, none of which is answered yet."""
+        """Make a batch of the messages from `start` up to `stop`; none of them may be answered."""
         cut = slice(start, stop)
         run = MessageRun(self.ids[cut], self.bodies[cut], self.timestamps_ns[cut], self.attempts[cut])
         part = MessageBatch(run, self._source)
@@ -166,12 +167,12 @@ class MessageBatch:
 
 
 class CombinedBatch(MessageBatch):
-    """Several batches as one. Each part, none of whose messages is answered at first, keeps track of its answers."""
+    """Several batches as one. Each part, unanswered at first, tracks its own answers."""
 
     __slots__ = ("_parts",)
 
     def __init__(self, parts: Sequence[MessageBatch]) -> None:
-        # Not what the base class does: the connections wait for answers to the parts.
+        # The base class is not initialized: the connections track the parts.
         self.bodies = list(chain.from_iterable(part.bodies for part in parts))
         self.ids = list(chain.from_iterable(part.ids for part in parts))
         self.timestamps_ns = list(chain.from_iterable(part.timestamps_ns for part in parts))
@@ -208,10 +209,10 @@ class CombinedBatch(MessageBatch):
 
 
 class Message:
-    """One message. Answer it with `finish` or `requeue`, once; until then `touch` gives it more time.
+    """One message. Answer it once, with `finish` or `requeue`; before that, `touch` extends its timeout.
 
-    Answers are queued for the connection's next write, without waiting. Once the connection is lost, or the
-    consumer closed, they have no effect: the broker delivers the message again.
+    Answers are queued for the connection's next write; the methods do not wait. Once the connection is lost or the
+    consumer is closed, answers have no effect: the broker delivers the message again.
     """
 
     __slots__ = ("_batch", "_index")
@@ -222,67 +223,67 @@ class Message:
 
     @property
     def id(self) -> bytes:
-        """16 bytes, ASCII hex digits; the same at each delivery."""
+        """The id, 16 bytes of ASCII hex digits, the same at each delivery."""
         return self._batch.ids[self._index]
 
     @property
     def body(self) -> bytes:
-        """What was published."""
+        """The message body."""
         return self._batch.bodies[self._index]
 
     @property
     def timestamp_ns(self) -> int:
-        """When it was published: Unix nanoseconds, by the broker's clock."""
+        """When the message was published, Unix nanoseconds, by the broker's clock."""
         return self._batch.timestamps_ns[self._index]
 
     @property
     def attempts(self) -> int:
-        """How often it was delivered, this time included; 1 is the first. Stops at 65535."""
+        """How often the message was delivered, including this time; the first delivery is 1. Stops at 65535."""
         return self._batch.attempts[self._index]
 
     @property
     def nsqd_address(self) -> str:
-        """The TCP address of the broker that sent it."""
+        """The TCP address of the broker that delivered the message."""
         return self._batch.nsqd_address
 
     @property
     def received_at(self) -> float:
-        """When it came, on trio's clock."""
+        """When the message arrived, on trio's clock."""
         return self._batch._received_at
 
     @property
     def timeout_s(self) -> float:
-        """How long the broker waits for an answer, from then on or from the last `touch`."""
+        """How long the broker waits for an answer after the delivery or the last `touch`."""
         return self._batch._source.msg_timeout_s
 
     @property
     def answered(self) -> bool:
-        """Whether it was finished or requeued."""
+        """Whether the message was finished or requeued."""
         return self._batch._is_answered(self._index)
 
     def __repr__(self) -> str:
         return f"<Message {self.id.decode('ascii', 'replace')} from {self.nsqd_address}>"
 
     def finish(self) -> None:
-        """Finish (FIN) the message: it is done, for good.
+        """Finish (FIN) the message: the broker does not deliver it again.
 
         Raises:
-            AlreadyAnswered: It was finished or requeued before.
+            AlreadyAnswered: The message was finished or requeued before.
         """
         batch = self._batch
         batch._source.finish_one(batch._claim(self._index))
 
     def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
-        """Put the message back (REQ), to be delivered again, to any consumer of the channel.
+        """Requeue (REQ) the message: the broker delivers it again, to any consumer of the channel.
 
         Args:
-            delay_ms: Not before this many milliseconds have passed; 0: at once; None: the consumer's
-                `default_requeue_delay_ms` times the message's attempts. The broker has a maximum (an hour, unless
-                configured) and quietly uses it instead.
-            backoff: It failed: the consumer backs off. False: it does not.
+            delay_ms: The delay before the next delivery, in milliseconds; 0: no delay; None: the consumer's
+                `default_requeue_delay_ms` times the message's attempts. The broker silently caps it at its maximum (one
+                hour by default).
+            backoff: The message failed, so the consumer backs off. False: it does not.
 
         Raises:
-            AlreadyAnswered: It was finished or requeued before.
+            AlreadyAnswered: The message was finished or requeued before.
             ValueError: The delay is negative.
         """
         _check_delay(delay_ms)
@@ -290,9 +291,9 @@ class Message:
         batch._source.requeue([batch._claim(self._index)], [self.attempts], delay_ms, backoff)
 
     def touch(self) -> None:
-        """Start the message's in-flight time anew (TOUCH), up to the broker's maximum (15 minutes in all).
+        """Restart the message timeout (TOUCH), up to the broker's maximum (15 minutes in total by default).
 
-        Ignored once the message is answered, so that a task that touches need not be stopped first.
+        Does nothing once the message is answered, so a task that touches need not be stopped first.
         """
         if not self.answered:
             self._batch._source.touch([self.id])
@@ -300,4 +301,4 @@ class Message:
 
 def _check_delay(delay_ms: int | None) -> None:
     if delay_ms is not None and delay_ms < 0:
-        raise ValueError(f"a requeue delay of {delay_ms} ms; it must not be negative")
+        raise ValueError(f"delay_ms is {delay_ms}; it must be at least 0")

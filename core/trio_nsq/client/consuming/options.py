@@ -1,4 +1,4 @@
-"""What can be set for a consumer, beyond what every connection has."""
+"""The options of a consumer, in addition to those of every connection."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -14,7 +14,7 @@ MINUTE_S = 60.0
 
 
 class ConsumerOptions(ConnectionOptions, total=False):
-    """The keyword arguments of `Consumer`; `ConsumerSettings` and `ConnectionSettings` say what each means."""
+    """The keyword arguments of `Consumer`; see `ConsumerSettings` and `ConnectionSettings`."""
 
     private_channel: bool
     lookupd_poll_interval_s: float
@@ -38,33 +38,32 @@ class ConsumerSettings(ConnectionSettings):
     """Settings of a consumer, with the Go client's names and defaults where it has them.
 
     Attributes:
-        private_channel: Have the channel, whose name must end in `#ephemeral`, made a private one: it begins at the end
-            of the topic, and does not count as its first channel, so the consumer takes nothing from anybody. A
-            channel that exists stays what it is. Only `qcli serve` has private channels; any other is refused with
-            `ConnectionFailed`, unless `Consumer.without_private_channels` says otherwise.
-        lookupd_poll_interval_s: How often the discovery services are asked, more than 0. They are also asked when a
-            connection is lost, and earlier, after 1, 2, 4, ... seconds, while none of them knows
-            a broker with the topic.
-        lookupd_poll_jitter: Up to this part of the interval, at random, is added once, before the second time, so that
-            consumers that were started together do not ask together; within 0..1.
-        lookupd_poll_timeout_s: How long a discovery service may take to answer, more than 0.
-        default_requeue_delay_ms: How long a message that failed stays away, times its attempts; within 0..3600000.
-        max_requeue_delay_ms: But no longer than this; within 0..3600000.
-        backoff_strategy: How long a pause after failures is: `exponential`, or `full_jitter`, a random part of that.
-        max_backoff_duration_s: The longest pause after failures, within 0..3600. Pauses stop growing before they would
-            be longer; if even the first one would be, as with 0, there are none.
-        backoff_multiplier_s: Half of the first pause, within 0..3600; each failure doubles it. 0: no pauses.
-        low_rdy_idle_timeout_s: With more connections than messages may be in flight: how long one without messages
-            keeps what others wait for, more than 0.
-        low_rdy_timeout_s: How long one with messages does, more than 0.
-        rdy_redistribute_interval_s: How long to wait at least between two times of passing it on, more than 0.
-        reconnect_min_s: The first delay before a connection is made again, more than 0.
-        reconnect_max_s: The longest one; they double.
-        close_timeout_s: How long leaving may take at most; 0: just hang up, leaving messages in flight until
-            their time is up.
+        private_channel: Create the channel as a private one; its name must end in `#ephemeral`. A private channel
+            starts at the end of the topic and does not count as its first channel, so it takes no messages from other
+            channels. An existing channel is not changed. Only `qcli serve` has private channels; with another broker,
+            connecting raises `ConnectionFailed`, unless `Consumer.without_private_channels` allows it.
+        lookupd_poll_interval_s: The interval between queries of the discovery services, more than 0. They are also
+            queried when a connection is lost, and after 1, 2, 4, ... seconds while none knows a broker with the topic.
+        lookupd_poll_jitter: Up to this fraction of the interval, at random, is added once, before the second query, so
+            that consumers that start together do not query together; within 0..1.
+        lookupd_poll_timeout_s: The timeout for an answer of a discovery service, more than 0.
+        default_requeue_delay_ms: The requeue delay of a failed message per attempt; within 0..3600000.
+        max_requeue_delay_ms: The upper limit of that delay; within 0..3600000.
+        backoff_strategy: The length of pauses after failures: `exponential`, or `full_jitter`, a random part of that.
+        max_backoff_duration_s: The longest pause after failures, within 0..3600. Pauses stop growing before they exceed
+            it. If the first pause would exceed it, as with 0, there are no pauses.
+        backoff_multiplier_s: Half of the first pause, within 0..3600; each failure doubles the pause. 0: no pauses.
+        low_rdy_idle_timeout_s: With more connections than `max_in_flight`: how long a connection without messages keeps
+            its ready count before it passes it to another connection, more than 0.
+        low_rdy_timeout_s: The same for a connection with messages, more than 0.
+        rdy_redistribute_interval_s: The shortest time between two such redistributions, more than 0.
+        reconnect_min_s: The first delay before reconnecting, more than 0.
+        reconnect_max_s: The longest delay before reconnecting; delays double.
+        close_timeout_s: The longest time for closing; 0: disconnect at once, and leave messages in flight until their
+            timeout.
 
     Raises:
-        ValueError: A value that cannot work.
+        ValueError: A value is invalid.
     """
 
     private_channel: bool = False
@@ -84,9 +83,9 @@ class ConsumerSettings(ConnectionSettings):
     close_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
-        ConnectionSettings.__post_init__(self)  # super() does not find it: slots make a new class of this one
+        ConnectionSettings.__post_init__(self)  # super() fails here: slots=True creates a new class
         if self.heartbeat_interval_ms == OFF:
-            raise ValueError("heartbeat_interval_ms is -1; brokers let nobody subscribe without heartbeats")
+            raise ValueError("heartbeat_interval_ms is -1; brokers accept no subscription without heartbeats")
         for name in (
             "lookupd_poll_interval_s",
             "lookupd_poll_timeout_s",
@@ -110,5 +109,5 @@ class ConsumerSettings(ConnectionSettings):
             )
 
     def requeue_delay_ms(self, attempts: int) -> int:
-        """The requeue delay of a message that failed at this attempt."""
+        """Return the requeue delay of a message that failed at this attempt."""
         return min(self.default_requeue_delay_ms * attempts, self.max_requeue_delay_ms)

@@ -1,10 +1,11 @@
-"""How `max_in_flight` is shared between the connections of a consumer: the ready count (RDY) of each.
+"""Share `max_in_flight` between the connections of a consumer, as the ready count (RDY) of each.
 
-Enough for one each: even shares, the remainder to those connected longest. What a broker does not allow goes to others.
+If there is at least one message for each connection, shares are even. The oldest connections get the remainder. If a
+broker's maximum RDY count is below its share, the other connections get the rest.
 
-Not enough for one each: as many connections as there may be messages have a ready count of 1, and pass it on to those
-that have waited longest. One without messages does after `low_rdy_idle_timeout_s`, one with messages after
-`low_rdy_timeout_s`. So every broker has its turn, however many there are.
+If there are more connections than messages, some connections have a ready count of 1 and the others 0. A connection
+passes its ready count to the one that has waited longest: after `low_rdy_idle_timeout_s` if it is idle, and after
+`low_rdy_timeout_s` otherwise. So every broker delivers messages in turn, however many there are.
 
 No IO; time is a parameter, in seconds of any monotonic clock.
 """
@@ -23,8 +24,8 @@ Key = TypeVar("Key", bound=Hashable)
 class _Share:
     """The share of one connection."""
 
-    max_rdy_count: int  # the most its broker allows
-    draw: float  # decides between connections that have waited equally long
+    max_rdy_count: int  # the broker's limit
+    draw: float  # random; orders connections that have waited equally long
     since: float  # when the ready count last changed from or to 0
     last_message_at: float
     ready_count: int = 0
@@ -36,12 +37,12 @@ class _Share:
 
 
 class ReadyDistribution(Generic[Key]):
-    """The ready count of every connection. After each call `ready_counts` may have changed.
+    """Computes the ready count of every connection. Each call may change `ready_counts`.
 
     Args:
-        settings: How long a connection keeps what others wait for.
-        random: Returns numbers in [0, 1). They decide which connection comes first, so that the consumers of a channel
-            do not all ask the same broker.
+        settings: How long a connection keeps its ready count while others wait.
+        random: Returns numbers in [0, 1). They order the connections, so that the consumers of a channel do not all
+            start with the same broker.
     """
 
     def __init__(self, settings: ConsumerSettings, random: Callable[[], float]) -> None:
@@ -49,49 +50,49 @@ class ReadyDistribution(Generic[Key]):
         self._random = random
         self._shares: dict[Key, _Share] = {}
         self._limit = 0
-        self._scarce_since: float | None = None  # when there began to be less than one for each
+        self._scarce_since: float | None = None  # since when there are more connections than messages
         self._not_before = -math.inf
 
     @property
     def ready_counts(self) -> dict[Key, int]:
-        """How many messages each connection may have in flight; connections in the order in which they were added."""
+        """How many messages each connection may have in flight; oldest connection first."""
         return {key: share.ready_count for key, share in self._shares.items()}
 
     def add(self, key: Key, max_rdy_count: int, now: float) -> None:
-        """A connection was made, to a broker that allows at most so much."""
+        """Add a connection to a broker with this maximum RDY count."""
         self._shares[key] = _Share(max(0, max_rdy_count), self._random(), now, now)
         self._distribute(now)
 
     def remove(self, key: Key, now: float) -> None:
-        """A connection was lost; its share goes to the others."""
+        """Remove a lost connection; the others get its share."""
         del self._shares[key]
         self._distribute(now)
 
     def set_limit(self, limit: int, now: float) -> None:
-        """At most so many messages in flight from now on, over all connections."""
+        """Set the limit of messages in flight over all connections."""
         if limit != self._limit:
             self._limit = limit
             if limit == 0:
-                # Whose turn it was is forgotten, so that the next one to try is any of them.
+                # Forget the order, so that the next attempt goes to a random connection.
                 for share in self._shares.values():
                     share.draw = self._random()
             self._distribute(now)
 
     def record_messages(self, key: Key, now: float) -> None:
-        """Messages came."""
+        """Record that messages arrived on a connection."""
         self._shares[key].last_message_at = now
 
     def next_deadline(self) -> float:
-        """When `redistribute` has something to do, as far as is known now; infinity: never."""
+        """Return when to call `redistribute` next; infinity: never."""
         if not 0 < self._limit < len(self._shares):
             return math.inf
         due = (min(self._idle_at(share), self._over_at(share)) for share in self._holders())
         return max(self._not_before, min(due, default=math.inf))
 
     def redistribute(self, now: float, busy: Collection[Key] = ()) -> None:
-        """Take from those whose time is up, and give to those that have waited longest.
+        """Move ready counts from connections whose time is over to those that have waited longest.
 
-        The `busy` ones have messages that are not answered: they are not idle.
+        Connections in `busy` have unanswered messages, so they are not idle.
         """
         if now < self.next_deadline():
             return
@@ -135,10 +136,10 @@ class ReadyDistribution(Generic[Key]):
 
 
 def even_shares(total: int, maxima: list[int]) -> list[int]:
-    """Divide `total` into shares as even as the maximum of each allows; of those alike, the earlier get more."""
+    """Divide `total` as evenly as the maximum of each share allows; the first shares get the remainder."""
     shares = [0] * len(maxima)
-    # The smallest first: the others get what these cannot take. Of equal ones the last first: the remainder goes to
-    # those that come later in this order.
+    # The smallest maximum first, so that the rest can go to the others. Of equal ones the last first, so that the
+    # remainder goes to those with a smaller index.
     order = sorted(range(len(maxima)), key=lambda place: (maxima[place], -place))
     for left, place in zip(range(len(order), 0, -1), order, strict=True):
         shares[place] = min(maxima[place], total // left)

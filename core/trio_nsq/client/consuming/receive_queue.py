@@ -1,6 +1,6 @@
-"""The messages that were received and not handed out yet, from all connections of a consumer, in order of arrival.
+"""The queue of received messages of a consumer, from all its connections, in order of arrival.
 
-It needs no limit: the brokers send no more than max_in_flight messages before some are answered.
+It needs no limit of its own: brokers send at most max_in_flight messages before some are answered.
 """
 
 from collections import deque
@@ -11,11 +11,11 @@ from .message import Acknowledger, CombinedBatch, Message, MessageBatch
 
 
 class ReceiveQueue:
-    """A queue of batches that can be taken whole, in pieces, or message by message.
+    """A queue of batches; the consumer takes whole batches, parts of them, or single messages.
 
     Attributes:
-        closed: Nothing more will come out.
-        available: How many messages there are.
+        closed: The queue is closed and empty.
+        available: How many messages are in the queue.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class ReceiveQueue:
             self._notify()
 
     def take_message(self) -> Message | None:
-        """The oldest message, or None."""
+        """Take the oldest message; None if the queue is empty."""
         if not self._batches:
             return None
         batch, offset = self._batches[0], self._offset
@@ -46,7 +46,7 @@ class ReceiveQueue:
         return Message(batch, offset)
 
     def take_batch(self, max_messages: int | None) -> MessageBatch | None:
-        """The oldest batch, or as many of its messages as are wanted, or None."""
+        """Take the oldest batch, or its first `max_messages`; None if the queue is empty."""
         if not self._batches:
             return None
         batch, start = self._batches[0], self._offset
@@ -59,7 +59,7 @@ class ReceiveQueue:
         return batch if stop - start == len(batch) else batch._split_off(start, stop)
 
     def take_combined(self, max_messages: int | None) -> MessageBatch | None:
-        """All messages, or as many as are wanted, as one batch; None if there is none."""
+        """Take all messages, or the first `max_messages`, as one batch; None if the queue is empty."""
         parts = []
         while (part := self.take_batch(max_messages)) is not None:
             parts.append(part)
@@ -90,13 +90,13 @@ class ReceiveQueue:
             self._more = None
 
     async def wait(self) -> None:
-        """Wait until there may be something to take, or the queue is closed. A checkpoint in any case."""
+        """Wait until the queue may have a message or is closed. Always a checkpoint."""
         if not self._batches and not self.closed and self._changed.is_set():
             self._changed = trio.Event()
         await self._changed.wait()
 
     async def wait_for_more(self) -> None:
-        """Wait until something more comes, or the queue is closed: later than now, in both cases."""
+        """Wait until the next batch arrives or the queue is closed after this call."""
         if self._more is None:
             self._more = trio.Event()
         await self._more.wait()

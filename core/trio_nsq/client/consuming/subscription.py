@@ -21,25 +21,25 @@ from .options import ConsumerSettings
 from .rdy_distribution import ReadyDistribution
 
 CLOSE_LINGER_S = 0.05
-"""How long to listen on after CLOSE_WAIT. nsqd's message pump runs beside its command loop and may have one
-more message under way; it is written within microseconds, and would stay in flight if the client closed first."""
+"""How long to keep reading after CLOSE_WAIT. nsqd's message pump runs concurrently with its command loop and may still
+write one message, within microseconds; it would stay in flight if the client closed first."""
 
 _logger = logging.getLogger("trio_nsq.client")
 
 
 class FlowControl:
-    """Sets the ready count of every connection, by max_in_flight, backoff, and the turns of the connections.
+    """Sets the ready count of every connection, from max_in_flight, the backoff and the distribution.
 
-    It is told what happens to messages, and counts them.
+    It also counts messages and their results.
 
     Args:
-        max_in_flight: Over all connections.
+        max_in_flight: The limit over all connections.
         random: Returns numbers in [0, 1).
 
     Attributes:
-        max_in_flight, paused, stopped: May be changed, before `update`. Paused: no messages may come. Stopped: ready
-            counts stay as they are.
-        received, finished, requeued: Counts of messages, over all connections so far.
+        max_in_flight, paused, stopped: May be changed; then call `update`. Paused: all ready counts are 0. Stopped:
+            ready counts do not change any more.
+        received, finished, requeued: Counts of messages over all connections, past ones included.
     """
 
     def __init__(self, max_in_flight: int, settings: ConsumerSettings, random: Callable[[], float]) -> None:
@@ -56,53 +56,53 @@ class FlowControl:
         return list(self._distribution.ready_counts)
 
     def add(self, connection: "Subscription") -> None:
-        """A connection is subscribed."""
+        """Add a connection that is subscribed."""
         self._distribution.add(connection, connection.max_rdy_count, trio.current_time())
         self.update()
 
     def remove(self, connection: "Subscription") -> None:
-        """A connection is over."""
+        """Remove a connection that has ended."""
         self._distribution.remove(connection, trio.current_time())
         self.update()
 
     def record_messages(self, connection: "Subscription", count: int) -> None:
-        """Messages came."""
+        """Record that messages arrived."""
         self.received += count
         self._distribution.record_messages(connection, connection.last_message_at)
 
     def record_success(self, count: int) -> None:
-        """Messages were finished."""
+        """Record finished messages."""
         self.finished += count
         if self._backoff.level:
             self._backoff.record_success(trio.current_time())
             self.update()
 
     def record_failure(self) -> None:
-        """Messages were requeued because they failed."""
+        """Record that messages failed and were requeued."""
         now = trio.current_time()
         before = self._backoff.next_deadline()
         self._backoff.record_failure(now)
         if (until := self._backoff.next_deadline()) != before:
             _logger.warning(
-                "messages fail: taking none for %.1f s (backoff level %d)", until - now, self._backoff.level
+                "messages fail: pausing for %.1f s (backoff level %d)", until - now, self._backoff.level
             )
         self.update()
 
     def record_requeue(self) -> None:
-        """Messages were requeued for another reason."""
+        """Record that messages were requeued without having failed."""
         if self._backoff.level:
             self._backoff.record_requeue(trio.current_time())
             self.update()
 
     def in_flight_reaches(self, part: float) -> bool:
-        """Whether on some connection at least this part of the ready count is in flight."""
+        """Whether at least this fraction of the ready count is in flight on some connection."""
         return any(
             (in_flight := each.in_flight) and in_flight >= int(part * each.ready_count)
             for each in self.connections
         )
 
     async def run(self) -> None:
-        """Handle deadlines of the backoff and the distribution; never ends."""
+        """Handle deadlines of the backoff and the distribution; runs until cancelled."""
         while True:
             self._changed = trio.Event()
             deadline = min(self._backoff.next_deadline(), self._distribution.next_deadline())
@@ -115,8 +115,8 @@ class FlowControl:
             self._apply(now)
 
     def update(self) -> None:
-        """Set the ready counts anew."""
-        if self.connections:  # if there are none, this may be outside of trio, where there is no clock
+        """Recompute the ready counts."""
+        if self.connections:  # without connections, the caller may run outside of trio, without a clock
             self._apply(trio.current_time())
         self._changed.set()
 
@@ -132,7 +132,7 @@ class FlowControl:
 class Subscription:
     """A connection that is subscribed to a channel.
 
-    It tracks batches, not messages: receiving and finishing a batch as a whole has no cost per message.
+    It tracks batches, not messages: receiving and finishing a whole batch has no cost per message.
 
     Args:
         connection: Connected and subscribed; `run` has not been called.
@@ -141,10 +141,10 @@ class Subscription:
 
     Attributes:
         address: The broker, `host:port`.
-        max_rdy_count: The highest ready count it allows.
-        msg_timeout_s: How long it waits for an answer to a message.
-        ready_count: How many messages may be in flight, as the last RDY said.
-        last_message_at: When the last messages came, on trio's clock.
+        max_rdy_count: The broker's highest ready count.
+        msg_timeout_s: The broker's message timeout.
+        ready_count: The ready count of the last RDY.
+        last_message_at: When the last messages arrived, on trio's clock.
     """
 
     def __init__(
@@ -164,12 +164,12 @@ class Subscription:
         self._flow = flow
         self._deliver = deliver
         self._held: dict[MessageBatch, None] = {}  # a set that keeps the order of arrival
-        self._finished: list[bytes] = []  # one by one; a FIN each with the next write
-        self._live = True  # answers have an effect
+        self._finished: list[bytes] = []  # ids of single messages, for the next write
+        self._live = True  # False: answers have no effect
         self._close_wait = trio.Event()
 
     async def run(self) -> NSQError:
-        """Receive until the connection ends, and say why it did."""
+        """Receive until the connection ends; return the reason."""
         try:
             return await self._connection.run(self._handle, more=self._take_finished)
         finally:
@@ -179,23 +179,23 @@ class Subscription:
 
     @property
     def in_flight(self) -> int:
-        """How many messages are not answered."""
+        """How many messages are unanswered."""
         return sum(batch.unanswered_count for batch in self._held)
 
     def set_ready_count(self, count: int) -> None:
-        """Ask for up to `count` messages in flight, no more than the broker allows."""
+        """Send RDY if the ready count changes; `count` is within the broker's limit."""
         if count != self.ready_count:
             self.ready_count = count
             self._write(encode_rdy(count))
 
     def finish(self, ids: Sequence[bytes]) -> None:
-        """FIN for each; nothing once the connection is over."""
+        """Send FIN for each message, unless the connection has ended."""
         if self._live:
             self._write(encode_finish(ids))
             self._flow.record_success(len(ids))
 
     def finish_one(self, message_id: bytes) -> None:
-        """FIN for a single message. It leaves with the next write, made for all such messages at once."""
+        """Send FIN for one message with the next write, which encodes all such messages at once."""
         if self._live:
             if not self._finished:
                 self._connection.wake()
@@ -215,7 +215,7 @@ class Subscription:
     def requeue(
         self, ids: Sequence[bytes], attempts: Sequence[int], delay_ms: int | None, backoff: bool
     ) -> None:
-        """REQ for each; a delay of None depends on the attempts. Nothing once the connection is over."""
+        """Send REQ for each message, unless the connection has ended; a delay of None depends on the attempts."""
         if self._live:
             delay_of = self._settings.requeue_delay_ms
             delays_ms = [delay_of(count) if delay_ms is None else delay_ms for count in attempts]
@@ -230,7 +230,7 @@ class Subscription:
         self._write(b"".join(map(encode_requeue, ids, delays_ms)))
 
     def touch(self, ids: Sequence[bytes]) -> None:
-        """TOUCH for each; nothing once the connection is over."""
+        """Send TOUCH for each message, unless the connection has ended."""
         if self._live:
             self._write(b"".join(map(encode_touch, ids)))
 
@@ -239,17 +239,17 @@ class Subscription:
         self._held[batch] = None
 
     def release(self, batch: MessageBatch) -> None:
-        """All messages of a batch are answered."""
+        """Stop tracking a batch: all its messages are answered."""
         self._held.pop(batch, None)
 
     async def unsubscribe(self, timeout_s: float, active: ActiveHandlers) -> None:
-        """Return every message that is not answered, and end the connection.
+        """Requeue all unanswered messages and close the connection.
 
-        After this nothing is in flight on this connection, unless the broker did not answer in time or the
-        connection was lost before: then the broker delivers the messages again when their timeout is over.
+        Afterwards no message is in flight on this connection. If the broker does not answer in time or the connection
+        is lost, the broker redelivers the messages after their timeout.
 
         Args:
-            timeout_s: The longest time for all of it. Half of it is for CLOSE_WAIT and for answers of active handlers.
+            timeout_s: The longest total time. Half of it is for CLOSE_WAIT and for answers of active handlers.
         """
         with trio.move_on_after(timeout_s):
             self._write(encode_cls())
@@ -257,7 +257,7 @@ class Subscription:
                 await self._close_wait.wait()
                 await active.wait_idle()
             self._return_held()
-            self._live = False  # an answer to a message that is returned could only fail
+            self._live = False  # the broker would reject an answer to a requeued message
             with trio.move_on_after(CLOSE_LINGER_S):
                 await self._connection.ended.wait()
             self._return_held()
@@ -278,11 +278,11 @@ class Subscription:
             case ErrorFrame(code, text):
                 if code not in NON_FATAL_CODES:
                     raise BrokerError(self.address, code, text)
-                # Most often a message that was answered after its time was up: it is delivered again. Expected
-                # if the client returned it itself.
+                # Usually the answer came after the message timeout, and the broker delivers the message again.
+                # Expected after `unsubscribe` requeued the message.
                 level = logging.WARNING if self._live else logging.DEBUG
-                _logger.log(level, "%s refused an answer: %s %s", self.address, code, text)
+                _logger.log(level, "%s rejected an answer to a message: %s %s", self.address, code, text)
             case ResponseFrame(b"CLOSE_WAIT"):
                 self._close_wait.set()
             case ResponseFrame():
-                raise FrameError(f"it sent what was not asked for: {event!r:.100}")
+                raise FrameError(f"it sent an unexpected response: {event!r:.100}")

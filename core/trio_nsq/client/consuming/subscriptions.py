@@ -1,4 +1,4 @@
-"""The subscriptions of a consumer: one for each broker, which is made again whenever it is lost."""
+"""The subscriptions of a consumer: one for each broker, re-established when lost."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,10 +19,10 @@ _logger = logging.getLogger("trio_nsq.client")
 
 
 class Subscriptions:
-    """Keeps a subscription to each broker: those that are given, and those that discovery finds.
+    """Keeps a subscription to each broker: the given ones, and those that discovery finds.
 
     Args:
-        addresses: The brokers, `host:port` each.
+        addresses: The given brokers, `host:port` each.
         lookupds: The HTTP addresses of discovery services.
         random: Returns numbers in [0, 1), for the jitter.
         flow: Sets the ready counts.
@@ -31,7 +31,7 @@ class Subscriptions:
             private channels, before each SUB there.
 
     Raises:
-        ValueError: Reconnect delays that cannot work.
+        ValueError: The reconnect delays are invalid.
     """
 
     def __init__(
@@ -55,22 +55,22 @@ class Subscriptions:
         self._flow = flow
         self._queue = queue
         self._without_private_channels = without_private_channels
-        self._new_delays()  # for its checks
+        self._new_delays()  # checks the settings
         self._discovery = Discovery(lookupds, topic, settings, random, self._found)
         self._nursery: trio.Nursery | None = None
         self._kept: set[str] = set()  # brokers with a task that keeps them connected
-        self._trying = 0  # brokers and services of which it is not known yet whether they can be reached
-        self._failures: dict[str, ConnectionFailed] = {}  # the first of each of `_addresses` that had one
+        self._trying = 0  # brokers and services whose first attempt is not decided
+        self._failures: dict[str, ConnectionFailed] = {}  # first failures, by address of `_addresses`
         self._settled = trio.Event()  # one broker is connected, or all have been tried
         self._opened = trio.Event()
         self._stopped = False
 
     def stop(self) -> None:
-        """Do not connect again from here on."""
+        """Stop reconnecting."""
         self._stopped = True
 
     async def wait_opened(self) -> None:
-        """Wait until a broker is connected, or discovery services know of none. Raises ConnectionFailed."""
+        """Wait until a broker is connected, or discovery services know none. Raises ConnectionFailed."""
         await self._settled.wait()
         if not self._opened.is_set() and not self._discovery.answered:
             failures = [self._failures[address] for address in self._addresses]
@@ -78,7 +78,7 @@ class Subscriptions:
         self._opened.set()
 
     async def run(self) -> None:
-        """Connect, and connect again; runs until cancelled."""
+        """Connect and reconnect; runs until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._flow.run)
@@ -90,7 +90,7 @@ class Subscriptions:
             await self._discovery.keep_asking()
 
     def _found(self, addresses: Sequence[str]) -> None:
-        """Keep these brokers connected, from now on, if that is not done yet."""
+        """Start to keep these brokers connected; ignores those that are kept already."""
         assert self._nursery is not None
         for address in addresses:
             if address not in self._kept:
@@ -109,10 +109,10 @@ class Subscriptions:
                 connection = await self._subscribe(address)
             except ConnectionFailed as error:
                 if first:
-                    if address in self._addresses:  # not of all that are ever found, for they come and go
+                    if address in self._addresses:  # discovered brokers change; do not collect their errors
                         self._failures[address] = error
                     self._tried()
-                    await self._opened.wait()  # if that never is, entering raises the error and cancels this
+                    await self._opened.wait()  # if no broker connects, `__aenter__` raises and cancels this
                 delay_s = delays.next_s()
                 _logger.warning("%s; next attempt in %.1f s", error, delay_s)
             else:
@@ -126,7 +126,7 @@ class Subscriptions:
                     return
                 delays.connection_lasted(trio.current_time() - connected_at)
                 delay_s = delays.next_s()
-                _logger.warning("%s; connecting again in %.1f s", reason, delay_s)
+                _logger.warning("%s; reconnecting in %.1f s", reason, delay_s)
                 self._discovery.ask_again()
             first = False
             await trio.sleep(delay_s)

@@ -1,1 +1,1 @@
-"""Blocking clients of a broker's HTTP interface, with the standard library only: Spark's workers have nothing else."""
+"""Blocking clients of a broker's HTTP API. They use only the standard library, like all code for Spark's workers."""

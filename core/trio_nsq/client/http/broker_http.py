@@ -1,7 +1,7 @@
-"""The blocking client of a broker's HTTP interface, for commands, Spark's driver and its tasks.
+"""A blocking client of a broker's HTTP API, for qcli commands, Spark's driver and its tasks.
 
-It uses `http.client`: Spark's workers may have the standard library only, and a command that imports httpx takes 0.2 s
-longer to start.
+It uses `http.client`: Spark's workers may have only the standard library, and importing httpx would delay the start of
+a command by 0.2 s.
 """
 
 import http.client
@@ -19,24 +19,24 @@ from ..errors import BrokerUnreachable, NotABroker, RequestRefused
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
-"""The disk of a broker may be slow."""
+"""Long, because the broker's disk may be slow."""
 _HTTPS = "https://"
 _NO_PARAMETERS: Mapping[str, str] = {}
 
 
 class BrokerHTTP:
-    """Makes requests to one broker. A request that is made while another one streams has a connection of its own.
+    """Makes requests to one broker. A request that starts while another one streams uses a new connection.
 
     Args:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
-        tls: For https; files, or a context that is ready. None: the CAs of the system.
-        connect_timeout_s: For making the TCP connection, and for each step of the TLS handshake.
-        answer_timeout_s: How long the broker may send nothing after that; None: `ANSWER_TIMEOUT_S`.
-        keep_alive_s: Use a connection again if it has been idle for less than this; 0: one connection per request.
+        tls: For https: files or a context. None: the system's CAs.
+        connect_timeout_s: The timeout for the TCP connection, and for each step of the TLS handshake.
+        answer_timeout_s: How long the broker may send nothing; None: `ANSWER_TIMEOUT_S`.
+        keep_alive_s: Reuse a connection that was idle for less than this; 0: one connection per request.
 
     Raises:
         TLSFilesError: A file of `tls` cannot be used.
-        ValueError: The address names no port.
+        ValueError: The address has no port.
     """
 
     def __init__(
@@ -53,26 +53,26 @@ class BrokerHTTP:
         self._answer_timeout_s = ANSWER_TIMEOUT_S if answer_timeout_s is None else answer_timeout_s
         self._keep_alive_s = keep_alive_s
         self._tls: ssl.SSLContext | None = None
-        if address.startswith(_HTTPS):  # a context takes as long to make as ten requests
+        if address.startswith(_HTTPS):  # creating a context takes as long as ten requests
             self._tls = tls if isinstance(tls, ssl.SSLContext) else (tls or TLSFiles()).context()
         self._host, self._port = "localhost", 0
         self._is_unix_socket = "/" in address.removeprefix(_HTTPS)
         if not self._is_unix_socket:
             host, _, port = address.removeprefix(_HTTPS).rpartition(":")
             if not port.isdecimal():
-                raise ValueError(f"{address!r} names no port; write it as host:port")
+                raise ValueError(f"{address!r} has no port; write it as host:port")
             self._host, self._port = host.strip("[]"), int(port)
         self._idle: http.client.HTTPConnection | None = None
         self._idle_since_s = 0.0
 
     def close(self) -> None:
-        """Close the connection that is kept, if there is one. The next request opens another."""
+        """Close the kept connection, if any. The next request opens a new one."""
         if self._idle is not None:
             self._idle.close()
             self._idle = None
 
     def post(self, path: str, params: Mapping[str, str] = _NO_PARAMETERS, body: bytes | None = None) -> bytes:
-        """Make a POST request and return the body of the answer. Raises as `stream`."""
+        """Make a POST request and return the body of the answer. Raises the errors of `stream`."""
         return self.request("POST", path, params, body)
 
     def request(
@@ -82,12 +82,12 @@ class BrokerHTTP:
         params: Mapping[str, str] = _NO_PARAMETERS,
         body: bytes | None = None,
     ) -> bytes:
-        """Make a request and return the body of the answer. Raises as `stream`."""
+        """Make a request and return the body of the answer. Raises the errors of `stream`."""
         with self.stream(method, path, params, body) as answer:
             return answer.read()
 
     def request_json(self, method: str, path: str, params: Mapping[str, str] = _NO_PARAMETERS) -> Any:
-        """Make a request and decode the answer. Raises as `stream`; NotABroker also if the answer is no JSON."""
+        """Make a request and decode the answer. Raises the errors of `stream`; NotABroker if it is not JSON."""
         data = self.request(method, path, params)
         try:
             return decode_json(data)
@@ -102,11 +102,11 @@ class BrokerHTTP:
         params: Mapping[str, str] = _NO_PARAMETERS,
         body: bytes | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
-        """Make a request, with the query `params`; the block reads the successful answer.
+        """Make a request with the query `params`; the block reads the successful answer.
 
         Raises:
-            BrokerUnreachable: There is no answer, or it broke off.
-            NotABroker: What answers is not a broker.
+            BrokerUnreachable: There is no answer, or it is incomplete.
+            NotABroker: The server is not a broker.
             RequestRefused: The broker answered with an error.
         """
         kept = self._take_kept()
@@ -127,7 +127,7 @@ class BrokerHTTP:
             yield answer
             self._keep(connection, answer)
         except OSError as exc:
-            # The socket is there before the TLS handshake.
+            # `sock` is set before the TLS handshake.
             reason = self._reason(exc, connected=connection.sock is not None, sent=sent)
             raise BrokerUnreachable(self.address, reason, exc, unanswered=sent) from exc
         except http.client.IncompleteRead as exc:
@@ -139,14 +139,14 @@ class BrokerHTTP:
                 connection.close()
 
     def _take_kept(self) -> http.client.HTTPConnection | None:
-        """The connection that is kept, unless it was idle for too long."""
+        """Take the kept connection, unless it was idle for too long."""
         if time.monotonic() - self._idle_since_s > self._keep_alive_s:
             self.close()
         connection, self._idle = self._idle, None
         return connection
 
     def _new_connection(self) -> http.client.HTTPConnection:
-        """A connection that is not open yet."""
+        """Make a connection without opening it."""
         if self._is_unix_socket:
             return _UnixConnection(self.address, self._connect_timeout_s)
         if self._tls is None:
@@ -156,7 +156,7 @@ class BrokerHTTP:
         )
 
     def _keep(self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> None:
-        """Keep the connection for the next request, if the answer was read to its end."""
+        """Keep the connection for the next request, if the answer was read completely."""
         if self._keep_alive_s and answer.isclosed() and not answer.will_close:
             self.close()
             self._idle, self._idle_since_s = connection, time.monotonic()
@@ -164,10 +164,10 @@ class BrokerHTTP:
     def _reason(self, error: OSError, *, connected: bool, sent: bool) -> str:
         if isinstance(error, TimeoutError):
             timeout_s = self._answer_timeout_s if sent else self._connect_timeout_s
-            return f"connected, but no answer within {timeout_s:g} s" if connected else "it took too long"
+            return f"connected, but no answer within {timeout_s:g} s" if connected else "connecting timed out"
         if isinstance(
             error, ConnectionResetError | BrokenPipeError
-        ):  # http.client's RemoteDisconnected is one
+        ):  # includes http.client.RemoteDisconnected
             return "the connection was lost"
         return error.strerror or str(error)
 
@@ -176,14 +176,14 @@ class BrokerHTTP:
     ) -> RequestRefused | NotABroker:
         try:
             message = str(decode_json(data)["message"])
-        except (ValueError, KeyError, TypeError):  # a broker would say what is wrong
+        except (ValueError, KeyError, TypeError):  # a broker's error has a message
             text = " ".join(data.decode("utf-8", "replace").split())[:200] or answer.reason
             return NotABroker(self.address, answer.status, text)
         return RequestRefused(self.address, topic, answer.status, message)
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over the unix socket of this path."""
+    """HTTP over a unix socket."""
 
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)

@@ -1,10 +1,9 @@
-"""The idempotent producer: the broker publishes each batch once, also if it is sent again.
+"""The idempotent producer: the broker publishes each batch once, even if it is sent again.
 
 See docs/how-to/idempotent-publishing.md.
 
-A producer that may have to send a batch again has a name and numbers its batches. A broker of this project publishes a
-batch only if its number is greater than all earlier numbers of the producer. A stock nsqd takes no notice of numbers:
-publishing to it is at least once.
+The producer has a name and numbers its batches. `qcli serve` publishes a batch only if its number is greater than all
+earlier numbers of the producer. nsqd ignores the numbers: publishing to it is at least once.
 """
 
 import http.client
@@ -22,44 +21,44 @@ from .broker_http import BrokerHTTP
 
 BATCH_HEADER = "NSQ-Batch"
 KEEP_ALIVE_S = 30.0
-"""A proxy or a firewall may have dropped a connection that was idle for longer."""
+"""Proxies and firewalls may drop a connection that is idle for longer."""
 
 _Answer = TypeVar("_Answer")
 
 
 class PublishOutcome(StrEnum):
-    """What became of a batch."""
+    """The outcome of publishing a batch."""
 
     PUBLISHED = "published"
     REPEATED = "repeated"
-    """It was published before, and is not published again."""
+    """The batch was published before, and was not published again."""
     UNKNOWN = "unknown"
-    """It was published; this broker does not know whether it had been published before."""
+    """The batch was published by a broker that does not deduplicate; it may be a duplicate."""
 
 
 class IdempotentProducer:
-    """Publishes the batches of one producer to one topic, in order, over one connection; blocking, a context manager.
+    """Publishes batches to one topic, in order, over one connection; blocking, a context manager.
 
-    A batch is tried again if the broker goes away or cannot store it now, and remembers what it has published, or has
-    not been sent anything yet.
+    If the broker is unavailable or temporarily cannot store a batch, the producer sends it again. It does so only if
+    the broker deduplicates, or if nothing was sent yet.
 
     Args:
-        address: `host:port` of the broker's HTTP interface, `https://host:port`, or the path of a unix socket.
-        topic: Its name.
-        producer: The name of the producer: 1 to 64 of A-Z a-z 0-9 . _ : -; must be unique among those at work.
+        address: `host:port` of the broker's HTTP API, `https://host:port`, or the path of a unix socket.
+        topic: The topic.
+        producer: The name of the producer: 1 to 64 of A-Z a-z 0-9 . _ : -; unique among active producers.
         tls: For https.
-        patience_s: How long to try one batch before its error is raised.
-        first_retry_s: The pause before the second attempt, more than 0; later pauses double, up to 2 s.
+        patience_s: How long to retry one batch before its error is raised.
+        first_retry_s: The delay before the second attempt, more than 0; later delays double, up to 2 s.
         keep_alive_s: Open a new connection if the last one was idle for longer.
         max_resends: How often to send a batch again if its response was lost and the broker does not deduplicate; each
-            time, it may be published once more.
+            resend may duplicate the batch.
 
     Attributes:
         messages_resent: Messages that were sent again to a broker that does not deduplicate.
 
     Raises:
         TLSFilesError: A file of `tls` cannot be used.
-        ValueError: The address names no port.
+        ValueError: The address has no port.
     """
 
     def __init__(
@@ -81,8 +80,8 @@ class IdempotentProducer:
         self._max_resends = max_resends
         self._names = {"topic": topic, "producer": producer}
         self._http = BrokerHTTP(address, tls, keep_alive_s=keep_alive_s)
-        self._remembers: bool | None = None  # None: the broker has not been asked yet
-        self._last = -1  # the greatest number that is known to be published
+        self._remembers: bool | None = None  # None: unknown
+        self._last = -1  # the greatest number known to be published
 
     def __enter__(self) -> Self:
         return self
@@ -93,49 +92,48 @@ class IdempotentProducer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. The next call opens another."""
+        """Close the connection. The next call opens a new one."""
         self._http.close()
 
     @property
     def remembers(self) -> bool:
-        """Whether the broker remembers what it has published; false before the first request."""
+        """Whether the broker deduplicates; False before the first request."""
         return bool(self._remembers)
 
     def last_number(self) -> int | None:
-        """Return the greatest number that the broker has published; a producer that starts again continues after it.
+        """Return the greatest number that the broker has published; a restarted producer continues after it.
 
         Returns:
-            None if there is none, or the broker does not remember.
+            None if there is none, or if the broker does not deduplicate.
 
         Raises:
-            BrokerUnreachable, RequestRefused: As `publish`.
+            BrokerUnreachable, RequestRefused: See `publish`.
         """
         self._retry(self._fetch_last_number)
         return self._last if self._last >= 0 else None
 
     def forget(self) -> None:
-        """Let the broker forget this producer, after its last batch. Raises as `last_number`.
+        """Delete the broker's state of this producer, after its last batch. Raises the errors of `last_number`.
 
-        A producer with a new name for each run should do this at its end: a broker remembers 10,000 at a time.
+        A producer with a new name for each run should call this at its end: a broker keeps the state of 10,000.
         """
         if self._remembers:
             self._retry(lambda: self._request("POST", "/topic/producer/forget", self._names))
             self._last = -1
 
     def publish(self, bodies: Sequence[bytes], number: int, defer_ms: int = 0) -> PublishOutcome:
-        """Publish a batch, all of it or nothing; return when it is stored.
+        """Publish a batch as a whole; return when it is stored.
 
         Args:
-            bodies: The messages, at least one, together no more than the broker's --max-body-size.
-            number: 0 to 2**63 - 1, greater than that of the batch before; numbers may be left out. A batch that is sent
-                again must have the same number.
-            defer_ms: Deliver the messages so much later; 0: at once. nsqd up to 1.3.0 ignores it here.
+            bodies: The messages, at least one, in total within the broker's --max-body-size.
+            number: 0 to 2**63 - 1, greater than the previous number; numbers may be skipped. To send a batch again, use
+                the same number.
+            defer_ms: The delay before the delivery, in milliseconds; 0: no delay. nsqd up to 1.3.0 ignores it.
 
         Raises:
-            BrokerUnreachable: The broker was away for longer than `patience_s`.
-            PublishInDoubt: The batch may be stored, the broker does not remember what it has published, and there were
-                `max_resends` resends.
-            RequestRefused: The broker rejects it: it is too large, or the topic stays full, or the like.
+            BrokerUnreachable: The broker was unavailable for longer than `patience_s`.
+            PublishInDoubt: The batch may be stored, the broker does not deduplicate, and `max_resends` is exhausted.
+            RequestRefused: The broker rejects the batch, for example because it is too large or the topic is full.
         """
         parameters = self._names | {"binary": "true", "number": str(number)}
         if defer_ms:
@@ -165,7 +163,7 @@ class IdempotentProducer:
     def _request(
         self, method: str, path: str, parameters: dict[str, str], body: bytes | None = None
     ) -> str | None:
-        """Make a request and return the answer's header about the batch."""
+        """Make a request and return the answer's NSQ-Batch header."""
         try:
             with self._http.stream(method, path, parameters, body) as answer:
                 answer.read()
@@ -176,7 +174,7 @@ class IdempotentProducer:
             raise
 
     def _fetch_last_number(self) -> None:
-        """Ask the broker whether it remembers this producer, and its last number."""
+        """Query whether the broker deduplicates, and the last number of this producer."""
         self._remembers, self._last = None, -1
         try:
             number = self._http.request_json("GET", "/topic/producer", self._names)["number"]
@@ -190,7 +188,7 @@ class IdempotentProducer:
             raise NotABroker(self._address) from None
 
     def _retry(self, attempt: Callable[[], _Answer]) -> _Answer:
-        """Repeat an attempt while its error may pass by itself."""
+        """Repeat an attempt while its error may be temporary."""
         retry = Retry(self._patience_s, self._first_retry_s)
         while True:
             try:

@@ -1,1 +1,1 @@
-"""The producer: which broker gets a publish, what is joined into one MPUB, and what waits for an acknowledgement."""
+"""The producer: choice of the broker, batching into MPUBs, and tracking of acknowledgements."""

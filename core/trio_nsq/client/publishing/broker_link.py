@@ -1,4 +1,4 @@
-"""One broker of a producer: the queue of what to publish there, and the connection, which is made when needed."""
+"""One broker of a producer: its publish queue and its connection, opened on demand."""
 
 import logging
 from collections.abc import Callable
@@ -15,20 +15,20 @@ from ..errors import BrokerError, ConnectionFailed
 from .queue import RETRIABLE_CODES, Command, PublishQueue, may_be_stored
 
 MAX_ANSWER_BYTES = 64 * KIB
-"""A broker sends a publisher nothing that is longer."""
+"""Replies to a producer are shorter than this."""
 
 _OK = ResponseFrame(b"OK")
 _logger = logging.getLogger("trio_nsq.client")
 
 
 class BrokerLink:
-    """A broker to publish to.
+    """Publishes to one broker.
 
     Args:
         address: `host:port`.
-        ordered: A publish that the broker refuses fails those behind it, too.
-        on_lost: Called when no connection could be made, or one was lost; not if the broker closed it after a refusal.
-        on_failed: Called after that with each command that the broker did not acknowledge, and the reason.
+        ordered: A refused publish also fails all later ones.
+        on_lost: Called when connecting failed or the connection was lost, unless the broker closed it after a refusal.
+        on_failed: Called after `on_lost` with each unacknowledged command and the reason.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class BrokerLink:
         self._on_failed = on_failed
         self._connection: Connection | None = None
         self._wanted = trio.Event()
-        self._refused = False  # the broker is about to close the connection
+        self._refused = False  # the broker will close the connection
 
     def wake(self) -> None:
-        """Have the queue sent, over a new connection if there is none."""
+        """Send the queue; connect first if there is no connection."""
         self._wanted.set()
         if self._connection is not None:
             self._connection.wake()
 
     async def run(self) -> None:
-        """Connect whenever it is wanted, and send; runs until cancelled."""
+        """Connect on demand and send the queue; runs until cancelled."""
         while True:
             await self._wanted.wait()
             try:
@@ -91,12 +91,12 @@ class BrokerLink:
         if isinstance(event, ErrorFrame):
             self._refuse(BrokerError(self.address, event.code, event.text))
         elif not (event == _OK and self.queue.acknowledge()):
-            raise FrameError(f"it sent what was not asked for: {event!r:.100}")
+            raise FrameError(f"it sent an unexpected response: {event!r:.100}")
         if self.queue:
             self.wake()
 
     def _refuse(self, error: BrokerError) -> None:
-        """The oldest command under way has failed; raises the error unless the connection survives that."""
+        """Fail the oldest command in flight; raise the error unless the connection survives the refusal."""
         assert self._connection is not None
         command = self.queue.refuse()
         if command is None:
@@ -109,14 +109,14 @@ class BrokerLink:
             raise error
 
     def _lost(self, reason: NSQError) -> None:
-        """The connection is lost: later publishes take the next one."""
+        """Handle the end of the connection; later publishes open the next one."""
         self._connection = None
         if not self._refused:
             self._give_up(reason)
             return
-        _logger.warning("%s; connecting again at the next publish", reason)
+        _logger.warning("%s; reconnecting at the next publish", reason)
         self._refused = False
-        # After its answer the broker reads no further: what was sent behind the refused command is never executed.
+        # After an error the broker stops reading, so it never executes commands sent after the refused one.
         self.queue.put_back()
         if self._ordered:
             self._fail_all(reason)

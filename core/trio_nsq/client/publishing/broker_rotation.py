@@ -1,4 +1,4 @@
-"""Which of several brokers to publish to next. No IO; time is a parameter."""
+"""Choose the broker of the next publish. No IO; time is a parameter."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -7,14 +7,14 @@ from ..connection.reconnect import ReconnectDelays
 
 
 class BrokerRotation:
-    """Round robin over the brokers that work. A broker that failed is left out for a while, longer with each failure.
+    """Round robin over the available brokers. A broker that fails is excluded for a time that grows with each failure.
 
-    At first no broker is known to work, and all are to be tried. All times are in seconds, of one clock.
+    At first all brokers are excluded and due to be tried. All times are in seconds of one clock.
 
     Args:
-        addresses: The brokers, at least one, each of them once.
-        min_s: How long a broker is set aside after its first failure, before jitter.
-        max_s: The longest.
+        addresses: The brokers, at least one, without duplicates.
+        min_s: The exclusion time after a first failure, before jitter.
+        max_s: The longest exclusion time.
         random: Returns numbers in [0, 1), for the jitter.
     """
 
@@ -22,18 +22,18 @@ class BrokerRotation:
         self, addresses: Sequence[str], min_s: float, max_s: float, random: Callable[[], float]
     ) -> None:
         self._delays = {address: ReconnectDelays(min_s, max_s, random) for address in addresses}
-        self._connected_at: dict[str, float] = {}  # of the brokers that are connected
-        self._order = deque(addresses)  # whose turn it is, comes first
-        # The others are in good standing.
+        self._connected_at: dict[str, float] = {}  # connected brokers only
+        self._order = deque(addresses)  # the next broker first
+        # Brokers that are not in here are available.
         self._excluded_until = dict.fromkeys(addresses, float("-inf"))
 
     def record_connected(self, address: str, now: float) -> None:
-        """A connection to it was made: it is in good standing."""
+        """Mark a broker as available: a connection was opened."""
         self._connected_at[address] = now
         self._excluded_until.pop(address, None)
 
     def record_failure(self, address: str, now: float) -> float:
-        """It could not be connected to, or its connection was lost; returns when it is to be tried again."""
+        """Exclude a broker: connecting failed or the connection was lost. Return when to try it again."""
         delays = self._delays[address]
         if (connected_at := self._connected_at.pop(address, None)) is not None:
             delays.connection_lasted(now - connected_at)
@@ -41,9 +41,9 @@ class BrokerRotation:
         return until
 
     def choose(self, without: Collection[str] = ()) -> str | None:
-        """Return the broker whose turn it is, none of `without`, and move it to the end; None if there is none.
+        """Return the next broker that is not in `without`, and move it to the end; None if there is none.
 
-        If none is in good standing, it is the one to be tried again first: trying is better than failing at once.
+        If no broker is available, return the one that is due first: trying is better than failing at once.
         """
         excluded_until = self._excluded_until
         chosen = next((a for a in self._order if a not in excluded_until and a not in without), None)
@@ -57,5 +57,5 @@ class BrokerRotation:
         return chosen
 
     def due(self, now: float) -> list[str]:
-        """Those set aside whose time has come; each is given again until it has connected or failed."""
+        """Return the excluded brokers that are due to be tried, until they connect or fail."""
         return [address for address, until in self._excluded_until.items() if until <= now]

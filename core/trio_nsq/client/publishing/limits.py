@@ -1,4 +1,4 @@
-"""What brokers accept: the checks before anything is sent."""
+"""Checks of messages against the brokers' limits, before anything is sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ class PublishLimits:
     """The limits of the brokers.
 
     Attributes:
-        max_msg_size: Of a message, in bytes.
-        max_body_size: Of the body of an MPUB, in bytes.
-        max_req_timeout_ms: Of deferring a message; None: the broker decides.
+        max_msg_size: The largest message, in bytes.
+        max_body_size: The largest body of an MPUB, in bytes.
+        max_req_timeout_ms: The longest time to defer a message; None: the broker decides.
 
     Raises:
-        ValueError: There is no room for a message.
+        ValueError: The limits allow no message.
     """
 
     max_msg_size: int
@@ -28,7 +28,7 @@ class PublishLimits:
     def __post_init__(self) -> None:
         if self.max_msg_size < 1 or self.max_body_size <= COUNT_BYTES + SIZE_BYTES:
             raise ValueError(
-                "max_in_flight_bytes, max_msg_size and max_body_size must leave room for a message"
+                "max_msg_size must be at least 1, and max_body_size at least 9, to allow a message"
             )
 
     @property
@@ -43,15 +43,17 @@ class PublishLimits:
             _check_sizes((len(body),), self.max_msg_size)
 
     def check_list(self, sizes: Sequence[int]) -> None:
-        """Check the sizes of messages that are sent as MPUBs. Raises ValueError."""
+        """Check the sizes of messages to send as MPUBs. Raises ValueError."""
         _check_sizes(sizes, min(self.max_msg_size, self.max_set_bytes - SIZE_BYTES))
 
     def check_set(self, messages: MessageSet) -> None:
-        """Check messages that are sent as one MPUB. Raises ValueError."""
+        """Check messages to send as one MPUB. Raises ValueError."""
         if len(messages.data) > self.max_set_bytes:
-            raise ValueError(f"a set of {len(messages.data)} bytes; the limit is {self.max_set_bytes}")
+            raise ValueError(
+                f"a message set of {len(messages.data)} bytes; the limit is {self.max_set_bytes}"
+            )
         if sum(messages.sizes) != messages.body_bytes:
-            raise ValueError("the sizes of a set do not add up to its data")
+            raise ValueError("the sizes of a message set do not add up to its data")
         _check_sizes(messages.sizes, self.max_msg_size)
 
     def check_defer(self, defer_ms: int) -> None:
@@ -63,7 +65,7 @@ class PublishLimits:
 
 
 def check_bytes(bodies: Sequence[bytes]) -> None:
-    """Check that messages are bytes: the writer would fail otherwise, and other publishes with it. Raises TypeError."""
+    """Check that messages are bytes: otherwise the writer fails, and other publishes with it. Raises TypeError."""
     for body in bodies:
         if not isinstance(body, bytes):
             raise TypeError(f"a message must be bytes, not {type(body).__name__}")
@@ -71,6 +73,6 @@ def check_bytes(bodies: Sequence[bytes]) -> None:
 
 def _check_sizes(sizes: Sequence[int], biggest: int) -> None:
     if sizes and min(sizes) < 1:
-        raise ValueError("an empty message; brokers do not accept any")
+        raise ValueError("the message is empty; brokers do not accept empty messages")
     if sizes and max(sizes) > biggest:
         raise ValueError(f"a message of {max(sizes)} bytes; the limit is {biggest}")

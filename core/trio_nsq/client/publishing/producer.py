@@ -1,4 +1,4 @@
-"""A producer for one broker or several."""
+"""A producer for one or more brokers."""
 
 import logging
 import random as random_module
@@ -44,45 +44,45 @@ class Producer:
         async with Producer("127.0.0.1:4150") as producer:
             await producer.publish("clicks", b"...")
 
-    A publish returns once a broker has acknowledged it, and raises `PublishFailed` otherwise, which says whether
-    the message may have been stored. The producer sends nothing twice by itself, unless `retry` is set.
+    A publish returns once a broker has acknowledged it. Otherwise it raises `PublishFailed`, which says whether the
+    message may be stored. The producer never sends a message twice, unless `retry` is set.
 
-    Any number of tasks may publish at the same time. Single messages to one topic that wait for the same writer leave
-    as one MPUB, which the broker stores as a whole or not at all: if it is refused, all of them are.
+    Any number of tasks may publish at the same time. Single messages to one topic that wait for the same write are sent
+    as one MPUB. The broker stores all messages of an MPUB or none: if it refuses one, all of them fail.
 
-    Publishes go to the brokers in turn. A broker that cannot be reached, or whose connection is lost, is set aside and
-    tried again after a growing delay; meanwhile publishes go to the others, also those that waited for it and were not
-    sent. If all brokers are away, each publish tries all of them before it fails.
-    A lost connection is made again when there is something to publish, not before.
+    Publishes go to the brokers in turn. If a broker cannot be reached or its connection is lost, it is excluded and
+    tried again after a growing delay. Meanwhile the other brokers get all publishes, including those that waited for
+    this broker and were not sent. If no broker is available, each publish tries all of them before it fails. The
+    producer reconnects when there is something to publish.
 
-    A refused publish does not fail others. Brokers close the connection after most refusals and do not execute what was
-    sent behind the refused publish: the producer sends it again over the next connection. `qcli serve` keeps the
-    connection if the topic or the disk is full.
+    A refused publish does not fail others. Brokers close the connection after most refusals and do not execute later
+    commands; the producer sends those again over the next connection. `qcli serve` keeps the connection open if the
+    topic or the disk is full.
 
-    The producer checks names, and the limits below, before it sends: set them to the brokers' values if those are not
-    nsqd's defaults.
+    The producer checks names and the limits below before it sends. If the brokers' limits are not nsqd's defaults, set
+    them here.
 
     Args:
         nsqd_tcp_addresses: The broker, `host:port`, or several of them.
-        retry: Publish again, through each other broker once, what one did not acknowledge because its connection was
-            lost, or because it could not store it. If it had stored it all the same, it is then stored twice.
-        ordered: Fail with each publish that fails all others that were handed over after it and are not acknowledged;
-            they are not stored. So there is never a gap in what is stored. With one broker only.
-        max_in_flight_bytes: How many bytes may wait for acknowledgement by one broker; more wait to be sent until there
-            is room. A larger command is sent by itself.
+        retry: If a broker does not acknowledge a publish because the connection is lost or it cannot store it, publish
+            again through each other broker once. If the first broker did store it, the message is stored twice.
+        ordered: If a publish fails, fail all later ones that are not acknowledged; they are not stored. So the stored
+            messages never have a gap. With one broker only.
+        max_in_flight_bytes: The limit of unacknowledged bytes per broker; more wait in the queue. A larger command is
+            sent alone.
         max_msg_size: The brokers' limit for a message, in bytes.
         max_body_size: The brokers' limit for the body of an MPUB, in bytes.
-        max_req_timeout_ms: The brokers' limit for deferring a message; None: leave it to the broker, which
-            closes the connection when it refuses. nsqd's is `--max-req-timeout`, an hour by default; `qcli serve`'s is
-            `--max-defer`, a year.
-        reconnect_min_s: How long a broker is set aside after its first failure.
-        reconnect_max_s: The longest.
-        close_timeout_s: How long leaving may wait for acknowledgements; 0: not at all.
-        random: Gives numbers in [0, 1), for the jitter of the delays.
+        max_req_timeout_ms: The brokers' limit for deferring a message. None: not checked; a broker that refuses closes
+            the connection. nsqd's option is `--max-req-timeout`, one hour by default; that of `qcli serve` is
+            `--max-defer`, one year by default.
+        reconnect_min_s: How long a broker is excluded after its first failure.
+        reconnect_max_s: The longest time a broker is excluded.
+        close_timeout_s: How long closing waits for acknowledgements; 0: does not wait.
+        random: Returns numbers in [0, 1), for the jitter of the delays.
         options: See `ConnectionSettings`.
 
     Raises:
-        ValueError: An address or an option that cannot work.
+        ValueError: An address or an option is invalid.
     """
 
     def __init__(
@@ -112,9 +112,7 @@ class Producer:
         if not addresses:
             raise ValueError("nsqd_tcp_addresses is empty; at least one is needed")
         if ordered and len(addresses) > 1:
-            raise ValueError(
-                f"ordered with {len(addresses)} brokers; there can be one order on one broker only"
-            )
+            raise ValueError(f"ordered is True with {len(addresses)} brokers; it works with one broker only")
         refuse_unknown(Producer, ConnectionSettings, options)
         settings = ConnectionSettings(**options)
         self._retry = retry
@@ -137,16 +135,16 @@ class Producer:
             for address in addresses
         }
         self._first_failures: dict[str, ConnectionFailed] = {}
-        self._first_settled = trio.Event()  # one broker is connected, or none can be
+        self._first_settled = trio.Event()  # one broker is connected, or all have failed
         self._entered = self._opened = self._closing = False
         self._closed = trio.Event()
 
     async def __aenter__(self) -> Self:
-        """Connect to all brokers; returns as soon as one connection is made.
+        """Connect to all brokers; returns as soon as one connection is open.
 
         Raises:
-            ConnectionFailed: None of the brokers could be reached.
-            RuntimeError: This is no trio task, or it was entered before.
+            ConnectionFailed: No broker could be reached.
+            RuntimeError: The caller is not a trio task, or the producer was entered before.
         """
         require_trio("trio_nsq.Producer", "trio_nsq.sync.Producer")
         if self._entered:
@@ -176,10 +174,10 @@ class Producer:
             await self._background.close()
 
     async def aclose(self) -> None:
-        """Wait until what is being published is acknowledged, and disconnect.
+        """Wait for pending acknowledgements and disconnect.
 
-        Waits for `close_timeout_s` at most; what is not acknowledged by then fails, as does everything at once if
-        this is cancelled. Publishes that begin after it raise `ProducerClosed`. May be called again.
+        Waits for `close_timeout_s` at most; then unacknowledged publishes fail. If this is cancelled, they fail at
+        once. Later publishes raise `ProducerClosed`. May be called again.
         """
         if self._closing:
             await self._closed.wait()
@@ -202,18 +200,18 @@ class Producer:
     async def publish(self, topic: str, body: bytes, *, defer_ms: int = 0) -> None:
         """Publish a message and wait for its acknowledgement.
 
-        If cancelled, the message is taken back if it has not been handed to the socket; otherwise it may be stored.
+        If cancelled, the message is withdrawn unless it was written to the socket; then it may be stored.
 
         Args:
-            topic: The topic; created if need be.
+            topic: The topic; created if missing.
             body: The message, 1 to `max_msg_size` bytes.
-            defer_ms: Deliver it no sooner than in this many milliseconds; 0: at once.
+            defer_ms: The delay before the delivery, in milliseconds; 0: no delay.
 
         Raises:
-            PublishFailed: It was not acknowledged.
+            PublishFailed: The message was not acknowledged.
             ProducerClosed: The producer is not open.
             TypeError: The message is not `bytes`.
-            ValueError: A topic, message or time that brokers do not accept.
+            ValueError: The topic, the message or the delay is invalid.
         """
         self._check_call(topic)
         self._limits.check_message(body)
@@ -227,24 +225,24 @@ class Producer:
         await self._settle(future)
 
     async def publish_many(self, topic: str, bodies: Sequence[bytes], *, defer_ms: int = 0) -> None:
-        """Publish messages, in order, and wait until all are acknowledged.
+        """Publish messages in order and wait until all are acknowledged.
 
-        They are sent as MPUBs of moderate size, several at a time within `max_in_flight_bytes`, all to one broker
-        unless it goes away. Each MPUB is stored as a whole or not at all, the list as a whole is not: use `publish_set`
-        for that. If cancelled, what has been handed to the socket may be stored, the rest is not.
+        They are sent as MPUBs of moderate size, several in flight within `max_in_flight_bytes`, all to one broker
+        while it is available. A broker stores all messages of an MPUB or none. To store all messages or none, use
+        `publish_set`. If cancelled, messages that were written to the socket may be stored, the others are not.
 
         Args:
-            topic: The topic; created if need be.
-            bodies: The messages, 1 to `max_msg_size` bytes each; if there are none nothing is sent.
-            defer_ms: Deliver them no sooner than in this many milliseconds; 0: at once. Deferred messages are sent, and
-                stored, one by one, as NSQ has no command for several.
+            topic: The topic; created if missing.
+            bodies: The messages, 1 to `max_msg_size` bytes each; if empty, nothing is sent.
+            defer_ms: The delay before the delivery, in milliseconds; 0: no delay. Deferred messages are sent and stored
+                one by one: NSQ has no command to defer several.
 
         Raises:
-            PublishFailed: Not all were acknowledged; its `acknowledged` says how many were, from the first on, and its
-                `maybe_stored` whether some of the others may be stored, or are.
+            PublishFailed: Not all were acknowledged; `acknowledged` says how many were, from the first on, and
+                `maybe_stored` whether some of the others may be stored.
             ProducerClosed: The producer is not open.
             TypeError: A message is not bytes.
-            ValueError: A topic or a message that brokers do not accept; nothing has been sent.
+            ValueError: The topic or a message is invalid; nothing was sent.
         """
         self._check_call(topic)
         sizes = list(map(len, bodies))
@@ -284,20 +282,20 @@ class Producer:
                 _withdraw(future)
 
     async def publish_set(self, topic: str, messages: MessageSet) -> None:
-        """Publish messages that are packed already, as one MPUB, and wait for its acknowledgement.
+        """Publish packed messages as one MPUB and wait for its acknowledgement.
 
-        They are stored all or none (nsqd: except for a disk error half-way). If cancelled, they are taken back if
-        they have not been handed to the socket; otherwise they may be stored.
+        The broker stores all or none of them (nsqd: unless a disk error occurs half-way). If cancelled, they are
+        withdrawn unless they were written to the socket; then they may be stored.
 
         Args:
-            topic: The topic; created if need be.
-            messages: 1 to `max_msg_size` bytes each, and `max_body_size` less 4 in all, size fields included;
-                if there are none nothing is sent.
+            topic: The topic; created if missing.
+            messages: 1 to `max_msg_size` bytes each, and at most `max_body_size` - 4 bytes in total, size fields
+                included; if empty, nothing is sent.
 
         Raises:
-            PublishFailed: They were not acknowledged.
+            PublishFailed: The messages were not acknowledged.
             ProducerClosed: The producer is not open.
-            ValueError: A topic, message or total size that brokers do not accept.
+            ValueError: The topic, a message or the total size is invalid.
         """
         self._check_call(topic)
         self._limits.check_set(messages)
@@ -309,7 +307,7 @@ class Producer:
     def _check_call(self, topic: str) -> None:
         if self._closing:
             raise ProducerClosed("the producer is closed")
-        if not self._opened:  # and it may never be: a publish would wait for ever
+        if not self._opened:  # it may never open, and the publish would never return
             raise ProducerClosed("the producer is not open yet: publish inside its `async with` block")
         if not is_valid_name(topic):
             raise ValueError(f"{topic!r} is not a valid topic name")
@@ -322,7 +320,7 @@ class Producer:
         return command.first_future()
 
     def _send(self, command: Command) -> bool:
-        """Give it to the broker whose turn it is, but none where it failed before; false if there is no such one."""
+        """Queue a command at the next broker where it has not failed yet; return False if there is none."""
         group = command.group
         if group is not None and group.address is not None and group.address not in command.failures:
             link = self._links[group.address]
@@ -344,7 +342,7 @@ class Producer:
         return self._links[address]
 
     async def _settle(self, future: PublishFuture) -> None:
-        """Wait for the outcome; if cancelled, take it back if possible."""
+        """Wait for the outcome; if cancelled, withdraw the message if possible."""
         try:
             await future.settled.wait()
         except BaseException:
@@ -354,14 +352,18 @@ class Producer:
             raise future.failure
 
     async def _settle_first(self, pending: deque[PublishFuture]) -> Command:
-        """Wait for the oldest of these and remove it, unless it fails; return its command."""
+        """Wait for the first of these and remove it; return its command. Raises its failure."""
         await pending[0].settled.wait()
         if (failure := pending[0].failure) is not None:
             raise failure
         return pending.popleft().command
 
     async def _settle_rest(self, pending: deque[PublishFuture]) -> bool:
-        """Take back what can be, and wait for the others; whether any of these, the first failed, may be stored."""
+        """After the first of these failed, withdraw what is not sent and wait for the rest.
+
+        Returns:
+            Whether any of these messages may be stored.
+        """
         maybe_stored = False
         for future in pending:
             if _withdraw(future):
@@ -384,17 +386,17 @@ class Producer:
         now = trio.current_time()
         excluded_s = self._rotation.record_failure(link.address, now) - now
         if not self._first_settled.is_set():
-            assert isinstance(reason, ConnectionFailed)  # there was no connection that could have been lost
+            assert isinstance(reason, ConnectionFailed)  # no connection was open, so none was lost
             self._first_failures[link.address] = reason
             if len(self._first_failures) == len(self._links):
                 self._first_settled.set()
         elif len(self._links) > 1:
-            _logger.warning("%s; set aside for %.1f s", reason, excluded_s)
+            _logger.warning("%s; not used for %.1f s", reason, excluded_s)
         else:
-            _logger.warning("%s; connecting again at the next publish", reason)
+            _logger.warning("%s; reconnecting at the next publish", reason)
 
     def _on_failed(self, link: BrokerLink, command: Command, reason: NSQError) -> None:
-        """A broker has not acknowledged it: let another one have it, if it may, or give up."""
+        """Send an unacknowledged command to another broker if that is allowed; otherwise fail it."""
         command.failures[link.address] = reason
         if command.taken:
             may_go_on = self._retry and not (
@@ -407,6 +409,6 @@ class Producer:
 
 
 def _withdraw(future: PublishFuture) -> bool:
-    """Withdraw a message that was not handed to a socket; return whether that was in time."""
+    """Withdraw a message that was not written to a socket; return False if it is too late."""
     queue = future.command.queue
     return queue is not None and queue.withdraw(future)

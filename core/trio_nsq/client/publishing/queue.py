@@ -1,7 +1,7 @@
-"""The publish queue of one broker: the commands that are to be sent, and those that wait for a reply. No IO.
+"""The publish queue of one broker: commands that wait to be sent, and commands that wait for a reply. No IO.
 
-Single messages to one topic join an MPUB until the writer takes it. Replies carry no reference; the broker answers in
-the order of the commands, so a reply belongs to the oldest command that is not acknowledged.
+Single messages to one topic are combined into one MPUB until the writer takes it. The broker replies in the order of
+the commands, so a reply belongs to the oldest unacknowledged command.
 """
 
 from collections import OrderedDict, deque
@@ -16,37 +16,37 @@ from trio_nsq.protocol.limits import KIB
 from ..errors import BrokerError, PublishFailed
 
 MPUB_TARGET_BYTES = 256 * KIB
-"""Where single messages stop joining an MPUB, and lists are split. Large enough for the cost of a command to vanish,
-and small enough that several are under way at once."""
+"""The size at which an MPUB is full and lists are split. Large enough to make the cost per command negligible, small
+enough to have several in flight."""
 
 COUNT_BYTES = 4
 SIZE_BYTES = 4
-"""What an MPUB's body has beside the messages: their count, and the size of each."""
+"""The size of the message count in an MPUB's body, and of the size field of each message."""
 
 _TRIED_CODES = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"})
-"""The broker accepted the command and then could not carry it out. All other codes refuse a command before that."""
+"""The broker accepted the command and failed to execute it. With all other codes it did not start to execute it."""
 
 RETRIABLE_CODES = _TRIED_CODES | {"E_TOPIC_FULL"}
-"""The command itself is right: another broker, or the same later, may accept it."""
+"""The command is valid: another broker, or the same one later, may accept it."""
 
 
 def may_be_stored(error: BrokerError, *, atomic: bool) -> bool:
-    """Whether some messages of a command that was answered with this may be stored.
+    """Whether some messages of a command that got this error may be stored.
 
     Args:
-        atomic: The broker is known to store all messages of a command or none. nsqd's MPUB keeps the messages before
-            the one that it could not write.
+        atomic: The broker stores all messages of a command or none. nsqd does not: its MPUB keeps the messages before
+            the one it could not write.
     """
     return error.code in _TRIED_CODES and not atomic and not error.text.endswith("PUB failed exiting")
 
 
 class PublishFuture:
-    """The outcome of one publish, for the caller that waits for it.
+    """The outcome of one publish.
 
     Attributes:
-        command: The command its messages went into.
-        settled: Set when the command is acknowledged, or has failed.
-        failure: Once settled: what to raise; None: acknowledged.
+        command: The command with its messages.
+        settled: Set when the command is acknowledged or has failed.
+        failure: Once settled: the error to raise; None: acknowledged.
     """
 
     __slots__ = ("command", "failure", "settled")
@@ -59,11 +59,11 @@ class PublishFuture:
 
 @dataclass(slots=True)
 class CommandGroup:
-    """The commands of one list of messages: once one has failed, those that are not sent yet fail, too.
+    """The commands of one list of messages: once one fails, those that are not sent yet fail too.
 
     Attributes:
-        address: The broker that gets them, as long as it can be reached; None: not chosen yet.
-        failure: Why one of them failed; None: none has.
+        address: The broker for these commands while it is available; None: not chosen yet.
+        failure: The first failure of a command; None: no command failed.
     """
 
     address: str | None = None
@@ -71,18 +71,18 @@ class CommandGroup:
 
 
 class Command:
-    """A PUB, DPUB or MPUB that is to be sent or waits for its reply.
+    """A PUB, DPUB or MPUB that waits to be sent or for its reply.
 
     Attributes:
-        messages: The messages of an MPUB that is given as a whole; None: `futures` has them.
-        defer_ms: Above 0: a DPUB, of a single message.
-        group: The list it is a part of; None: it stands alone.
-        size: Bytes, for the window: all bodies with their size fields.
-        futures: Who waits for it, each with its message, more than one of which make an MPUB; a single one, with
-            nothing, for `messages`. A dictionary, as thousands may be withdrawn at once.
-        taken: It was handed out to be written, so from here on it may be stored.
-        failures: The error of each broker where it failed, by address.
-        maybe_stored: One of them may have stored it, or a part.
+        messages: The packed messages of an MPUB; None: `futures` has the messages.
+        defer_ms: Above 0: a DPUB of one message.
+        group: The list that the command belongs to; None: no list.
+        size: All bodies with their size fields, in bytes, for the window.
+        futures: The waiting callers, each with its message; several make an MPUB. With `messages`, a single future with
+            an empty body. A dictionary, because thousands may be withdrawn at once.
+        taken: The writer has taken the command, so it may be stored.
+        failures: The error of each broker where the command failed, by address.
+        maybe_stored: A broker may have stored some of the messages.
     """
 
     __slots__ = (
@@ -119,7 +119,7 @@ class Command:
         self.maybe_stored = False
 
     def encode(self) -> bytes:
-        """The command as it is written."""
+        """Return the bytes of the command."""
         if self.messages is not None:
             return encode_mpub(self.topic, self.messages)
         bodies = list(self.futures.values())
@@ -130,11 +130,11 @@ class Command:
         return encode_pub(self.topic, bodies[0])
 
     def __len__(self) -> int:
-        """How many messages it is of."""
+        """How many messages the command has."""
         return len(self.futures) if self.messages is None else len(self.messages)
 
     def first_future(self) -> PublishFuture:
-        """The oldest future; the only one, unless messages joined."""
+        """Return the oldest future; the only one unless messages were added."""
         return next(iter(self.futures))
 
     def join(self, body: bytes) -> PublishFuture:
@@ -150,13 +150,13 @@ class Command:
             future.settled.set()
 
     def fail(self, cause: NSQError, *, maybe_stored: bool = False) -> None:
-        """Complete the futures: the command failed for this cause, and for those in `failures`."""
+        """Complete the futures: the command failed with this cause, and with those in `failures`."""
         self.maybe_stored |= maybe_stored
         reason = "; ".join(dict.fromkeys(map(str, (*self.failures.values(), cause))))
         if self.group is not None and self.group.failure is None:
             self.group.failure = cause
         for future in self.futures:
-            # One error for each, since raising writes a traceback into it.
+            # An error of its own for each future: raising stores a traceback in it.
             future.failure = PublishFailed(reason, maybe_stored=self.maybe_stored)
             future.failure.__cause__ = cause
             future.settled.set()
@@ -166,22 +166,22 @@ class PublishQueue:
     """The commands for one broker.
 
     Args:
-        max_in_flight_bytes: Hand out no more than this many bytes without an acknowledgement, but always one command.
-        max_joined_bytes: Join single messages up to this size of an MPUB.
-        ordered: No message joins others past a command that was added between, be it for another topic.
+        max_in_flight_bytes: The limit of unacknowledged bytes; one command is always allowed.
+        max_joined_bytes: Combine single messages into an MPUB up to this size.
+        ordered: Do not add a message to an MPUB if another command, also for another topic, was queued after it.
     """
 
     def __init__(self, max_in_flight_bytes: int, max_joined_bytes: int, *, ordered: bool = False) -> None:
         self._max_in_flight_bytes = max_in_flight_bytes
         self._max_joined_bytes = max_joined_bytes
         self._ordered = ordered
-        self._waiting: OrderedDict[Command, None] = OrderedDict()  # ordered; any can be removed
-        self._joinable: dict[str, Command] = {}  # by topic: those in `_waiting` that still take messages in
+        self._waiting: OrderedDict[Command, None] = OrderedDict()  # an ordered set; any can be removed
+        self._joinable: dict[str, Command] = {}  # by topic: commands in `_waiting` that accept more messages
         self._unacknowledged: deque[Command] = deque()
         self._in_flight_bytes = 0
 
     def add_message(self, topic: str, body: bytes) -> PublishFuture:
-        """Publish a message in the next write, with others."""
+        """Queue a message for the next write, combined with others for its topic."""
         command = self._joinable.get(topic)
         if command is not None and command.size + SIZE_BYTES + len(body) <= self._max_joined_bytes:
             return command.join(body)
@@ -190,7 +190,7 @@ class PublishQueue:
         return future
 
     def add(self, command: Command) -> PublishFuture:
-        """Send a command in the next write."""
+        """Queue a command for the next write."""
         if self._ordered:
             self._joinable.clear()
         command.queue = self
@@ -199,7 +199,7 @@ class PublishQueue:
         return command.first_future()
 
     def withdraw(self, future: PublishFuture) -> bool:
-        """Withdraw a message that the writer has not taken yet; return whether that was in time."""
+        """Withdraw a message that the writer has not taken; return False if it is too late."""
         command = future.command
         if command.taken or future.settled.is_set():
             return False
@@ -212,7 +212,7 @@ class PublishQueue:
         return True
 
     def take(self) -> list[bytes]:
-        """What to write now, as far as the window allows; from here on it waits for acknowledgement."""
+        """Take the commands that fit the window; return their bytes. They now wait for acknowledgement."""
         pieces = []
         while self._waiting and self._fits(command := next(iter(self._waiting))):
             del self._waiting[command]
@@ -234,7 +234,7 @@ class PublishQueue:
             del self._joinable[command.topic]
 
     def acknowledge(self) -> bool:
-        """Settle the oldest command under way; say whether there was one."""
+        """Settle the oldest command in flight; return False if there is none."""
         command = self.refuse()
         if command is None:
             return False
@@ -242,7 +242,7 @@ class PublishQueue:
         return True
 
     def refuse(self) -> Command | None:
-        """Take out the oldest command under way, if there is one: it has failed."""
+        """Remove and return the oldest command in flight, which has failed; None if there is none."""
         if not self._unacknowledged:
             return None
         command = self._unacknowledged.popleft()
@@ -250,7 +250,7 @@ class PublishQueue:
         return command
 
     def put_back(self) -> None:
-        """Send the commands under way once more: the broker has executed none of them, and never will."""
+        """Queue the commands in flight again: the broker did not and will not execute them."""
         for command in reversed(self._unacknowledged):
             command.taken = False
             self._waiting[command] = None
@@ -259,7 +259,7 @@ class PublishQueue:
         self._in_flight_bytes = 0
 
     def clear(self) -> list[Command]:
-        """Take out all commands, in order; those that are `taken` were under way."""
+        """Remove and return all commands, in order; those with `taken` were in flight."""
         commands = [*self._unacknowledged, *self._waiting]
         self._unacknowledged.clear()
         self._waiting.clear()
@@ -268,7 +268,7 @@ class PublishQueue:
         return commands
 
     def futures(self) -> list[PublishFuture]:
-        """The futures of all commands."""
+        """Return the futures of all commands."""
         return [
             future
             for commands in (self._unacknowledged, self._waiting)

@@ -1,4 +1,4 @@
-"""The batches of a topic's log, as a broker sends them, and the gaps between them. No IO; it does not need trio."""
+"""The batches of a topic's log, as a broker sends them, and the gaps between them. No IO, no trio."""
 
 import json
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ def has_gaps(batches: Sequence[RecordBatch], position: int) -> bool:
 def batches_and_gaps(
     batches: Sequence[RecordBatch], position: int, end: int | None, first_sequence: int
 ) -> list[Found]:
-    """Return what batches have of a range, and the gaps before and between them.
+    """Return the parts of batches that are in a range, and the gaps before and between them.
 
     Args:
         batches: In order, each with messages of the range.
-        position: The beginning of the range.
-        end: Its end; None: it has none.
-        first_sequence: The oldest sequence that is kept, not known before the batches came if there are gaps: what is
-            missing may have been discarded meanwhile.
+        position: The start of the range.
+        end: The end of the range; None: unlimited.
+        first_sequence: The oldest retained sequence. If there are gaps, ask for it after the batches were received:
+            retention may have deleted the missing messages meanwhile.
     """
     found: list[Found] = []
     for batch in batches:
@@ -39,12 +39,12 @@ def batches_and_gaps(
 
 
 def is_for_all_channels(batch: RecordBatch) -> bool:
-    """Whether a batch was published to the topic, and not republished for one channel (see its metadata)."""
+    """Whether a batch was published to the topic, not republished to one channel (see its metadata)."""
     return not (batch.metadata and batch.due_ns) or json.loads(batch.metadata).get("channel") is None
 
 
 def _part(batch: RecordBatch, first: int, end: int | None) -> RecordBatch:
-    """The messages of a batch that are in a range, as a batch."""
+    """Return the messages of a batch that are in a range, as a batch."""
     start = max(first - batch.base_sequence, 0)
     stop = batch.count if end is None else min(end - batch.base_sequence, batch.count)
     if stop - start == batch.count:

@@ -1,4 +1,4 @@
-"""A GET whose answer is read as it comes, however long it is."""
+"""HTTP GET with a streamed response body."""
 
 import math
 import ssl
@@ -14,19 +14,19 @@ _RECEIVE_BYTES = 256 * 1024
 
 
 class AnswerLost(NSQError):
-    """An answer did not come, or not to its end; the text says why."""
+    """The response is missing or incomplete; the text has the reason."""
 
 
 class AnswerSilent(AnswerLost):
-    """Nothing came for too long, over a connection that stands."""
+    """The connection is open, but no data arrived in time."""
 
 
 class StreamedAnswer:
-    """An answer, from the end of its head on. Made by `stream_get`; the caller closes it.
+    """A response whose body is streamed. `stream_get` creates it; the caller closes it.
 
     Attributes:
         status: The status code.
-        headers: By lower-case name.
+        headers: The headers, by lower-case name.
     """
 
     def __init__(self, stream: trio.abc.Stream, silence_s: float) -> None:
@@ -39,20 +39,20 @@ class StreamedAnswer:
         self._headed = self._ended = False
 
     async def receive_head(self) -> None:
-        """Wait for status and headers. Raises AnswerLost."""
+        """Wait for the status and the headers. Raises AnswerLost."""
         while not self._headed:
             await self._receive()
         self.status = self._parser.get_status_code()
 
     async def receive(self) -> bytes:
-        """Some of the body; nothing at its end. Raises AnswerLost."""
+        """Receive a part of the body; b"" at its end. Raises AnswerLost."""
         while not self._pieces and not self._ended:
             await self._receive()
         pieces, self._pieces = self._pieces, []
         return b"".join(pieces)
 
     async def aclose(self) -> None:
-        """Close the connection; returns at once."""
+        """Close the connection without waiting."""
         await trio.aclose_forcefully(self._stream)
 
     async def _receive(self) -> None:
@@ -60,20 +60,20 @@ class StreamedAnswer:
             with trio.fail_after(self._silence_s):
                 data = await self._stream.receive_some(_RECEIVE_BYTES)
         except trio.TooSlowError:
-            raise AnswerSilent(f"nothing came for {self._silence_s:g} s") from None
+            raise AnswerSilent(f"no data for {self._silence_s:g} s") from None
         except trio.BrokenResourceError as exc:
             raise AnswerLost("the connection broke") from exc
         if not data:
-            raise AnswerLost("the connection was closed in the middle of the answer")
+            raise AnswerLost("the connection was closed before the end of the answer")
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as exc:
             raise AnswerLost("the answer is not HTTP") from exc
 
-    # ------------------------------------------------------------------ what the parser calls
+    # ------------------------------------------------------------------ callbacks of the parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
+        """Store a header."""
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -94,21 +94,21 @@ async def stream_get(
     silence_s: float = math.inf,
     tls: ssl.SSLContext | None = None,
 ) -> StreamedAnswer:
-    """Make a request over a connection of its own.
+    """Make a request over a new connection.
 
     Args:
-        address: `host:port`, or the path of a unix socket, which has a slash in it.
+        address: `host:port`, or the path of a unix socket, which contains a slash.
         target: Path and query, encoded.
-        connect_timeout_s: For the connection, its TLS handshake included.
+        connect_timeout_s: The timeout for connecting, including the TLS handshake.
         silence_s: The longest time without data; after it the answer counts as lost.
         tls: None: no TLS.
 
     Returns:
-        The answer, whatever its status.
+        The answer, with any status.
 
     Raises:
-        OSError: There is no connection.
-        AnswerLost: Something else than an answer came, or nothing.
+        OSError: Connecting failed.
+        AnswerLost: No valid answer arrived.
     """
     try:
         with trio.fail_after(connect_timeout_s):
@@ -135,7 +135,7 @@ def _is_unix_path(address: str) -> bool:
 
 
 async def _open(address: str, tls: ssl.SSLContext | None) -> trio.abc.Stream:
-    """Connect. Raises OSError, and AnswerLost for TLS."""
+    """Connect. Raises OSError, and AnswerLost if the TLS handshake fails."""
     if _is_unix_path(address):
         return await trio.open_unix_socket(address)
     host, port = parse_address(address)
@@ -152,5 +152,5 @@ async def _open(address: str, tls: ssl.SSLContext | None) -> trio.abc.Stream:
         cause = exc.__cause__
         if isinstance(cause, ssl.SSLCertVerificationError):
             raise AnswerLost(f"its certificate is not trusted: {cause.verify_message}") from exc
-        raise AnswerLost(f"no TLS: {cause or 'the connection broke'}") from exc
+        raise AnswerLost(f"the TLS handshake failed: {cause or 'the connection broke'}") from exc
     return encrypted

@@ -1,4 +1,4 @@
-"""Read a topic by sequence or time, over HTTP (docs/how-to/read-and-replay.md). A stock nsqd cannot do this."""
+"""Read a topic by sequence or time, over HTTP (docs/how-to/read-and-replay.md). nsqd does not support this."""
 
 import logging
 import math
@@ -22,41 +22,41 @@ from .http_stream import AnswerLost, StreamedAnswer, stream_get
 
 CONNECT_TIMEOUT_S = 2.0
 WAIT_S = 20
-"""How long a request waits for messages. Asking again at this interval notices a lost connection."""
+"""How long a request waits for messages. A new request at this interval detects a lost connection."""
 _SILENCE_S = 30.0
-"""So long may a broker take beyond that: its disk may be slow."""
+"""The additional time that a broker may take: its disk may be slow."""
 _MAX_SHORT_BYTES = 64 * 1024
-_UNREADABLE = "what answers is not an NSQ broker that can be read by sequence"
+_UNREADABLE = "the server is not an NSQ broker that supports reading by sequence"
 _logger = logging.getLogger("trio_nsq.client")
 
 
 class TopicReader:
-    """Reads a topic from one place to another, or on and on; an async context manager.
+    """Reads a range of a topic, or follows it; an async context manager.
 
         async with TopicReader("127.0.0.1:4151", "clicks", start="-1h") as reader:
             while found := await reader.receive():
                 ...
 
-    It takes nothing from any channel. Once it has been connected it connects again by itself, for as long as it takes,
-    and goes on where it was: nothing is missed, and nothing comes twice.
+    Reading does not affect any channel. If the connection is lost, the reader reconnects without limit and continues at
+    its position: it neither skips nor repeats messages.
 
     Args:
         nsqd_http_address: The broker, `host:port` or the path of a unix socket.
-        topic: Its name.
+        topic: The topic.
         start: The first sequence; or `earliest`, `latest`, `-1h30m`, `@TIME`, see docs/how-to/read-and-replay.md.
-        end: The sequence after the last, or another of these; None: the end as it is now.
-        follow: Go on with what is published later, and without end; `end` is not looked at.
-        max_messages: About so many are wanted; a few more may come.
-        tls: What to speak https with, at a broker's https address; None: http.
-        reconnect_min_s: The first delay before a connection is made again, more than 0.
-        reconnect_max_s: The longest one; they double.
+        end: The sequence after the last, or one of the other forms; None: the current end of the topic.
+        follow: Continue with messages that are published later, without end; `end` is ignored.
+        max_messages: The approximate number of messages to read; a few more may be returned.
+        tls: The TLS context for a broker's https address; None: http.
+        reconnect_min_s: The first delay before reconnecting, more than 0.
+        reconnect_max_s: The longest delay before reconnecting; delays double.
 
     Attributes:
-        first_sequence: The oldest that was kept when the broker was last asked.
-        start_is_time: Whether `start` is one.
-        start_sequence: Where `start` was.
-        end_sequence: Where `end` was; None with `follow`.
-        position: The next sequence.
+        first_sequence: The oldest retained sequence, as of the last request.
+        start_is_time: Whether `start` is a time.
+        start_sequence: The sequence of `start`.
+        end_sequence: The sequence of `end`; None with `follow`.
+        position: The next sequence to read.
     """
 
     def __init__(
@@ -84,21 +84,21 @@ class TopicReader:
         self._tls = tls
         self._answer: StreamedAnswer | None = None
         self._decoder = RawStreamReader()
-        self._began_at = 0  # the answer, that is
-        # The end of the range that is read; None while following. If an answer for a range ends early, the rest of the
-        # range is damaged: nothing more will come for it.
+        self._began_at = 0  # first sequence of the current answer
+        # The end of the range; None while following. If an answer for a range ends early, the rest of the range is
+        # damaged and cannot be read.
         self._until: int | None = None
         self._delays = ReconnectDelays(reconnect_min_s, reconnect_max_s, random.random)
         self._failures = 0
         self._told_lost = False
 
     async def __aenter__(self) -> Self:
-        """Ask for the beginning.
+        """Connect and request the start of the range.
 
         Raises:
-            ConnectionFailed: The broker cannot be reached, or is none.
-            RequestRefused: There is no such topic, or the broker cannot be read by sequence, as nsqd.
-            RuntimeError: This is no trio task.
+            ConnectionFailed: The broker cannot be reached, or the server is not a broker.
+            RequestRefused: The topic does not exist, or the broker does not support reading by sequence, like nsqd.
+            RuntimeError: The caller is not a trio task.
         """
         require_trio("TopicReader")
         try:
@@ -108,10 +108,10 @@ class TopicReader:
         except AnswerLost as exc:
             raise ConnectionFailed(self._address, str(exc)) from exc
         self.start_sequence = self.position
-        # A sequence that is no longer kept is reported as a gap.
+        # Sequences that retention has deleted are reported as a gap.
         if _is_sequence(self._start):
             self.position = min(int(self._start), self.position)
-        # The broker's end is never before the oldest sequence that is kept; the requested end may be.
+        # The broker's end is never before the oldest retained sequence; the requested end may be.
         if self._until is not None and not self._follow:
             if _is_sequence(self._end):
                 self._until = max(self.position, min(int(self._end), self._until))
@@ -124,11 +124,11 @@ class TopicReader:
         await self._drop_answer()
 
     async def receive(self) -> list[Found]:
-        """What comes next, in order: at least one, and nothing at the end. If cancelled, nothing is lost.
+        """Receive the next batches and gaps, at least one; an empty list at the end. Cancelling loses nothing.
 
         Raises:
             RequestRefused: The topic was deleted.
-            RawStreamError: What came was changed on its way.
+            RawStreamError: The received data is corrupt.
         """
         while True:
             try:
@@ -152,7 +152,7 @@ class TopicReader:
                 self._delays.reset()
                 return found
 
-    # ------------------------------------------------------------------ one answer after the other
+    # ------------------------------------------------------------------ requests and answers
 
     async def _ask(self, start: int | str, end: int | str | None) -> None:
         query = {"topic": self._topic, "format": "raw", "from": str(start)}
@@ -177,7 +177,7 @@ class TopicReader:
             if isinstance(start, str) and ends is not None:
                 self._until = int(ends)
             elif self._follow and self._until is not None and ends is not None:
-                # A broker that came back may have lost its end: that is no gap.
+                # A restarted broker may have lost its last messages: that is not a gap.
                 self._until = min(self._until, int(ends))
         except (KeyError, ValueError):
             raise AnswerLost(_UNREADABLE) from None
@@ -185,7 +185,7 @@ class TopicReader:
             self.position = begins
         elif begins < start:
             _logger.warning(
-                "%s: topic %s goes back from sequence %d to %d", self._address, self._topic, start, begins
+                "%s: topic %s went back from sequence %d to %d", self._address, self._topic, start, begins
             )
             self.position = begins
             self._until = self.end_sequence
@@ -208,11 +208,11 @@ class TopicReader:
         try:
             text = str(decode_json(body)["message"])
         except (ValueError, KeyError, TypeError):
-            raise AnswerLost(f"what answers is no NSQ broker (HTTP status {answer.status})") from None
+            raise AnswerLost(f"the server is not an NSQ broker (HTTP status {answer.status})") from None
         raise RequestRefused(self._address, self._topic, answer.status, text)
 
     async def _read_and_close(self, answer: StreamedAnswer) -> bytes:
-        """Read an answer that is short unless something else than a broker gave it."""
+        """Read a short answer. Stops at a limit, in case the server is not a broker."""
         body = b""
         try:
             while (piece := await answer.receive()) and len(body) < _MAX_SHORT_BYTES:
@@ -227,7 +227,7 @@ class TopicReader:
             try:
                 await self._update_first_sequence()
             except BaseException:
-                await self._drop_answer()  # whose data is lost: it is asked for again
+                await self._drop_answer()  # its data was not returned; request it again
                 raise
         found = batches_and_gaps(batches, self.position, self._until, self.first_sequence)
         if found:
@@ -242,7 +242,7 @@ class TopicReader:
         if self._until is None or self.position > self._began_at:
             return []
         await self._update_first_sequence()
-        # There is nothing in all that is left.
+        # The rest of the range has no messages.
         missing: list[Found] = [*gaps(self.position, self._until, self.first_sequence)]
         self.position = max(self.position, self._until)
         return missing
@@ -259,14 +259,12 @@ class TopicReader:
         if self._failures == 2:
             self._told_lost = True
             reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-            _logger.warning(
-                "lost the connection to %s: %s; reading on when it is back", self._address, reason
-            )
+            _logger.warning("lost the connection to %s: %s; reconnecting", self._address, reason)
         if self._failures > 1:
             await trio.sleep(self._delays.next_s())
 
     async def _update_first_sequence(self) -> None:
-        """Ask for the oldest sequence that is kept: what is missing may have been deleted by retention meanwhile."""
+        """Request the oldest retained sequence: retention may have deleted the missing messages meanwhile."""
         answer = await self._get("/topic/bounds", {"topic": self._topic})
         try:
             self.first_sequence = int(decode_json(await self._read_and_close(answer))["first_sequence"])

@@ -1,1 +1,1 @@
-"""The discovery service: brokers register over TCP, consumers and administrators ask over HTTP."""
+"""The discovery service: brokers register over TCP; consumers and administrators use its HTTP API."""

@@ -17,11 +17,11 @@ logger = logging.getLogger("trio_nsq.lookup")
 
 _NS_PER_S = 1_000_000_000
 _NEVER_NS = -6795364578871345152
-"""What Go, and so nsqlookupd, makes of a time that was never set."""
+"""Go's zero time, which nsqlookupd sends for an unset time."""
 
 
 def make_router(registry: Registry, *, unix_time_ns: Callable[[], int] = time.time_ns) -> Router:
-    """All routes; `unix_time_ns` is the clock for the times in answers."""
+    """Make the router of all endpoints; `unix_time_ns` is the clock for times in answers."""
     api = _API(registry, unix_time_ns)
     return Router(
         [
@@ -52,7 +52,7 @@ class _API:
     async def info(self, request: Request) -> Response:
         return Response.json({"version": __version__})
 
-    # ------------------------------------------------------------------ questions
+    # ------------------------------------------------------------------ queries
 
     async def topics(self, request: Request) -> Response:
         return Response.json({"topics": self._registry.topics()})
@@ -91,7 +91,7 @@ class _API:
     async def _debug_pieces(
         self, found: dict[str, list[tuple[Producer, float | None]]]
     ) -> AsyncGenerator[bytes, None]:
-        """In pieces, for with thousands of topics the whole takes seconds, and brokers wait for a second only."""
+        """Encode in pieces: with thousands of topics it takes seconds, and brokers time out after one second."""
         separator = "{"
         for key, registered in found.items():
             about = [self._about_registration(*each) for each in registered]

@@ -1,8 +1,8 @@
-"""The names of topics and channels on disk, so that a restart does not forget those that no broker has at the time.
+"""Persist the names of topics and channels, so that a restart keeps those that no broker has at the time.
 
     FOLDER/lookupd.json     {"format": 1, "topics": {"TOPIC": ["CHANNEL", ...], ...}}
 
-Who has them is not kept: brokers register anew with a service that comes back.
+The file does not have the brokers: they register again with a restarted service.
 """
 
 import errno
@@ -22,11 +22,11 @@ FILE_NAME = "lookupd.json"
 
 
 class NamesFile:
-    """The file, in a folder locked against any other server until `close`.
+    """The file of names; its folder is locked against other servers until `close`.
 
     Args:
-        folder: Made if it is missing; its parent must be there.
-        files: The file system; a test may bring its own.
+        folder: Created if missing; its parent must exist.
+        files: The file system; tests may pass their own.
 
     Raises:
         StartupError: The folder cannot be used.
@@ -47,7 +47,7 @@ class NamesFile:
             raise StartupError(f"--data-path: {folder} is in use by another server") from exc
 
     def load(self) -> dict[str, list[str]]:
-        """The channels of each topic; nothing if there is no file yet. Raises StartupError."""
+        """Load the channels of each topic; empty if there is no file yet. Raises StartupError."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -57,16 +57,16 @@ class NamesFile:
         try:
             return _decode(content)
         except ValueError as exc:
-            advice = "if you move it away, topics that no broker has are forgotten"
+            advice = "restore it, or move it away and lose the topics that no broker has"
             raise StartupError(f"{self.path} is damaged: {exc}; {advice}") from exc
 
     def try_to_save(self, names: Mapping[str, list[str]]) -> None:
-        """Write what was loaded once more, to find out now whether that can be done.
+        """Write the loaded names again, to detect at startup that the folder is not writable.
 
-        A disk that is full is no reason not to start: it may have room later, and brokers need the service.
+        A full disk does not prevent the start: it may have space later, and brokers need the service.
 
         Raises:
-            StartupError: Nothing can be written there.
+            StartupError: The file cannot be written.
         """
         try:
             self.save(names)
@@ -76,17 +76,17 @@ class NamesFile:
                 raise StartupError(f"--data-path: {reason}") from exc
 
     def save(self, names: Mapping[str, list[str]]) -> None:
-        """Put these names in place of those that were there. Raises OSError."""
+        """Replace the names in the file. Raises OSError."""
         content = json.dumps({"format": FORMAT, "topics": names})
         self._files.replace(self.path, content.encode() + b"\n")
 
     def close(self) -> None:
-        """Let another server have the folder."""
+        """Unlock the folder."""
         os.close(self._lock_fd)
 
 
 def _decode(content: bytes) -> dict[str, list[str]]:
-    """Raises ValueError."""
+    """Decode and check the file's content. Raises ValueError."""
     saved = decode_json(content)
     if not isinstance(saved, dict) or saved.get("format") != FORMAT:
         raise ValueError(f"it is not of format {FORMAT}")

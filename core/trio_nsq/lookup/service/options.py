@@ -1,4 +1,4 @@
-"""What can be set on a discovery service. Names and defaults are nsqlookupd's, unless a comment says why."""
+"""The options of a discovery service. Names and defaults are nsqlookupd's; comments give the reason of exceptions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,22 +8,21 @@ from ...protocol.limits import MINUTE_MS, SECOND_MS
 
 @dataclass(frozen=True, slots=True)
 class LookupdOptions:
-    """One discovery service's configuration.
+    """The configuration of one discovery service.
 
-    Addresses are `host:port`, port 0 picking a free one. They are loopback unless told otherwise, so that nobody is let
-    in by accident (nsqlookupd listens on all interfaces).
+    Addresses are `host:port`; port 0 selects a free port. By default they are loopback addresses, so that no other
+    machine gets access by accident (nsqlookupd listens on all interfaces).
 
     Attributes:
-        tcp_address: Where brokers register.
-        http_address: Where consumers and administrators ask.
-        broadcast_address: The host brokers are told to ask at; None is this machine's host name, or the loopback
-            address if it listens there alone.
-        inactive_producer_timeout_ms: A broker that has not pinged for longer is not told to anybody.
+        tcp_address: The address for brokers.
+        http_address: The address of the HTTP API, for consumers and administrators.
+        broadcast_address: The host that brokers use for HTTP queries. None: the host name of this machine, or the
+            loopback address if the service listens only there.
+        inactive_producer_timeout_ms: Answers omit a broker that has not pinged for longer.
         tombstone_lifetime_ms: How long a tombstone hides a broker from a topic's consumers.
-        data_path: A folder for the names of topics and channels, so that a restart does not forget those that no
-            broker has at the time; made if it is missing (its parent must exist). None: they are forgotten, as by
-            nsqlookupd.
-        max_registrations: Topics and channels that one broker may register; nsqlookupd has no limit.
+        data_path: A folder for the names of topics and channels, so that a restart keeps those that no broker has at
+            the time. Created if missing; its parent must exist. None: they are not kept, as in nsqlookupd.
+        max_registrations: The limit of topics and channels per broker; nsqlookupd has no limit.
     """
 
     tcp_address: str = "127.0.0.1:4160"

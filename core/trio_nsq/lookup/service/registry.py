@@ -1,7 +1,7 @@
-"""Which producers have which topics and channels. Pure: time is a parameter, in seconds of a monotonic clock.
+"""The registry of producers with their topics and channels. No IO; time is a parameter, in monotonic seconds.
 
-A topic or channel is known because a producer has it, because it was created over HTTP, or because a
-producer had it before. It is removed when it is deleted; an ephemeral one when its last producer disconnects.
+The registry adds a topic or channel when a producer registers it or when it is created over HTTP. It removes one when
+it is deleted; an ephemeral one also when its last producer disconnects.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,10 +21,10 @@ class Producer:
     """A connected broker. Only the registry changes it.
 
     Attributes:
-        remote_address: `host:port` of its end of the connection.
-        info: From its IDENTIFY.
-        last_seen: When it last pinged, or identified itself.
-        channels: The names that it has registered: channels by topic.
+        remote_address: The broker's end of the connection, `host:port`.
+        info: The data of its IDENTIFY.
+        last_seen: The time of its last PING or IDENTIFY.
+        channels: The registered names: channels by topic.
         registrations: The number of its topics and channels.
     """
 
@@ -41,23 +41,23 @@ class Producer:
 
 
 class _Topic:
-    """One topic."""
+    """The producers of one topic and of its channels."""
 
     def __init__(self) -> None:
-        self.producers: dict[Producer, float | None] = {}  # and when each got a tombstone; None: it has none
-        self.channels: dict[str, set[Producer]] = {}  # all of them have the topic, too
+        self.producers: dict[Producer, float | None] = {}  # with the time of each tombstone, or None
+        self.channels: dict[str, set[Producer]] = {}  # subsets of `producers`
 
 
 class Registry:
     """The state of a discovery service.
 
     Args:
-        inactive_timeout_s: A producer not seen for longer is not returned.
-        tombstone_lifetime_s: How long `lookup` does not return a producer with a tombstone.
-        max_registrations: Topics and channels of one producer.
+        inactive_timeout_s: Queries omit a producer that was not seen for longer.
+        tombstone_lifetime_s: How long `lookup` omits a producer with a tombstone.
+        max_registrations: The limit of topics and channels per producer.
 
     Attributes:
-        on_names_changed: Called when a topic or channel that is not ephemeral is new, or deleted.
+        on_names_changed: Called when a topic or channel is added or deleted, except for ephemeral ones.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Registry:
         producer.last_seen = now
 
     def register(self, producer: Producer, topic: str, channel: str | None = None) -> bool:
-        """Register a producer's topic, or a channel and its topic. Returns whether it is new. Raises TooMany."""
+        """Register a producer's topic, or a channel and its topic. Return whether it is new. Raises TooMany."""
         own = producer.channels.get(topic)
         if own is not None and (channel is None or channel in own):
             return False
@@ -105,7 +105,7 @@ class Registry:
         return True
 
     def unregister(self, producer: Producer, topic: str, channel: str | None = None) -> bool:
-        """Remove a producer's channel, or its topic with all channels. Returns whether it had it."""
+        """Remove a producer's channel, or its topic with all channels. Return whether it was registered."""
         own = producer.channels.get(topic)
         if own is None or (channel is not None and channel not in own):
             return False
@@ -140,7 +140,7 @@ class Registry:
             self._make_channel(topic, channel)
 
     def delete_topic(self, topic: str) -> bool:
-        """Delete a topic with its channels, until a producer registers it again. Returns whether it existed."""
+        """Delete a topic with its channels, until a producer registers it again. Return whether it existed."""
         entry = self._topics.pop(topic, None)
         if entry is None:
             return False
@@ -150,7 +150,7 @@ class Registry:
         return True
 
     def delete_channel(self, topic: str, channel: str) -> bool:
-        """Delete a channel, until a producer registers it again. Returns whether it existed."""
+        """Delete a channel, until a producer registers it again. Return whether it existed."""
         entry = self._topics.get(topic)
         if entry is None or channel not in entry.channels:
             return False
@@ -161,13 +161,13 @@ class Registry:
         return True
 
     def tombstone(self, topic: str, node: str, now: float) -> bool:
-        """Hide a topic's producer from consumers, which would create the topic again while it is being deleted there.
+        """Hide a topic's producer from consumers, which would recreate the topic while it is being deleted there.
 
         Args:
             node: The producer, `broadcast_address:http_port`.
 
         Returns:
-            Whether there is this producer.
+            Whether the topic has this producer.
         """
         entry = self._topics.get(topic)
         found = [producer for producer in entry.producers if producer.is_node(node)] if entry else []
@@ -179,16 +179,16 @@ class Registry:
     # ------------------------------------------------------------------ queries
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         return sorted(self._topics)
 
     def channels(self, topic: str) -> list[str]:
-        """The names of a topic's channels, sorted; none if it is not known."""
+        """Return the names of a topic's channels, sorted; empty if the topic is unknown."""
         entry = self._topics.get(topic)
         return sorted(entry.channels) if entry is not None else []
 
     def lookup(self, topic: str, now: float) -> list[Producer] | None:
-        """Return the active producers of a topic without a tombstone; None if the topic is not known."""
+        """Return the active producers of a topic without a tombstone; None if the topic is unknown."""
         entry = self._topics.get(topic)
         if entry is None:
             return None
@@ -214,8 +214,8 @@ class Registry:
         """Yield all registrations, in nsqlookupd's form.
 
         Yields:
-            `client::`, `topic:NAME:` or `channel:TOPIC:NAME`; a producer; when it got a tombstone there, expired
-            or not, or None.
+            `client::`, `topic:NAME:` or `channel:TOPIC:NAME`; a producer; the time of its tombstone, expired or not, or
+            None.
         """
         for producer in self._producers:
             yield "client::", producer, None

@@ -1,4 +1,4 @@
-"""The discovery service: brokers over TCP, consumers and administrators over HTTP, around one registry."""
+"""The server of the discovery service: TCP for brokers, HTTP for consumers and administrators, one registry."""
 
 import logging
 import platform
@@ -25,21 +25,21 @@ from .registry import Producer, Registry, TooMany
 logger = logging.getLogger("trio_nsq.lookup")
 
 GREETING_TIMEOUT_S = 60.0
-"""The time for a connection's IDENTIFY, and the shortest limit of its silence after that."""
+"""The timeout for a connection's IDENTIFY, and the shortest timeout between later commands."""
 LINGER_S = 1.0
-"""How long input is read and dropped after an error: closing a connection with unread input resets it, and the reset
-can overtake the error."""
+"""How long input is read and dropped after an error. Closing a connection with unread input resets it, and the client
+may get the reset before the error."""
 SAVE_INTERVAL_S = 0.2
 """The shortest time between two writes of the names: many may be registered at once."""
 SAVE_RETRY_S = 10.0
-"""The time before a failed write is repeated."""
+"""The delay before a failed write is repeated."""
 
 _RECEIVE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LookupdAddresses:
-    """Where a discovery service listens: `host:port` each."""
+    """The bound addresses of a discovery service, `host:port` each."""
 
     tcp_address: str
     http_address: str
@@ -51,16 +51,16 @@ async def serve(
     files: Files | None = None,
     task_status: trio.TaskStatus[LookupdAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a discovery service until cancelled; then save the names, and close all connections.
+    """Run a discovery service until cancelled; then save the names and close all connections.
 
     Args:
-        options: Its settings.
-        files: The file system; a test may replace it.
-        task_status: Told the bound addresses once clients can connect.
+        options: The configuration.
+        files: The file system; tests may replace it.
+        task_status: Gets the bound addresses once clients can connect.
 
     Raises:
-        StartupError: It cannot start; the text is for the person who started it.
-        RuntimeError: This is no trio task.
+        StartupError: The service cannot start; the text is for the user.
+        RuntimeError: The caller is not a trio task.
     """
     require_trio("trio_nsq.lookup.service.server.serve")
     logger.info("trio-nsq v%s (Python %s)", __version__, platform.python_version())
@@ -100,7 +100,7 @@ async def _listen_and_serve(
         opened["HTTP"] = await listen("--http-address", options.http_address)
         bound = LookupdAddresses(opened["TCP"].address, opened["HTTP"].address)
         identity = PeerInfo(
-            # On loopback the host name would be the wrong address.
+            # The host name may resolve to another address than loopback.
             broadcast_address=options.broadcast_address
             or loopback_host(bound.http_address)
             or socket.gethostname(),
@@ -136,13 +136,13 @@ async def _listen_and_serve(
 
 
 class BrokerConnection:
-    """The connection of a broker, or of another client that registers.
+    """The connection of a broker.
 
     Args:
         stream: Closed at the end of `serve`.
         identity: The response to IDENTIFY.
-        silence_s: The longest time between two commands; after it the connection is closed. Before IDENTIFY it is
-            `GREETING_TIMEOUT_S`.
+        silence_s: The longest time between two commands; after it the connection is closed. Before IDENTIFY the limit
+            is `GREETING_TIMEOUT_S`.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class BrokerConnection:
                 with trio.CancelScope() as watchdog:
                     await self._converse(watchdog)
                 if watchdog.cancelled_caught:
-                    logger.warning("CLIENT(%s): closed, nothing heard for too long", peer)
+                    logger.warning("CLIENT(%s): closed, no command within the timeout", peer)
         except trio.BrokenResourceError:
             pass  # the connection is lost
         except Exception:
@@ -215,7 +215,7 @@ class BrokerConnection:
             self._producer = self._registry.identify(self._peer, info, now)
             return self._identity.encode()
         if self._producer is None:
-            return OK  # to a PING: nothing else may come before IDENTIFY
+            return OK  # a PING, the only other command that is legal before IDENTIFY
         if isinstance(command, Ping):
             logger.debug("CLIENT(%s): pinged (last ping %.3fs)", self._peer, now - self._producer.last_seen)
             self._registry.ping(self._producer, now)
@@ -231,15 +231,17 @@ class BrokerConnection:
         return OK
 
     def _unregister(self) -> None:
-        """Remove the producer, if it was one, from the registry. It may be called again."""
+        """Remove the producer from the registry, if the client is one. May be called again."""
         if self._producer is not None:
-            logger.info("DB: client(%s) is gone, %d registrations", self._peer, self._producer.registrations)
+            logger.info(
+                "DB: client(%s) disconnected, %d registrations", self._peer, self._producer.registrations
+            )
             self._registry.disconnect(self._producer)
             self._producer = None
 
 
 class _NamesSaver:
-    """Writes the names in the registry to the file, if there is one, when they change."""
+    """Writes the registry's names to the file, if there is one, when they change."""
 
     def __init__(self, registry: Registry, names_file: NamesFile | None) -> None:
         self._registry = registry
@@ -252,22 +254,22 @@ class _NamesSaver:
         self._changed.set()
 
     async def run(self) -> None:
-        """Write the names whenever they have changed."""
+        """Write the names whenever they change."""
         while True:
             await self._changed.wait()
             await trio.sleep(SAVE_INTERVAL_S if await self._save() else SAVE_RETRY_S)
 
     async def save_last_changes(self) -> None:
-        """Write changed names for the last time; a failure is logged."""
+        """Write pending changes at shutdown; a failure is logged."""
         if self._changed.is_set():
             await self._save()
 
     async def _save(self) -> bool:
-        assert self._file is not None  # otherwise nothing is marked as changed
+        assert self._file is not None  # without a file, nothing is marked as changed
         self._changed = trio.Event()
         names = self._registry.durable_names()
         try:
-            with trio.CancelScope(shield=True):  # a cancelled write would be taken for done
+            with trio.CancelScope(shield=True):  # a cancelled write would count as done
                 await trio.to_thread.run_sync(self._file.save, names)
         except OSError as exc:
             logger.error("DB: cannot write %s: %s", self._file.path, exc.strerror)

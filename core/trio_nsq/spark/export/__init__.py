@@ -1,6 +1,6 @@
 """Export a topic to Parquet files: one file per range of sequences, and a manifest of the ranges that are done.
 
 `job.ExportJob` plans the ranges of an `ExportRequest` and has an engine run a `task.ExportTask` for each. `manifest`
-has the ranges that are planned and done, and `layout` what the files look like.
-`columns` and `json_columns` convert messages to Arrow tables.
+has the planned and the exported ranges, and `layout` the columns and names of the files. `columns` and `json_columns`
+convert messages to Arrow tables.
 """

@@ -1,7 +1,7 @@
-"""Messages as Arrow tables.
+"""Convert messages to Arrow tables.
 
-Columns are built from buffers, many records at a time, because Python work per message limits the rate. The schema, in
-order; `topic` to `ts` and a binary `body` are never null:
+Columns are built from buffers, many records at a time, because Python work per message limits the throughput. The
+schema, in order; `topic` to `ts` and a binary `body` are never null:
 
     topic      string
     broker     string             the broker's HTTP address, without http://; with a channel its TCP address
@@ -41,7 +41,7 @@ _ID_DIGITS = 16
 
 
 def schema_of(layout: Layout) -> Any:
-    """The Arrow schema of a layout."""
+    """Return the Arrow schema of a layout."""
     fields = [
         pa.field("topic", pa.string(), nullable=False),
         pa.field("broker", pa.string(), nullable=False),
@@ -65,14 +65,14 @@ def schema_of(layout: Layout) -> Any:
 
 
 class TableBuilder:
-    """Collects messages and builds tables of them.
+    """Collects messages and builds tables.
 
     Args:
         topic, broker: The values of these columns.
 
     Attributes:
-        body_bytes: Bytes of the bodies added since the last table.
-        unparsed: Messages so far whose body is in the column `unparsed`.
+        body_bytes: The size of the bodies that were added since the last table.
+        unparsed: The number of messages so far whose body is in the column `unparsed`.
     """
 
     def __init__(self, topic: str, broker: str, layout: Layout) -> None:
@@ -91,15 +91,15 @@ class TableBuilder:
         self._ids = array("Q")
         self._times_ns = array("q")
         self._times_us = array("q")
-        self._attempts = array("i")  # one for each body, or empty
+        self._attempts = array("i")  # one per body, or empty
 
     def __len__(self) -> int:
         return len(self._bodies)
 
     def add(self, found: RecordBatch | SpooledRows) -> int:
-        """Add the messages of a record or of a spool, and return the bytes of their bodies.
+        """Add the messages of a record or of a spool, and return the size of their bodies.
 
-        A table has either messages of records or of a spool.
+        A table cannot have messages of both.
         """
         bodies: Sequence[bytes]
         if isinstance(found, SpooledRows):
@@ -155,7 +155,7 @@ class TableBuilder:
     def _text_columns(self) -> list[Any]:
         bodies = pa.array(self._bodies, pa.binary())
         try:
-            text = bodies.cast(pa.string())  # checks that it is UTF-8
+            text = bodies.cast(pa.string())  # checks for UTF-8
         except pa.ArrowInvalid:
             texts = list(map(_decoded, self._bodies))
             self.unparsed += texts.count(None)
@@ -172,12 +172,12 @@ def _decoded(body: bytes) -> str | None:
 
 
 def _fixed(values: "array[int]", kind: Any) -> Any:
-    """An Arrow array over the buffer of a Python array, without a copy."""
+    """Make an Arrow array over the buffer of a Python array, without a copy."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def _hex(ids: "array[int]") -> Any:
-    """Ids as hexadecimal text."""
+    """Convert ids to hexadecimal text."""
     count = len(ids)
     digits = big_endian(ids).hex().encode()
     offsets = array("i", range(0, count * _ID_DIGITS + 1, _ID_DIGITS))

@@ -1,4 +1,4 @@
-"""The export of one topic: plan the ranges, have an engine export them, and keep the manifest up to date."""
+"""Export one topic: plan the ranges, have an engine export them, and update the manifest."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,14 +20,14 @@ from .request import ExportRequest, ExportResult
 from .task import ExportTask
 
 SAMPLE_MESSAGES = 10_000
-"""Bodies from which JSON columns are inferred."""
+"""The sample size for inferring JSON columns."""
 _FALLBACK_BYTES = 256
-"""Assumed size of a message if the log is empty."""
+"""The assumed size of a message if the log is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class _BrokerSpan:
-    """What to export of one broker's log."""
+    """The part of one broker's log to export."""
 
     address: str
     span: Span | None
@@ -37,10 +37,10 @@ class _BrokerSpan:
 
 
 class ExportJob:
-    """The export of one topic into one folder. Made by `open_export`.
+    """The export of one topic into one folder. Created by `open_export`.
 
     Attributes:
-        spool: The spool that is exported; None: brokers' logs are.
+        spool: The spool to export; None: export brokers' logs.
     """
 
     def __init__(self, request: ExportRequest, storage: Storage) -> None:
@@ -57,7 +57,7 @@ class ExportJob:
         self.remove_temporary_files()
 
     def open_spool(self, folder: Path) -> Spool:
-        """Open the spool in this folder, so that messages can be stored in it. Raises as `open_export`."""
+        """Open the spool in this folder, so that messages can be stored in it. Raises the errors of `open_export`."""
         assert self.request.channel is not None
         if self._manifest is not None:
             self._check_layout(self._manifest.layout)
@@ -66,7 +66,7 @@ class ExportJob:
 
     @property
     def _brokers(self) -> Mapping[str, BrokerRanges]:
-        """The ranges of each broker in the manifest, which there may not be yet."""
+        """The ranges of each broker in the manifest; empty if there is no manifest yet."""
         return self._manifest.brokers if self._manifest is not None else {}
 
     # ------------------------------------------------------------------ the manifest
@@ -79,12 +79,12 @@ class ExportJob:
             manifest = Manifest.from_bytes(data)
         except ManifestError as exc:
             raise ManifestError(
-                f"the manifest {self._path} in {self.request.place} is of no use: {exc}"
+                f"the manifest {self._path} in {self.request.place} cannot be used: {exc}"
             ) from exc
         if manifest.topic != self.request.topic:
             raise ManifestError(
-                f"the folder {self.request.place} holds topic {manifest.topic}, and the files of "
-                f"{self.request.topic} would be called the same: name another one"
+                f"the folder {self.request.place} has topic {manifest.topic}, and the files of "
+                f"{self.request.topic} would have the same names: choose another folder"
             )
         return manifest
 
@@ -96,7 +96,7 @@ class ExportJob:
             self._saved = data
 
     def _merge_results(self) -> list[RangeResult]:
-        """Merge the results that tasks have written into the manifest, also those of a run that was killed."""
+        """Merge the result files of tasks, including those of a killed run, into the manifest."""
         if self._manifest is None:
             return []
         names = self._storage.names(results_folder(self.request.topic))
@@ -112,27 +112,27 @@ class ExportJob:
         return results
 
     def remove_temporary_files(self) -> None:
-        """Remove the unfinished files of tasks that were killed, but not those of another topic's export."""
+        """Remove the unfinished files of killed tasks, but not those of another topic's export."""
         ours = tuple(f".{safe_name(self.request.topic)}-{safe_name(label)}-" for label in self._brokers)
         manifest_folder = self._path.rpartition("/")[0] + "/"
         for name in self._storage.temporary_names():
-            # The name of a file with messages depends on its range: it has no folder until it is complete.
+            # An unfinished file of messages is named after its range and has no partition folder yet.
             if name.startswith((manifest_folder, *ours)):
                 self._storage.discard(name)
 
     # ------------------------------------------------------------------ the plan
 
     def plan(self, addresses: Sequence[str]) -> list[ExportTask]:
-        """Ask the brokers for the bounds of their logs, and write down the ranges to export.
+        """Request the bounds of the brokers' logs, and store the ranges to export in the manifest.
 
-        Without a channel, the second and later plans continue at the end of the one before.
+        Without a channel, the second and later plans continue at the end of the previous one.
 
         Args:
             addresses: The brokers; with a spool, its `labels`.
 
         Raises:
             BrokerUnreachable, RequestRefused: A broker does not answer.
-            LogReplaced: The log is not the one that was exported to the folder before.
+            LogReplaced: Another log was exported to the folder before.
             LayoutError: The folder has another layout, or no columns can be inferred.
             ManifestError: The manifest cannot be used.
         """
@@ -156,13 +156,13 @@ class ExportJob:
         return BrokerLog(address, self.request.topic, self.request.tls, self.request.patience_s)
 
     def _resolve(self, address: str) -> _BrokerSpan:
-        """The sequences of one broker that the request means."""
+        """Determine the sequences of one broker to export."""
         request, log = self.request, self._log(address)
-        if isinstance(log, BrokerLog):  # a spool has checked its logs itself
+        if isinstance(log, BrokerLog):  # a spool checks its logs itself
             self._check_same_log(address, log)
         channel_at = 0
         if request.channel is not None:
-            log.bounds()  # fails if there is no topic, which must not be created with the channel
+            log.bounds()  # fails if the topic does not exist: `open_channel` would create it
             first = channel_at = log.open_channel(request.channel)
         elif address in self._next:
             first = self._next[address]
@@ -172,18 +172,18 @@ class ExportJob:
             first = log.bounds(request.first).at
         bounds = log.bounds(request.end)
         if first < bounds.first:
-            # The broker discarded these messages; some may have been exported before.
+            # Retention has deleted these messages; some may have been exported before.
             for lost in subtract(Span(first, bounds.first), self._ranges_of(address).planned):
                 self.result.add_gap(broker_label(address), lost, "discarded")
         span = Span(max(first, bounds.first), bounds.at)
         return _BrokerSpan(address, span if span.length > 0 else None, bounds, channel_at)
 
     def _ranges_of(self, address: str) -> BrokerRanges:
-        """The ranges of a broker in the manifest, which has none for a new one."""
+        """Return the ranges of a broker in the manifest; empty for a new broker."""
         return self._brokers.get(broker_label(address)) or BrokerRanges()
 
     def _check_same_log(self, address: str, log: BrokerLog) -> None:
-        """Raises LogReplaced if the messages in the folder are of another log."""
+        """Check that the messages in the folder are from this log. Raises LogReplaced."""
         ranges = self._ranges_of(address)
         if not ranges.planned:
             return
@@ -194,7 +194,8 @@ class ExportJob:
         if replaced:
             raise LogReplaced(
                 f"topic {self.request.topic} of the broker at {address} is not the one that was exported to "
-                f"{self.request.place} before: it was deleted and made again, or lost its end. Name another folder"
+                f"{self.request.place} before: it was deleted and recreated, or lost its last messages. Choose another "
+                "folder"
             )
 
     def _plan_broker(self, manifest: Manifest, wanted: _BrokerSpan) -> list[ExportTask]:
@@ -234,7 +235,7 @@ class ExportJob:
                     yield from found.bodies
 
     def _check_layout(self, there: Layout) -> None:
-        """Raises LayoutError if the request has another layout than the folder."""
+        """Check that the request has the layout of the folder. Raises LayoutError."""
         asked = self.request.layout
         same = (there.partition, there.body) == (asked.partition, asked.body)
         if same and asked.body is BodyFormat.JSON and self.request.json_fields:
@@ -245,14 +246,14 @@ class ExportJob:
             )
         if not same:
             raise LayoutError(
-                f"the folder {self.request.place} was begun with {_describe(there)}, and readers want all files alike: "
-                "ask for the same, or name another folder"
+                f"the folder {self.request.place} has files with {_describe(there)}, and all files need the same "
+                "layout: use these options, or choose another folder"
             )
 
     # ------------------------------------------------------------------ running
 
     def run(self, engine: Engine, tasks: Sequence[ExportTask], advance: Advance) -> None:
-        """Run the tasks of a plan, then move the channel. The manifest is updated also if a task fails.
+        """Run the tasks of a plan, then move the channel. Updates the manifest even if a task fails.
 
         Raises:
             NSQError, OSError: A task failed.
@@ -281,7 +282,7 @@ class ExportJob:
 
 
 def _describe(layout: Layout) -> str:
-    """The options of `to-parquet` that give this layout."""
+    """Return the options of `to-parquet` for this layout."""
     words = []
     if layout.body is BodyFormat.TEXT:
         words.append("--text")
@@ -290,20 +291,20 @@ def _describe(layout: Layout) -> str:
         words.append("--json" if layout.keep_rest else f"--json --columns {columns}")
     if layout.partition is not PartitionBy.NONE:
         words.append(f"--partition-by {layout.partition}")
-    return " ".join(words) or "bodies as they are and no partitions"
+    return " ".join(words) or "binary bodies and no partitions"
 
 
 @contextmanager
 def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[ExportJob]:
-    """Open a folder for an export. A local folder is locked, so that no other process on this machine exports to it.
+    """Open a folder for an export. A local folder is locked against other exports on this machine.
 
     Args:
-        addresses: The brokers, each of which must have the topic; none with a spool.
+        addresses: The brokers, which must all have the topic; empty with a spool.
 
     Raises:
         BrokerUnreachable, RequestRefused: A broker does not have the topic.
         SpoolError, LogError: The spool cannot be used.
-        LayoutError: A spool is given, and the folder has another layout.
+        LayoutError: The request has a spool, and the folder has another layout.
         ManifestError, StorageError, OSError: The folder cannot be used, or another export writes to it.
     """
     for address in addresses:
@@ -326,6 +327,6 @@ def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Ex
 
 
 def spool_folder(place: str, topic: str) -> Path | None:
-    """The default folder of an export's spool, beside the manifest; None: the export folder is not local."""
+    """Return the default folder of an export's spool, next to the manifest; None if the export folder is not local."""
     local = local_path(place)
     return None if local is None else local / PurePosixPath(manifest_path(topic)).with_name("spool")

@@ -1,6 +1,6 @@
-"""JSON bodies as columns: infer the columns from a sample, and parse bodies into values.
+"""Convert JSON bodies to columns: infer the columns from a sample, and parse bodies into values.
 
-A body that is not a JSON object, or has a value that does not fit its column, is not parsed at all, but kept as it is.
+A body that is not a JSON object, or has a value that does not match its column, is kept unparsed as a whole.
 """
 
 import json
@@ -13,7 +13,7 @@ from .layout import JsonColumn, JsonType, Layout, LayoutError, check_columns
 
 _INT64 = range(-(2**63), 2**63)
 _MAX_INFERRED = 500
-"""More columns than this are an error: the keys of the bodies are probably data."""
+"""More inferred columns are an error: the keys of the bodies are probably data."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -24,8 +24,7 @@ def parse_bodies(
     """Parse bodies into the columns of a layout.
 
     Returns:
-        The values of each column; the other fields of each body as JSON, or None; and each body that could not be
-        parsed, or None.
+        The values of each column; the other fields of each body as JSON, or None; and each unparsed body, or None.
     """
     columns = layout.json_columns
     fields = [column.field for column in columns]
@@ -60,7 +59,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object, without the extensions NaN and Infinity. Raises ValueError, RecursionError."""
     found = _DECODER.decode(body.decode())
     if not isinstance(found, dict):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     return found
 
 
@@ -90,12 +89,10 @@ def infer_columns(bodies: Iterable[bytes], given: Sequence[tuple[str, JsonType |
         named = ((name, kind) for name, kind in types.items() if name and name.isprintable())
         columns = [JsonColumn(name, kind or JsonType.STRING) for name, kind in named]
     if not columns:
-        raise LayoutError(
-            "none of the messages looked at is a JSON object: there are no columns to be inferred"
-        )
+        raise LayoutError("no message of the sample is a JSON object: columns cannot be inferred")
     if len(columns) > _MAX_INFERRED and not given:
         raise LayoutError(
-            f"the messages looked at have {len(columns)} different fields: name those to be columns"
+            f"the messages of the sample have {len(columns)} different fields: list the columns explicitly"
         )
     check_columns(columns)
     return columns
@@ -119,7 +116,7 @@ def _common(one: JsonType, other: JsonType) -> JsonType:
     return JsonType.JSON
 
 
-# ---------------------------------------------------------------------- converters; each raises ValueError for a misfit
+# ---------------------------------------------------------------------- converters; raise ValueError for invalid values
 
 
 def _no_constant(word: str) -> NoReturn:
@@ -163,7 +160,7 @@ def _boolean(value: object) -> bool:
 
 
 def _timestamp(value: object) -> int:
-    """Microseconds, of RFC 3339 text (UTC if it does not say otherwise), or of Unix seconds."""
+    """Convert RFC 3339 text (UTC by default) or Unix seconds to microseconds."""
     if isinstance(value, str):
         moment = datetime.fromisoformat(value)
         return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND

@@ -1,4 +1,4 @@
-"""The layout of exported files: columns, partition folders and names. It is fixed once a folder has files."""
+"""The layout of exported files: columns, partition folders and names. The first export to a folder determines it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from ..ranges import Span
 
 
 class LayoutError(NSQError):
-    """A layout is impossible, or is not that of the folder; the text says why."""
+    """A layout is invalid, or differs from that of the folder; the text has the reason."""
 
 
 class PartitionBy(StrEnum):
-    """The folders of files, by publish time in UTC."""
+    """The partition folders, by publish time in UTC."""
 
     NONE = "none"
     DATE = "date"
@@ -24,7 +24,7 @@ class PartitionBy(StrEnum):
 
 
 class BodyFormat(StrEnum):
-    """The columns that hold the bodies."""
+    """The columns of the bodies."""
 
     BINARY = "binary"
     TEXT = "text"
@@ -32,7 +32,7 @@ class BodyFormat(StrEnum):
 
 
 class JsonType(StrEnum):
-    """The type of a column that holds a field of JSON bodies."""
+    """The type of the column of a field of JSON bodies."""
 
     STRING = "string"
     LONG = "long"
@@ -46,7 +46,7 @@ MESSAGE_COLUMNS = ("topic", "broker", "seq", "id", "ts_ns", "ts", "attempts")
 UNPARSED = "unparsed"
 """The column of bodies that are not valid text or JSON."""
 REST = "rest"
-"""The column of the JSON fields that have no column, as a JSON object."""
+"""The column of all other JSON fields, as a JSON object."""
 _TAKEN = {*MESSAGE_COLUMNS, UNPARSED, REST, "body", "date", "hour"}
 
 
@@ -59,7 +59,7 @@ class JsonColumn:
 
     @property
     def name(self) -> str:
-        """The name of the column: that of the field, unless another column has it."""
+        """The name of the column: the name of the field, unless it is reserved."""
         return f"body_{self.field}" if self.field.lower() in _TAKEN else self.field
 
 
@@ -68,8 +68,8 @@ class Layout:
     """The layout of all files of a folder.
 
     Attributes:
-        json_columns: With `BodyFormat.JSON` the columns, at least one.
-        keep_rest: With `BodyFormat.JSON`, whether the column `rest` keeps the fields that have no column.
+        json_columns: With `BodyFormat.JSON`, the columns, at least one.
+        keep_rest: With `BodyFormat.JSON`, whether the column `rest` has the fields without a column.
     """
 
     partition: PartitionBy = PartitionBy.NONE
@@ -78,7 +78,7 @@ class Layout:
     keep_rest: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of the manifest."""
+        """Convert to an object of the manifest."""
         return {
             "partition_by": self.partition.value,
             "body": self.body.value,
@@ -98,7 +98,7 @@ class Layout:
 
 
 def check_columns(columns: Sequence[JsonColumn]) -> None:
-    """Raises LayoutError if two columns have the same name; for Spark, names that differ in case are the same."""
+    """Check that column names are unique; Spark ignores case. Raises LayoutError."""
     seen: dict[str, str] = {}
     for column in columns:
         before = seen.setdefault(column.name.lower(), column.field)
@@ -114,14 +114,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def partition_key(partition: PartitionBy, timestamp_ns: int) -> int:
-    """The number of the date or hour of a time, counted from 1970; 0 without partitions."""
+    """Return the number of the date or hour of a time, counted from 1970; 0 without partitions."""
     if partition is PartitionBy.NONE:
         return 0
     return timestamp_ns // (_HOUR_NS if partition is PartitionBy.HOUR else 24 * _HOUR_NS)
 
 
 def partition_folder(partition: PartitionBy, key: int) -> str:
-    """The Hive-style folder of a partition, with a slash at the end; empty without partitions."""
+    """Return the Hive-style folder of a partition, with a trailing slash; empty without partitions."""
     if partition is PartitionBy.NONE:
         return ""
     moment = _EPOCH + timedelta(hours=key if partition is PartitionBy.HOUR else 24 * key)
@@ -130,11 +130,11 @@ def partition_folder(partition: PartitionBy, key: int) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Text as part of a file name. It does not begin with a dot or an underscore, as readers ignore such files."""
+    """Convert text to a part of a file name. It starts with no dot or underscore: readers ignore such files."""
     safe = re.sub(r"[^A-Za-z0-9.\-]", "_", text)
     return f"x{safe}" if safe[0] in "._" else safe
 
 
 def range_name(topic: str, broker: str, span: Span) -> str:
-    """The name of the files of a range, without the ending; every attempt uses the same."""
+    """Return the name of the files of a range, without the suffix; all attempts use the same name."""
     return f"{safe_name(topic)}-{safe_name(broker)}-{span.first:020d}-{span.end:020d}"

@@ -1,8 +1,8 @@
-"""The manifest of an exported topic: which ranges are planned, and which are done.
+"""The manifest of an exported topic: its planned and exported ranges.
 
-A range is written down before a task works on it, and its bounds never change. A task that was thought to be dead may
-still run; it then writes the same files with the same content. Each task writes its result to a file of its own
-(`RangeResult`), which the job merges into the manifest. Beside the files with messages, an export folder has
+A range is stored before a task exports it, and its bounds never change. If a task that was considered dead still runs,
+it writes the same files with the same content. Each task writes its result to a separate file (`RangeResult`), which
+the job merges into the manifest. In addition to the files with messages, an export folder has
 
     _nsq/TOPIC/manifest.json
     _nsq/TOPIC/done/RANGE.json
@@ -20,25 +20,25 @@ from .layout import Layout, range_name, safe_name
 
 VERSION = 1
 FOLDER = "_nsq"
-"""Spark, pyarrow and others ignore names that begin with an underscore."""
+"""Spark, pyarrow and others ignore names that start with an underscore."""
 
 
 class ManifestError(NSQError):
-    """A manifest cannot be used; the text says why."""
+    """A manifest cannot be used; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """A range that is done: each of its messages is in a file, or in `gaps`. The field names are the keys of its file.
+    """An exported range: each of its messages is in a file or in `gaps`. The field names are the keys of its file.
 
     Attributes:
         first, end: The range.
-        messages: Messages in files.
-        body_bytes: Bytes of their bodies.
-        files: File names, relative to the folder; none if there were no messages.
-        file_bytes: Bytes of the files.
+        messages: The number of messages in files.
+        body_bytes: The size of their bodies.
+        files: File names, relative to the folder; empty if there were no messages.
+        file_bytes: The size of the files.
         gaps: `[first, end, reason]` of the missing messages.
-        for_one_channel: Messages that had been republished for a single channel; they are not exported again.
+        for_one_channel: Messages that were republished to one channel; they are not exported again.
         unparsed: Messages whose body is in the column `unparsed`.
         last_id: The id of the message `end - 1`, 16 hex digits; None if it is missing.
     """
@@ -82,7 +82,7 @@ class Manifest:
     brokers: dict[str, BrokerRanges] = field(default_factory=dict)
 
     def ranges_of(self, broker: str) -> BrokerRanges:
-        """The ranges of a broker, which may be new.
+        """Return the ranges of a broker, which may be new.
 
         Raises:
             ManifestError: Another broker would have the same file names.
@@ -90,7 +90,7 @@ class Manifest:
         if broker not in self.brokers:
             for other in self.brokers:
                 if safe_name(other) == safe_name(broker):
-                    raise ManifestError(f"the files of {broker} and of {other} would be called the same")
+                    raise ManifestError(f"the files of {broker} and {other} would have the same names")
             self.brokers[broker] = BrokerRanges()
         return self.brokers[broker]
 
@@ -98,11 +98,11 @@ class Manifest:
         """Plan the part of a span that is not planned yet.
 
         Args:
-            wanted: The span; None: nothing.
+            wanted: The span; None: nothing to export.
             messages_per_range: The maximum length of a new range.
 
         Returns:
-            The ranges to work on, in order: all that are pending and overlap the span.
+            The ranges to export, in order: all that are pending and overlap the span.
         """
         ranges = self.ranges_of(broker)
         if wanted is None:
@@ -113,7 +113,7 @@ class Manifest:
         return [span for span in ranges.pending if span.overlaps(wanted)]
 
     def mark_done(self, result: RangeResult) -> None:
-        """Mark a range as done; doing so again changes nothing."""
+        """Mark a range as exported; idempotent."""
         ranges = self.ranges_of(result.broker)
         if result.span in ranges.pending:
             ranges.pending.remove(result.span)
@@ -145,7 +145,7 @@ class Manifest:
             found = json.loads(data)
             if found["version"] != VERSION:
                 raise ManifestError(
-                    f"it is of version {found['version']}, and this program knows {VERSION} only"
+                    f"it has version {found['version']}; this program supports only version {VERSION}"
                 )
             brokers = {label: _parse_ranges(ranges) for label, ranges in found["brokers"].items()}
             return cls(found["topic"], Layout.from_json(found["layout"]), brokers)
@@ -160,15 +160,15 @@ def _parse_ranges(found: Mapping[str, Any]) -> BrokerRanges:
 
 
 def manifest_path(topic: str) -> str:
-    """The path of a manifest, relative to the export folder."""
+    """Return the path of a manifest, relative to the export folder."""
     return f"{FOLDER}/{safe_name(topic)}/manifest.json"
 
 
 def results_folder(topic: str) -> str:
-    """The folder of the results of ranges, relative to the export folder."""
+    """Return the folder of the results of ranges, relative to the export folder."""
     return f"{FOLDER}/{safe_name(topic)}/done"
 
 
 def result_path(topic: str, broker: str, span: Span) -> str:
-    """The path of the result of one range, relative to the export folder."""
+    """Return the path of the result of one range, relative to the export folder."""
     return f"{results_folder(topic)}/{range_name(topic, broker, span)}.json"

@@ -1,4 +1,4 @@
-"""What an export is asked for, and what it has exported."""
+"""The request and the result of an export."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -15,23 +15,24 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """A topic to be exported.
+    """A topic to export, and the options.
 
     Attributes:
         place: The folder to export to, see `storage_at`.
-        first, end: Positions, see docs/how-to/read-and-replay.md. With a channel, `first` is ignored: the channel has a
-            position.
-        channel: Export what this channel has not consumed, and move it past the exported messages; None: no channel.
+        first, end: Positions, see docs/how-to/read-and-replay.md. With a channel, `first` is
+            ignored: the channel has a position.
+        channel: Export the messages that this channel has not consumed, then move the channel past them; None: no
+            channel.
         layout: The layout of the files. `json_columns` is ignored: the columns are those of `json_fields`.
         json_fields: Fields of JSON bodies that become columns. A type of None is inferred from a sample. If empty, all
             fields of the sample become columns.
         compression: A Parquet codec, in lower case.
         compression_level: None: the default of the codec.
-        row_group_bytes: Bytes of bodies in a row group, about.
-        target_bytes: Bytes of the log in a range, about; at least 1.
+        row_group_bytes: The approximate size of the bodies in a row group.
+        target_bytes: The approximate size of a range in the log; at least 1.
         min_ranges: Split each broker's log into at least this many ranges, so that every worker has work.
-        patience_s: How long to wait for a broker that is unreachable.
-        spool: The folder of a spool to export from instead of brokers' logs; it requires a channel. None: no spool.
+        patience_s: How long to wait for an unreachable broker.
+        spool: The folder of a spool to export instead of brokers' logs; requires a channel. None: no spool.
     """
 
     topic: str
@@ -53,18 +54,18 @@ class ExportRequest:
 
 @dataclass(slots=True)
 class ExportResult:
-    """The result of an export so far, counting what this process did unless said otherwise. qcli prints these fields.
+    """The result of an export so far; counts are of this process unless noted. qcli prints these fields.
 
     Attributes:
-        messages, body_bytes, files, file_bytes, ranges: What was written.
-        planned_messages, planned_ranges: What was planned.
-        planned_bytes: Bytes of the planned part of the log, estimated.
-        skipped_ranges, skipped_messages: What was requested but exported before.
-        missing: Messages that are no longer kept.
+        messages, body_bytes, files, file_bytes, ranges: Exported.
+        planned_messages, planned_ranges: Planned.
+        planned_bytes: The estimated size of the planned part of the log.
+        skipped_ranges, skipped_messages: Requested, but exported before.
+        missing: Messages that are no longer retained.
         damaged: Whether some of the missing messages are damaged.
         for_one_channel, unparsed: See `RangeResult`.
-        repeated: Messages that a channel redelivered, and that were left out.
-        gaps: `(broker, first, end, reason)`.
+        repeated: Messages that a channel redelivered; they are not exported again.
+        gaps: `(broker, first, end, reason)` of missing messages.
     """
 
     messages: int = 0

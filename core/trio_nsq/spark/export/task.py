@@ -1,4 +1,4 @@
-"""Export one range to Parquet files: the task that an engine runs, in this process or in a Spark worker."""
+"""The task of an export: write one range to Parquet files, in this process or in a Spark worker."""
 
 import threading
 from collections.abc import Iterator
@@ -26,16 +26,16 @@ from .manifest import RangeResult, result_path
 from .request import ExportRequest
 
 _TABLE_ROWS = 20_000
-"""Messages that are converted to Arrow together."""
+"""How many messages are converted to Arrow at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """A range to export; it can be pickled.
+    """A range to export. Can be pickled.
 
     Attributes:
         address: The HTTP address of the broker.
-        spool: The folder of an nsqd's log in a spool, which is read instead of the broker; None: no spool.
+        spool: The folder of an nsqd's log in a spool, to read instead of the broker; None: no spool.
     """
 
     request: ExportRequest
@@ -53,14 +53,14 @@ class ExportTask:
         return self.span.length
 
     def run(self, advance: Advance | None = None, storage: Storage | None = None) -> RangeResult:
-        """Write the files of the range, then its result; if there is a result already, only return it.
+        """Write the files of the range, then its result; if there is a result, only return it.
 
-        Files get their final names when all of them are complete. If this fails, no temporary files stay behind, unless
-        the process is killed.
+        Files get their final names when all of them are complete. On an error, temporary files are removed, unless the
+        process is killed.
 
         Args:
-            advance: Called with the messages and bytes of each record.
-            storage: Where to write; None: the folder of the request.
+            advance: Called with the number of messages and bytes of each record.
+            storage: The storage to write to; None: the folder of the request.
 
         Raises:
             BrokerUnreachable, RequestRefused, LogReplaced, RawStreamError, LogReadError: The range cannot be read.
@@ -128,14 +128,14 @@ class ExportTask:
 
 
 class _RangeFiles:
-    """The files of a range, written one after the other: one for each date or hour, if there are partitions.
+    """Writes the files of a range one after the other; with partitions, one for each date or hour.
 
-    If the broker's clock was set back, a date or hour can come twice; it then has two files.
+    If the broker's clock was set back, a date or hour may occur twice; it then has two files.
 
     Attributes:
         builder: Collects the messages that are not written yet.
         names: The final names of the files, after `publish`.
-        file_bytes: Bytes of the complete files.
+        file_bytes: The size of the complete files.
     """
 
     def __init__(self, storage: Storage, task: ExportTask) -> None:
@@ -147,7 +147,7 @@ class _RangeFiles:
         self._partition = task.layout.partition
         self._request = task.request
         self._name = range_name(topic, broker, task.span)
-        self._key: int | None = None  # of the current partition
+        self._key: int | None = None  # the current partition
         self._files_of: dict[int, int] = {}  # complete files, by partition
         self._complete: list[tuple[str, str]] = []  # temporary and final names
         self._temporary = ""
@@ -155,7 +155,7 @@ class _RangeFiles:
         self._writer: Any = None
         self._tables: list[Any] = []
         self._group_bytes = 0
-        # pyarrow compresses without the GIL: the next messages are read meanwhile.
+        # pyarrow compresses without the GIL, so the next messages are read meanwhile.
         self._thread = ThreadPoolExecutor(1, "trio-nsq-parquet")
         self._writing: Future[None] | None = None
         # Held by the thread while it works. `shutdown` alone does not wait for a thread whose start was interrupted,
@@ -164,7 +164,7 @@ class _RangeFiles:
         self._discarded = False
 
     def add(self, found: RecordBatch | SpooledRows) -> int:
-        """Add the messages of a record or of a spool, all of one partition; returns the bytes of their bodies."""
+        """Add the messages of a record or of a spool, all of one partition; return the size of their bodies."""
         time_ns = found.times_ns[0] if isinstance(found, SpooledRows) else found.timestamp_ns
         key = partition_key(self._partition, time_ns)
         if key != self._key:
@@ -194,7 +194,7 @@ class _RangeFiles:
     def publish(self) -> None:
         """Give the files their final names.
 
-        A file that exists already stays: it is complete, and may have messages that are no longer kept.
+        Existing files are not replaced: they are complete, and may have messages that are no longer retained.
         """
         new = [(temporary, name) for temporary, name in self._complete if not self._storage.exists(name)]
         for temporary in {temporary for temporary, _ in self._complete} - {temporary for temporary, _ in new}:
@@ -205,11 +205,11 @@ class _RangeFiles:
         self._complete.clear()
 
     def discard(self) -> None:
-        """Remove the files that have no final name."""
+        """Remove the files without a final name."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._discarded = True
-            # Closed here, as their finalizers would report the error again, on a full disk for example.
+            # Closed here: their finalizers would report an error again, for example on a full disk.
             for each in (self._writer, self._file):
                 with suppress(Exception):
                     if each is not None:
@@ -219,14 +219,14 @@ class _RangeFiles:
                 self._storage.discard(temporary)
 
     def _flush(self) -> None:
-        """Convert the added messages to a table, and write a row group if there are enough."""
+        """Convert the added messages to a table; write a row group if it is large enough."""
         self._group_bytes += self.builder.body_bytes
         self._tables.append(self.builder.table())
         if self._group_bytes >= self._request.row_group_bytes:
             self._write_group()
 
     def _write_group(self) -> None:
-        """Write a row group in the thread, after the one before it."""
+        """Write a row group in the thread, after the previous one."""
         if not self._tables:
             return
         self._wait()
@@ -239,7 +239,7 @@ class _RangeFiles:
             with naming_file(f"{self._request.place}/{self._name}.parquet"):
                 writing.result()
 
-    # These run in the thread, where no signal interrupts them:
+    # These run in the thread, where signals do not interrupt them:
 
     def _write_table(self, group: Any) -> None:
         with self._lock:

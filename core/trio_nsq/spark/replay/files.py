@@ -1,6 +1,7 @@
-"""The Parquet files of a replay: find them, read their footers, and determine which columns to read.
+"""The Parquet files of a replay: find them, read their footers, and determine the columns to read.
 
-Our own exports are recognised by their columns. Other files need a column of bodies, and one of times if times matter.
+The columns identify the exports of `qcli to-parquet`. Other files need a column of bodies, and one of times if times
+are used.
 """
 
 import json
@@ -21,19 +22,19 @@ BODY, TIME = "body", "ts_ns"
 _SUFFIXES = (".parquet", ".pq", ".parq")
 _HIDDEN = (".", "_")
 _READERS = 8
-"""Footers that are read at once; most of the time is waiting."""
+"""How many footers are read concurrently; most of the time is waiting."""
 _NS_PER_UNIT = {"milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
 
 
 class ReplayFileError(NSQError):
-    """Files cannot be replayed; the text says which and why."""
+    """Files cannot be replayed; the text has the file and the reason."""
 
 
 class RowGroup(NamedTuple):
     """A row group, as described by the footer.
 
     Attributes:
-        body_bytes: Uncompressed bytes of the bodies, about.
+        body_bytes: The approximate uncompressed size of the bodies.
         first_ns, last_ns: The earliest and the latest time, Unix nanoseconds; None: unknown.
     """
 
@@ -44,7 +45,7 @@ class RowGroup(NamedTuple):
 
 
 class FileStamp(NamedTuple):
-    """The identity of a file, by which a change is detected.
+    """The identity of a file, to detect changes.
 
     Attributes:
         name: The name, relative to the folder.
@@ -75,9 +76,9 @@ class ReplayColumns:
 
     Attributes:
         body: The body, binary or string.
-        unparsed: Replaces a body that is null; None: no column does.
-        time: The publish time: a timestamp, a date, or Unix nanoseconds; None: there is none.
-        order: The order of rows of the same time; empty: as in the files.
+        unparsed: The column that replaces a null body; None: no such column.
+        time: The publish time: a timestamp, a date, or Unix nanoseconds; None: no such column.
+        order: The columns that order rows of the same time; empty: as in the files.
     """
 
     body: str
@@ -92,7 +93,7 @@ class ReplayFiles:
 
     Attributes:
         place: The folder: an absolute path, or a URI.
-        topics: The topics of our own exports; empty for other files.
+        topics: The topics of qcli's exports; empty for other files.
     """
 
     place: str
@@ -104,7 +105,7 @@ class ReplayFiles:
 def list_files(place: str) -> tuple[str, list[FileStamp]]:
     """List the Parquet files of a folder and its subfolders, or a single file of any name.
 
-    Names that begin with a dot or an underscore are ignored, as by Spark and pyarrow.
+    Names that start with a dot or an underscore are ignored, like in Spark and pyarrow.
 
     Args:
         place: A path, or a URI, see `arrow_system`.
@@ -126,7 +127,7 @@ def list_files(place: str) -> tuple[str, list[FileStamp]]:
             folder, _, name = place.rstrip("/").rpartition("/")
             return folder or "/", [_stamp(info, name)]
         if not info.type == pyarrow.fs.FileType.Directory:
-            raise ReplayFileError(f"there is no folder and no file {place}")
+            raise ReplayFileError(f"{place} does not exist")
         found = system.get_file_info(pyarrow.fs.FileSelector(path, recursive=True))
     except OSError as exc:
         raise ReplayFileError(f"the folder {place} cannot be read: {exc.strerror or exc}") from exc
@@ -141,7 +142,7 @@ def list_files(place: str) -> tuple[str, list[FileStamp]]:
         raise not_utf8(exc.object) from exc
     stamps = [each for each in stamps if not any(part.startswith(_HIDDEN) for part in each.name.split("/"))]
     if not stamps:
-        raise ReplayFileError(f"in {place} are no Parquet files (names that end in .parquet)")
+        raise ReplayFileError(f"{place} has no Parquet files (names that end in .parquet)")
     return place or "/", sorted(stamps)
 
 
@@ -155,7 +156,7 @@ def open_files(place: str, body: str | None = None, time: str | None = None) -> 
     Args:
         place: A folder, or a file.
         body: The column of bodies; None: `body`.
-        time: The column of times; None: that of our own exports, and none for other files.
+        time: The column of times; None: the one of qcli's exports, none for other files.
 
     Raises:
         ReplayFileError: The files cannot be replayed.
@@ -184,8 +185,8 @@ def open_files(place: str, body: str | None = None, time: str | None = None) -> 
     for file, other in footers:
         if (other.time, other.order) != (columns.time, columns.order):
             raise ReplayFileError(
-                f"the file {file.stamp.name} has other columns than {footers[0][0].stamp.name}: replay one after the "
-                "other"
+                f"the file {file.stamp.name} has other columns than {footers[0][0].stamp.name}: replay them one after "
+                "the other"
             )
     unparsed = next((other.unparsed for _, other in footers if other.unparsed), None)
     files = tuple(file for file, _ in footers)
@@ -215,17 +216,17 @@ def find_columns(schema: Any, name: str, body: str | None, time: str | None) -> 
     kind = schema.field(wanted).type
     if not _is_bytes(kind):
         raise ReplayFileError(
-            f"the column {wanted} of {name} is of type {kind}: a body is binary or a string"
+            f"the column {wanted} of {name} has type {kind}; a body must be binary or a string"
         )
     if time is None and own:
         time = TIME
     if time is not None:
         if time not in schema.names:
-            raise ReplayFileError(f"the file {name} has no column {time}; there are {_names(schema.names)}")
+            raise ReplayFileError(f"the file {name} has no column {time}; it has {_names(schema.names)}")
         kind = schema.field(time).type
         if not (pa.types.is_timestamp(kind) or pa.types.is_date32(kind) or pa.types.is_int64(kind)):
             raise ReplayFileError(
-                f"the column {time} of {name} is of type {kind}: a time is a timestamp, a date, or Unix nanoseconds "
+                f"the column {time} of {name} has type {kind}; a time must be a timestamp, a date, or Unix nanoseconds "
                 "as int64"
             )
     unparsed = UNPARSED if own and body is None and UNPARSED in schema.names else None
@@ -251,12 +252,12 @@ def _no_body(schema: Any, name: str, wanted: str, *, own: bool) -> str:
     ]
     if own:
         return (
-            f"the file {name} was written with --json, which takes bodies to pieces: there is no column {wanted} to "
-            "publish. Name one of its columns with --body-column, or export the topic without --json"
+            f"the file {name} was written with --json, which splits bodies into columns: there is no column {wanted} "
+            "to publish. Choose a column with --body-column, or export the topic without --json"
         )
-    there = _names(candidates) if candidates else "none that could be one"
+    there = _names(candidates) if candidates else "none"
     return (
-        f"the file {name} has no column {wanted}: name the one that holds the bodies with --body-column; there are "
+        f"the file {name} has no column {wanted}: choose the column of the bodies with --body-column; possible are: "
         f"{there}"
     )
 
@@ -266,9 +267,9 @@ def _names(names: Iterable[str]) -> str:
 
 
 def times_ns(column: Any) -> Any:
-    """A column of times as an int64 Arrow array of Unix nanoseconds; times without a zone are UTC.
+    """Convert a column of times to an int64 Arrow array of Unix nanoseconds; times without a zone are UTC.
 
-    Raises ArrowInvalid: A time is out of range.
+    Raises ArrowInvalid if a time is out of range.
     """
     if pa.types.is_int64(column.type):
         return column
@@ -297,17 +298,17 @@ def _row_groups(footer: Any, columns: ReplayColumns) -> tuple[RowGroup, ...]:
 
 
 def _time_bounds(statistics: Any) -> tuple[int | None, int | None]:
-    """The earliest and the latest time, if there are statistics; rows without a time are not covered."""
+    """Return the earliest and the latest time, if there are statistics; rows without a time are not included."""
     if statistics is None or not statistics.has_min_max or statistics.physical_type != "INT64":
         return None, None
-    # The raw values, as Python's have no nanoseconds, in the unit of the file, which may differ from Arrow's.
+    # Raw values, because Python's have no nanoseconds; in the unit of the file, which may differ from Arrow's.
     unit = json.loads(statistics.logical_type.to_json()).get("timeUnit", "nanoseconds")
     factor = _NS_PER_UNIT[unit]
     return statistics.min_raw * factor, statistics.max_raw * factor
 
 
 def _topics(footer: Any) -> frozenset[str] | None:
-    """The topics of one of our own files; None: the statistics do not tell."""
+    """Return the topics of an export's file; None if the statistics do not determine them."""
     names = [footer.schema.column(index).path for index in range(footer.num_columns)]
     found: set[str] = set()
     for number in range(footer.num_row_groups):
@@ -334,28 +335,27 @@ def select_topics(files: ReplayFiles, topics: Sequence[str]) -> ReplayFiles:
         topics: The topics; empty: all files, which must have a single topic.
 
     Raises:
-        ReplayFileError: No topic is given and there are several, one does not exist, or a file has others, too.
+        ReplayFileError: No topic is given and there are several, a topic does not exist, or a file also has others.
     """
     if not topics:
         if len(files.topics) > 1:
             raise ReplayFileError(
-                f"the folder {files.place} holds the topics {_names(sorted(files.topics))}: say with --from-topic "
-                "which of them"
+                f"the folder {files.place} has the topics {_names(sorted(files.topics))}: choose with --from-topic"
             )
         return files
     for topic in topics:
         if topic not in files.topics:
             there = (
-                f"it holds {_names(sorted(files.topics))}"
+                f"it has {_names(sorted(files.topics))}"
                 if files.topics
-                else "these are no exports of qcli's"
+                else "the files are not exports of qcli"
             )
-            raise ReplayFileError(f"the folder {files.place} holds nothing of topic {topic}: {there}")
+            raise ReplayFileError(f"the folder {files.place} has no messages of topic {topic}: {there}")
     wanted = frozenset(topics)
     for file in files.files:
         if file.topics & wanted and file.topics - wanted:
             raise ReplayFileError(
-                f"the file {file.stamp.name} holds several topics: choose with --where \"topic = '...'\""
+                f"the file {file.stamp.name} has several topics: choose with --where \"topic = '...'\""
             )
     kept = tuple(file for file in files.files if file.topics & wanted)
     return replace(files, files=kept, topics=wanted)

@@ -1,7 +1,7 @@
-"""Select rows by a condition in Spark SQL. It is evaluated once, when a replay is planned, to a bit for each row.
+"""Select rows by a condition in Spark SQL. It is evaluated once, when a replay is planned, to one bit per row.
 
-A replay that continues therefore publishes the same rows, even if the condition has `rand()` or `now()`, and does not
-need Spark again. Bodies do not pass through Spark.
+So a replay that is resumed publishes the same rows, even if the condition has `rand()` or `now()`, and does not need
+Spark again. Bodies do not pass through Spark.
 """
 
 import logging
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BITMAP_ROWS = 32768
-"""Rows of one bitmap of Spark, which has the least significant bit first, like Arrow."""
+"""The rows of one bitmap of Spark. It has the least significant bit first, like Arrow."""
 _GLOB = re.compile(r"([\\{}\[\]*?])")
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # Spark has no type for nanoseconds, and cannot read files that have them without this: they become numbers.
+    # Spark has no nanosecond type, and cannot read files with nanoseconds without this; they become integers.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
-    # Only a bit for each row is shuffled.
+    # Only one bit per row is shuffled.
     "spark.sql.shuffle.partitions": "4",
 }
 
 
 class FilterError(NSQError):
-    """A condition is not valid; the text says why."""
+    """A condition is invalid; the text has the reason."""
 
 
 def select_rows(
@@ -40,19 +40,19 @@ def select_rows(
     """Select rows.
 
     Args:
-        condition: A condition as after WHERE. It can use the columns of the files and of Hive-style folders.
-        settings: More settings of Spark, by name.
+        condition: A condition as in WHERE. It can use the columns of the files and of Hive-style folders.
+        settings: Additional settings of Spark, by name.
 
     Returns:
         For each file with selected rows, a bitmap of all its rows, least significant bit first.
 
     Raises:
-        FilterError: The condition is not valid.
-        SparkFailed: It could not be evaluated.
+        FilterError: The condition is invalid.
+        SparkFailed: The evaluation failed.
     """
     from pyspark.errors import AnalysisException, ParseException, PySparkException
 
-    # It would log the error that is raised here, with the stack of the JVM.
+    # Spark would log the error that is raised here, with the stack of the JVM.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     session = engine.session()
     for name, value in {**_SETTINGS, **(settings or {})}.items():
@@ -79,7 +79,7 @@ def _bitmaps(session: Any, files: ReplayFiles, condition: str) -> "DataFrame":
     from pyspark.sql import functions as f
 
     local = local_path(files.place)
-    # Spark knows S3 under another name than pyarrow does.
+    # Spark's scheme for S3 differs from pyarrow's.
     place = files.place.replace("s3://", "s3a://", 1) if local is None else str(local)
     folder = _escape_glob(place.rstrip("/"))
     paths = [f"{folder}/{_escape_glob(file.stamp.name)}" for file in files.files]
@@ -97,16 +97,16 @@ def _escape_glob(path: str) -> str:
 
 
 def _name_of(uri: str, names: Mapping[str, object]) -> str:
-    """The file of a URI from Spark, which has a scheme and escapes some characters."""
+    """Return the file of a URI from Spark, which has a scheme and escapes some characters."""
     parts = unquote(uri).split("/")
     for start in range(len(parts)):
         if (name := "/".join(parts[start:])) in names:
             return name
-    raise SparkFailed(f"Spark read {uri}, which it was not told to")
+    raise SparkFailed(f"Spark read the unexpected file {uri}")
 
 
 def _first_line(error: BaseException) -> str:
-    """The message of an error, without the position in the plan."""
+    """Return the message of an error, without the position in the plan."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage())
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

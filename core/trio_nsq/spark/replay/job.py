@@ -1,11 +1,11 @@
 """A replay job: plan its pieces, have an engine publish them, and keep its state in a folder.
 
-The plan is written down before anything is published, so a job that was interrupted continues with the same pieces:
+The plan is stored before the first publish, so an interrupted job continues with the same pieces:
 
-    job.json            the request, and the pieces; fixed once the job is planned
-    selected.bin        the rows that `--where` has selected, if it was given
+    job.json            the request and the pieces; fixed once the job is planned
+    selected.bin        the rows that `--where` selected, if given
     done/PIECE.json     the results of pieces, written by their tasks
-    lock                held by the process that works on the job
+    lock                held by the process that runs the job
 """
 
 import json
@@ -37,12 +37,12 @@ RowSelector = Callable[[ReplayFiles, str], Mapping[str, bytes]]
 
 
 class JobError(NSQError):
-    """A job does not exist, has another request, or is in use; the text says which."""
+    """A job does not exist, has another request, or is in use; the text has the reason."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """The plan of a job: the folder, what to read of it, its size, and its pieces."""
+    """The plan of a job: the folder, the columns to read, the number of rows and files, and the pieces."""
 
     place: str
     columns: ReplayColumns
@@ -52,11 +52,11 @@ class _Plan:
 
 
 class ReplayJob:
-    """One job. Made by `open_job`.
+    """One job. Created by `open_job`.
 
     Attributes:
-        result: The result, up to date after `run`.
-        is_complete: Whether an earlier run has completed the job.
+        result: The result, updated by `run`.
+        is_complete: Whether an earlier run completed the job.
         is_new: Whether the job was not planned before.
     """
 
@@ -78,8 +78,8 @@ class ReplayJob:
             self._load(found)
             if request is not None and (names := request.differs_from(self.request)):
                 raise JobError(
-                    f"the job {name} was begun with another {', '.join(names)}: say --job {name} and nothing else of "
-                    "what is to be published, or name another job"
+                    f"the job {name} was started with another {', '.join(names)}: to continue it, give --job {name} "
+                    "without these; or choose another job name"
                 )
 
     # ------------------------------------------------------------------ job.json
@@ -89,7 +89,7 @@ class ReplayJob:
             found = json.loads(data)
             if found["version"] != VERSION:
                 raise JobError(
-                    f"the job {self.name} is of version {found['version']}, and this program knows {VERSION} only"
+                    f"the job {self.name} has version {found['version']}; this program supports only version {VERSION}"
                 )
             asked = found["request"]
             self.request = ReplayRequest(**asked | {"from_topics": tuple(asked["from_topics"])})
@@ -139,10 +139,10 @@ class ReplayJob:
     # ------------------------------------------------------------------ the plan
 
     def plan(self, select: RowSelector | None) -> None:
-        """Split the files into pieces and write that down, unless it was done before.
+        """Split the files into pieces and store the plan, unless the job is already planned.
 
         Args:
-            select: Applies the condition of the request; may be None if there is none.
+            select: Applies the condition of the request; may be None without a condition.
 
         Raises:
             ReplayFileError: The files cannot be replayed.
@@ -156,8 +156,8 @@ class ReplayJob:
             needs_times = request.ordered or request.first_ns is not None or request.end_ns is not None
             if needs_times and files.columns.time is None:
                 raise ReplayFileError(
-                    f"the folder {files.place} holds no exports of qcli's, so it is not known which column tells the "
-                    "time of a message: name it with --time-column"
+                    f"the files in {files.place} are not exports of qcli: choose the column of the publish times with "
+                    "--time-column"
                 )
             self._plan = _Plan(
                 files.place, files.columns, sum(file.rows for file in files.files), len(files.files), []
@@ -175,7 +175,7 @@ class ReplayJob:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the bodies of all pieces, about."""
+        """The approximate size of the bodies of all pieces."""
         assert self._plan is not None
         return sum(group.body_bytes for piece in self._plan.pieces for group in piece)
 
@@ -188,13 +188,13 @@ class ReplayJob:
         tls: TLSFiles | None = None,
         patience_s: float = PATIENCE_S,
     ) -> list[ReplayTask]:
-        """The tasks of the pieces that are not complete, after `plan`. The others are counted in the result.
+        """Return the tasks of the pieces that are not complete, after `plan`. Count the others in the result.
 
         Args:
             at_once: How many tasks run at the same time; they share the rate.
             save_results: Whether tasks can write to the folder of the job.
             dry_run: Only count messages.
-            patience_s: How long to wait for a broker that is unreachable.
+            patience_s: How long to wait for an unreachable broker.
         """
         assert self._plan is not None
         request, plan = self.request, self._plan
@@ -225,7 +225,7 @@ class ReplayJob:
     # ------------------------------------------------------------------ the work
 
     def run(self, engine: Engine, tasks: Sequence[ReplayTask], advance: Advance) -> None:
-        """Run tasks and update the result, also if one fails. Raises NSQError, OSError: a task failed."""
+        """Run tasks and update the result, even if one fails. Raises NSQError or OSError if a task failed."""
         left = {task.piece: PieceResult.load(self._storage, task.piece) for task in tasks}
 
         def finish(done: PieceResult) -> None:
@@ -239,7 +239,7 @@ class ReplayJob:
                 engine(tasks, finish, advance)
         finally:
             for piece, before in left.items():
-                # Tasks that were interrupted, or whose result Spark has lost.
+                # Tasks that were interrupted, or whose result Spark lost.
                 if (saved := PieceResult.load(self._storage, piece)) is not None and saved != before:
                     self.result.add(saved)
         self._finish()
@@ -262,8 +262,8 @@ def open_job(jobs: Path, name: str | None, request: ReplayRequest | None) -> Ite
     """Open a job and lock it.
 
     Args:
-        name: The name of the job; None: a new one.
-        request: What to replay; None: what the job was begun with.
+        name: The name of the job; None: a new job.
+        request: The request; None: the stored request of the job.
 
     Raises:
         JobError: The job does not exist, has another request, or is in use.
@@ -273,10 +273,10 @@ def open_job(jobs: Path, name: str | None, request: ReplayRequest | None) -> Ite
     folder = jobs / name
     if request is None and not (folder / "job.json").exists():
         raise JobError(
-            f"there is no job {name} in {jobs}; 'qcli replay FOLDER TOPIC --job {name}' begins one"
+            f"there is no job {name} in {jobs}; start one with 'qcli replay FOLDER TOPIC --job {name}'"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_file(folder / "lock", JobError(f"another process works on the job {name}")):
+    with lock_file(folder / "lock", JobError(f"another process runs the job {name}")):
         job = ReplayJob(name, folder, request)
         try:
             yield job
@@ -289,7 +289,7 @@ def remove_old_jobs(jobs: Path, now_s: float) -> None:
     """Remove the folders of jobs that have been complete for a while.
 
     Args:
-        jobs: The folder of all jobs; it may not exist.
+        jobs: The folder of all jobs; need not exist.
         now_s: The time, Unix seconds.
     """
     for path in jobs.glob("*/job.json"):

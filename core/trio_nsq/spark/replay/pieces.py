@@ -1,4 +1,4 @@
-"""Split the rows of a replay into pieces, by the footers of files. It is done once, and the job keeps the result."""
+"""Split the rows of a replay into pieces, by the footers of files. This is done once; the job stores the result."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from .rows import MIB, RowGroupRange, earliest_time, pack_bits
 _PIECE_BYTES = 64 * MIB
 _MIN_PIECE_BYTES = 4 * MIB
 _MAX_PIECES = 2000
-"""A broker remembers 10,000 producers of a topic: there is room for several jobs."""
+"""A broker keeps the state of 10,000 producers of a topic: enough for several jobs."""
 
 Piece = tuple[RowGroupRange, ...]
 
@@ -23,12 +23,12 @@ def split_into_pieces(
     *,
     ordered: bool,
 ) -> list[Piece]:
-    """Split files into pieces of about the same size: enough for all cores, and no more than a broker can remember.
+    """Split files into pieces of similar size: enough for all cores, and within the broker's limit of producers.
 
     Args:
         bits: The selected rows, as bitmaps by file, see `select_rows`; None: all rows.
-        first_ns, end_ns: A time range. Row groups that are outside of it are left out.
-        ordered: Replay in the order of time, which is a single piece.
+        first_ns, end_ns: A time range. Row groups outside of it are skipped.
+        ordered: Replay in the order of time, as a single piece.
 
     Raises:
         ReplayFileError: A file cannot be read.
@@ -45,7 +45,7 @@ def split_into_pieces(
 def _row_groups(
     files: ReplayFiles, bits: Mapping[str, bytes] | None, first_ns: int | None, end_ns: int | None
 ) -> Iterator[RowGroupRange]:
-    """The row groups that may have rows to replay, one by one, without the bits of their rows."""
+    """Yield the row groups that may have rows to replay, without the bits of their rows."""
     for file in files.files:
         row = 0
         for number, group in enumerate(file.groups):
@@ -105,13 +105,13 @@ def _split(groups: Sequence[RowGroupRange]) -> list[list[RowGroupRange]]:
 
 
 def row_groups_to_json(group: RowGroupRange, bits_end: int) -> list[Any]:
-    """A range of row groups for `job.json`. Its bits are in another file, where they end at `bits_end`."""
+    """Convert a range of row groups for `job.json`. Its bits are in another file, where they end at `bits_end`."""
     bits = None if group.selected is None else [bits_end - len(group.selected), bits_end]
     return [[*group.stamp], *group[1:7], bits, group.first_ns]
 
 
 def row_groups_from_json(found: Sequence[Any], packed: bytes) -> RowGroupRange:
-    """Parse a range of row groups, given the file of bits. Raises ValueError, TypeError."""
+    """Parse a range of row groups; `packed` is the content of the file of bits. Raises ValueError, TypeError."""
     stamp, first_group, end_group, first_row, rows, wanted, body_bytes, bits, first_ns = found
     selected = None if bits is None else packed[slice(*bits)]
     return RowGroupRange(

@@ -1,7 +1,7 @@
-"""What a replay of files is asked for, the results of its pieces, and the result of the whole job.
+"""The request of a replay, the results of its pieces, and the result of the whole job.
 
-The field names of `PieceResult` are the keys of the file that its task writes; those of `ReplayResult` are printed by
-qcli. This does not need pyarrow, so that qcli can check options without it.
+The field names of `PieceResult` are the keys of the file that its task writes; qcli prints those of `ReplayResult`.
+This module does not import pyarrow, so that qcli can check options without it.
 """
 
 import json
@@ -11,27 +11,27 @@ from dataclasses import asdict, dataclass, field, replace
 from ..storage import Storage
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-"""The name of a producer, which has at most 64 characters, is this with a suffix."""
+"""The name of a producer is this with a suffix, and has at most 64 characters."""
 DEFAULT_MAX_MSG_BYTES = 1024 * 1024
 MAX_EXAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """Files to replay. A job that continues must have the same request.
+    """Files to replay, and the options. A job that is continued must have the same request.
 
     Attributes:
         source: A folder or a file: an absolute path, or a URI.
         address: The HTTP address of the broker.
-        from_topics: Of our own exports, the topics to replay; empty: the only one.
+        from_topics: The topics of qcli's exports to replay; empty: the only one.
         body_column, time_column: See `open_files`.
-        since, until: The time range as it was given; the next run compares it.
-        first_ns, end_ns: The same in Unix nanoseconds, resolved when the job was begun.
+        since, until: The time range as the user gave it; the next run compares it.
+        first_ns, end_ns: The time range in Unix nanoseconds, resolved when the job was started.
         where: A condition in Spark SQL.
         match: A regular expression.
         ordered: Replay in the order of time.
-        rate: Maximum messages per second.
-        speed: Keep the pace of the original messages, so many times faster; requires `ordered`.
+        rate: The maximum messages per second.
+        speed: Keep the original pace, multiplied by this factor; requires `ordered`.
         max_msg_bytes: Longer messages are not published.
     """
 
@@ -53,27 +53,27 @@ class ReplayRequest:
     max_msg_bytes: int = DEFAULT_MAX_MSG_BYTES
 
     def differs_from(self, other: "ReplayRequest") -> list[str]:
-        """The names of the attributes that differ, except those resolved from others."""
+        """Return the names of the attributes that differ, except those resolved from others."""
         mine, theirs = asdict(self), asdict(other)
         return [name for name in mine if name not in ("first_ns", "end_ns") and mine[name] != theirs[name]]
 
 
 @dataclass(slots=True)
 class PieceResult:
-    """The result of a piece so far. Counts are messages, of all attempts unless said otherwise.
+    """The result of a piece so far. Counts are messages, of all attempts unless noted.
 
     Attributes:
         published: Published by this attempt.
-        published_bytes: Bytes of their bodies.
-        repeated: Published by an earlier attempt, and not again.
-        repeated_bytes: Bytes of their bodies.
+        published_bytes: The size of their bodies.
+        repeated: Published by an earlier attempt, and not published again.
+        repeated_bytes: The size of their bodies.
         maybe_twice: Those of `published` that were sent again because the first response was lost.
-        unmatched: Left out by the regular expression.
+        unmatched: Not matched by the regular expression.
         without_body: Rows whose body is null or empty; NSQ has no empty messages.
-        too_long: Longer than allowed, and not published.
-        examples: Where the first of these are.
+        too_long: Longer than the limit, and not published.
+        examples: The locations of the first of these.
         batches: The number of the next batch.
-        remembered: Whether the broker recognises batches that are sent again; None: unknown.
+        remembered: Whether the broker deduplicates; None: unknown.
     """
 
     piece: int
@@ -95,7 +95,7 @@ class PieceResult:
 
     @classmethod
     def load(cls, storage: Storage, piece: int) -> "PieceResult | None":
-        """Read the file of a piece; None: there is none, or it is damaged, and the piece starts again."""
+        """Read the file of a piece; None if it is missing or damaged: the piece then restarts."""
         data = storage.read(_path(piece))
         if data is None:
             return None
@@ -105,7 +105,7 @@ class PieceResult:
             return None
 
     def as_repeated(self) -> "PieceResult":
-        """The result of an earlier run as this run counts it: everything was published before."""
+        """Convert the result of an earlier run for this run: all its messages were published before."""
         return replace(
             self,
             published=0,
@@ -121,15 +121,15 @@ def _path(piece: int) -> str:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """The result of a job so far. Counts are messages unless said otherwise.
+    """The result of a job so far. Counts are messages unless noted.
 
     Attributes:
         published, published_bytes: Published by this run.
-        before, before_bytes: Published by an earlier run or attempt, and not again.
+        before, before_bytes: Published by an earlier run or attempt, and not published again.
         maybe_twice, unmatched, without_body, too_long, examples: See `PieceResult`.
         left_out: Rows outside of the time range, or not selected by `--where`.
-        files, pieces: How many there are.
-        pieces_done: How many pieces are complete.
+        files, pieces: The number of files and pieces.
+        pieces_done: The number of complete pieces.
         remembered: See `PieceResult`.
     """
 
@@ -164,6 +164,6 @@ class ReplayResult:
             self.remembered = piece.remembered and self.remembered is not False
 
     def count_left_out(self) -> None:
-        """Set `left_out`, once all pieces are done."""
+        """Set `left_out` after all pieces are complete."""
         replayed = self.published + self.before + self.unmatched + self.without_body + self.too_long
         self.left_out = self.rows - replayed

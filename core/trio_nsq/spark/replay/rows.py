@@ -1,6 +1,6 @@
 """Read the rows of Parquet files, in the order of the files or in the order of time.
 
-The rows are fixed when a replay is planned: some row groups, a time range, and the rows that a filter selected.
+The plan of a replay determines the rows: row groups, a time range, and the rows that a filter selected.
 """
 
 import zlib
@@ -17,10 +17,10 @@ from .files import FileStamp, ReplayColumns, ReplayFileError, times_ns
 
 MIB = 1024 * 1024
 CHUNK_BYTES = 4 * MIB
-"""Bytes of bodies that are decoded at a time, about."""
+"""The approximate size of the bodies that are decoded at a time."""
 _MAX_CHUNK_ROWS = 20_000
 WINDOW_BYTES = 1024 * MIB
-"""Limit of the rows that are in memory to be sorted by time."""
+"""The memory limit for rows that are sorted by time."""
 
 
 class RowGroupRange(NamedTuple):
@@ -29,10 +29,10 @@ class RowGroupRange(NamedTuple):
     Attributes:
         first_group, end_group: The first row group, and the one after the last.
         first_row: The number of the first row in the file.
-        wanted: The number of selected rows; a time range may leave out more.
-        body_bytes: Uncompressed bytes of the bodies of these, about.
-        selected: Which rows are selected: `pack_bits` of all rows; None: all.
-        first_ns: The time of the earliest row, if it is known.
+        wanted: The number of selected rows; a time range may exclude some of them.
+        body_bytes: The approximate uncompressed size of their bodies.
+        selected: The selected rows, as `pack_bits` of all rows; None: all.
+        first_ns: The time of the earliest row, if known.
     """
 
     stamp: FileStamp
@@ -46,7 +46,7 @@ class RowGroupRange(NamedTuple):
     first_ns: int | None = None
 
     def join(self, other: "RowGroupRange") -> "RowGroupRange":
-        """This range and the one that follows it; neither has `selected` yet."""
+        """Join this range and the next one; neither may have `selected`."""
         return self._replace(
             end_group=other.end_group,
             rows=self.rows + other.rows,
@@ -59,9 +59,9 @@ class Rows(NamedTuple):
     """Rows that were read.
 
     Attributes:
-        bodies: Their bodies, which may be null.
-        times_ns: Their times, if the rows are read in order of time; otherwise None.
-        locate: Returns the file name of the row at an index, and its number in that file.
+        bodies: The bodies, which may be null.
+        times_ns: The times, if the rows are read in order of time; otherwise None.
+        locate: Returns the file name and the row number of the row at an index.
     """
 
     bodies: list[bytes | None]
@@ -70,23 +70,23 @@ class Rows(NamedTuple):
 
 
 def pack_bits(bits: bytes, first: int, count: int) -> bytes:
-    """Compress some bits of a bitmap, least significant bit first; `unpack_bits` takes the same two numbers."""
+    """Compress some bits of a bitmap, least significant bit first; pass the same numbers to `unpack_bits`."""
     return zlib.compress(bits[first // 8 : (first + count + 7) // 8], 1)
 
 
 def unpack_bits(packed: bytes, first: int, count: int) -> Any:
-    """The bits as a boolean Arrow array."""
+    """Decompress bits into a boolean Arrow array."""
     return pa.Array.from_buffers(
         pa.bool_(), count, [None, pa.py_buffer(zlib.decompress(packed))], offset=first % 8
     )
 
 
 class RowReader:
-    """Reads rows.
+    """Reads the rows of row groups.
 
     Args:
-        first_ns: The earliest time of a row, Unix nanoseconds; None: no bound.
-        end_ns: The time before which rows must be; None: no bound. Rows without a time are outside of any bound.
+        first_ns: The start of the time range, Unix nanoseconds; None: no bound.
+        end_ns: The end of the time range, exclusive; None: no bound. A bound excludes rows without a time.
         ordered: Whether `read_in_order` will be called.
     """
 
@@ -112,7 +112,7 @@ class RowReader:
         self._names += columns.order if ordered else ()
 
     def read(self, groups: Sequence[RowGroupRange]) -> Iterator[Rows]:
-        """Read row groups, in the order given. Raises ReplayFileError: a file cannot be read, or has changed."""
+        """Read row groups in the given order. Raises ReplayFileError if a file cannot be read or has changed."""
         for group in groups:
             for batch, numbers, first in self._batches(group):
                 if len(batch):
@@ -120,15 +120,15 @@ class RowReader:
                     yield Rows(bodies, None, _locator(group.stamp.name, numbers, first))
 
     def read_in_order(self, groups: Sequence[RowGroupRange]) -> Iterator[Rows]:
-        """Read the rows that have a time, ordered by time, and then by `ReplayColumns.order` or as in the files.
+        """Read the rows with a time, ordered by time, then by `ReplayColumns.order` or as in the files.
 
-        Row groups whose times overlap are in memory together.
+        Row groups whose times overlap are in memory at the same time.
 
         Args:
             groups: Single row groups with `first_ns`.
 
         Raises:
-            ReplayFileError: As `read`; or the row groups that overlap exceed the memory limit.
+            ReplayFileError: See `read`; or overlapping row groups exceed the memory limit.
         """
         waiting = sorted(groups, key=lambda each: (each.first_ns, each.stamp.name, each.first_row))
         window: list[Any] = []
@@ -139,8 +139,9 @@ class RowReader:
             window_bytes += sum(each.nbytes for each in more)
             if window_bytes > self._window_bytes:
                 raise ReplayFileError(
-                    f"more than {self._window_bytes // MIB} MiB of {self._path} lie around {_moment(group.first_ns)}, "
-                    "and cannot be put in order here: write it anew sorted by time, or replay it without --ordered"
+                    f"{self._path} has row groups of more than {self._window_bytes // MIB} MiB that overlap at "
+                    f"{_moment(group.first_ns)}, too many to sort in memory: rewrite the files sorted by time, or "
+                    "replay without --ordered"
                 )
             until = waiting[index + 1].first_ns if index + 1 < len(waiting) else None
             if not window:
@@ -165,7 +166,7 @@ class RowReader:
             yield Rows(bodies, times, _table_locator(part))
 
     def _tables(self, group: RowGroupRange, order: int) -> list[Any]:
-        """A row group as tables that have the columns to sort by."""
+        """Read a row group as tables with the columns to sort by."""
         columns = self._columns
         tables = []
         for batch, numbers, first in self._batches(group):
@@ -186,7 +187,7 @@ class RowReader:
     # ------------------------------------------------------------------ files
 
     def _batches(self, group: RowGroupRange) -> Iterator[tuple[Any, Any, int]]:
-        """Record batches, each with the numbers of its rows, or None and the number of the first if all are there."""
+        """Yield record batches, their row numbers (None if all rows are selected), and the number of the first row."""
         name = group.stamp.name
         path = f"{self._path.rstrip('/')}/{name}"
         try:
@@ -243,9 +244,9 @@ class RowReader:
     def _check_stamp(self, stamp: FileStamp, path: str) -> None:
         info = self._system.get_file_info(path)
         if not info.is_file or (info.size or 0, info.mtime_ns or 0) != (stamp.size_bytes, stamp.mtime_ns):
-            what = "was changed" if info.is_file else "is gone"
+            what = "was changed" if info.is_file else "was removed"
             raise ReplayFileError(
-                f"the file {stamp.name} {what} since this replay was planned: begin a new one"
+                f"the file {stamp.name} {what} after this replay was planned: start a new replay"
             )
 
     def _body(self, batch: Any) -> Any:
@@ -279,7 +280,7 @@ def _moment(time_ns: int | None) -> str:
 
 
 def earliest_time(place: str, columns: ReplayColumns, group: RowGroupRange) -> int | None:
-    """The earliest time of row groups, read from their rows; None: no row has a time. Raises ReplayFileError."""
+    """Read the earliest time of row groups from their rows; None if no row has a time. Raises ReplayFileError."""
     assert columns.time is not None
     system, path = arrow_system(place)
     try:

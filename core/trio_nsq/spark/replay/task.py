@@ -1,8 +1,8 @@
-"""Publish one piece of a replay: the task that an engine runs, in this process or in a Spark worker.
+"""The task of a replay: publish one piece, in this process or in a Spark worker.
 
-A piece is an idempotent producer: its batches depend on its rows alone, and are numbered from 0. Another attempt, after
-a crash or while the first still runs, sends the same batches with the same numbers, and our broker publishes each once
-(docs/how-to/idempotent-publishing.md). A stock nsqd does not recognise them: there, delivery is at least once.
+A piece is an idempotent producer: its batches depend only on its rows, and are numbered from 0. Another attempt, after
+a crash or while the first still runs, sends the same batches with the same numbers, and `qcli serve` publishes each
+once (docs/how-to/idempotent-publishing.md). nsqd does not deduplicate: publishing to it is at least once.
 """
 
 import os
@@ -27,10 +27,10 @@ from .rows import CHUNK_BYTES, MIB, RowGroupRange, RowReader, Rows
 _MAX_BATCH_MESSAGES = 10_000
 _MAX_BATCH_BYTES = 2 * MIB
 _BATCH_S = 0.05
-"""With a rate limit, a batch has the messages of this time."""
+"""With a rate limit, a batch has the messages for this time."""
 _SAVE_INTERVAL_S = 2.0
 _MAX_RESENDS = 3
-"""Publishing a batch twice to a broker that does not deduplicate is better than never."""
+"""With a broker that does not deduplicate, publishing a batch twice is better than losing it."""
 _SLOT_NS = 10_000_000
 """With the original pace, messages published within this time are published together."""
 _NS_PER_S = 10**9
@@ -38,15 +38,15 @@ _NS_PER_S = 10**9
 
 @dataclass(frozen=True, slots=True)
 class ReplayTask:
-    """A piece to publish; it can be pickled. Its batches depend on `request`, the rows and `max_batch_bytes` alone.
+    """A piece to publish. Can be pickled. Its batches depend only on `request`, the rows and `max_batch_bytes`.
 
     Attributes:
         producer: The name of the piece as a producer.
-        rate: Maximum messages per second of this task; None: no limit.
-        results_folder: The folder to save the result to, see `storage_at`; None: it is not saved.
+        rate: The maximum messages per second of this task; None: no limit.
+        results_folder: The folder for the result, see `storage_at`; None: the result is not saved.
         dry_run: Only count messages.
-        patience_s: How long to wait for a broker that is unreachable.
-        max_batch_bytes: Limit of a batch; a longer message is a batch of its own.
+        patience_s: How long to wait for an unreachable broker.
+        max_batch_bytes: The limit of a batch; a longer message is a batch by itself.
     """
 
     request: ReplayRequest
@@ -71,7 +71,7 @@ class ReplayTask:
         """Publish the batches that are not known to be published.
 
         Args:
-            advance: Called with the messages and bytes of each batch, also of those published before.
+            advance: Called with the number of messages and bytes of each batch, including those published before.
 
         Raises:
             ReplayFileError: A file cannot be read, or has changed.
@@ -119,7 +119,7 @@ class ReplayTask:
             finally:
                 result.maybe_twice = producer.messages_resent
                 if storage is not None and result.batches:
-                    # Another error is more important than this one; our broker knows what is published anyway.
+                    # An earlier error is more important; `qcli serve` knows the published batches anyway.
                     with suppress(OSError):
                         result.save(storage)
         return result
@@ -145,13 +145,13 @@ class _Pacer:
         self._rate = task.rate
         self._speed = task.request.speed
         self._due_s = time.monotonic()
-        self._first: tuple[int, float] | None = None  # the time of the first batch, and when it was sent
+        self._first: tuple[int, float] | None = None  # publish time and send time of the first batch
 
     def wait(self, messages: int, time_ns: int | None) -> None:
         """Sleep until a batch is due.
 
         Args:
-            time_ns: When they were published; None: it does not matter.
+            time_ns: When the messages were published; None: the original pace is not kept.
         """
         now_s = time.monotonic()
         if self._rate is not None:
@@ -172,10 +172,10 @@ def _sleep_until(due_s: float) -> None:
 
 
 class _Batches:
-    """The batches of a piece, in order, each with the time of its messages if the pace matters.
+    """Iterates over the batches of a piece, in order, each with the time of its messages if the pace is kept.
 
     Args:
-        result: Counts the messages that are in no batch.
+        result: Counts the messages that are skipped.
     """
 
     def __init__(self, task: ReplayTask, result: PieceResult) -> None:
@@ -211,7 +211,7 @@ class _Batches:
             yield from self._by_slot(rows, max(1, int(_SLOT_NS * self._speed)))
 
     def _by_slot(self, rows: Iterator[Rows], slot_ns: int) -> Iterator[tuple[list[bytes], int | None]]:
-        """Batches that have messages of one slot of time each, and are due when the slot begins."""
+        """Yield batches with messages of one time slot each, due at the start of the slot."""
         current: int | None = None
         for each in rows:
             bodies, times = self._filter(each)
@@ -228,7 +228,7 @@ class _Batches:
             yield self._batcher.rest(), current * slot_ns
 
     def _filter(self, rows: Rows) -> tuple[list[bytes], list[int] | None]:
-        """The bodies to publish, and their times."""
+        """Return the bodies to publish, and their times."""
         bodies: list[Any] = rows.bodies
         # Fast path: nearly always all rows are published.
         try:

@@ -1,5 +1,5 @@
-"""Run tasks, in this process or on Spark.
+"""Run tasks in this process or on Spark.
 
-`engine` has the interfaces and runs tasks in this process. `spark_engine` starts Spark, or joins a cluster, and runs
-them there; `java` finds and starts a Java for it.
+`engine` has the interfaces and runs tasks in this process. `spark_engine` starts Spark, or connects to a cluster, and
+runs tasks there; `java` finds a Java installation and starts a JVM.
 """

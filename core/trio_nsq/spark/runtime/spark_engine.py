@@ -1,6 +1,6 @@
-"""Spark as an engine: it runs tasks in Python workers, on this machine or on a cluster.
+"""An engine that runs tasks on Spark, in Python workers on this machine or on a cluster.
 
-Without a master, Spark runs in a JVM beside this process, which exits with it, also when this process is killed.
+Without a master, Spark runs in a local JVM, which exits with this process, also when this process is killed.
 """
 
 import os
@@ -35,28 +35,28 @@ _ZIP_TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _LOCAL_CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # A faster start; the JVM has little to do.
+    # For a faster start; the JVM has little to do.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 _CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # A second attempt at the same time would only read the same messages again.
+    # A concurrent second attempt would only read the same messages again.
     "spark.speculation": "false",
 }
 
 
 class SparkFailed(NSQError):
-    """Spark is not installed, does not start, or failed; the text says why."""
+    """Spark is not installed, does not start, or failed; the text has the reason."""
 
 
 def check_spark() -> None:
-    """Raises SparkFailed if it is not installed."""
+    """Check that Spark is installed. Raises SparkFailed."""
     try:
         import pyspark  # noqa: F401
     except ImportError as exc:
         raise SparkFailed(
-            f"the extra 'spark' is not installed ({exc}): {install_hint('spark')}, or say --engine inline"
+            f"the extra 'spark' is not installed ({exc}): {install_hint('spark')}, or use --engine inline"
         ) from exc
 
 
@@ -64,10 +64,10 @@ def check_spark() -> None:
 def open_spark(
     master: str | None = None, name: str = "qcli to-parquet", memory: str = "512m"
 ) -> Iterator["SparkEngine"]:
-    """Start Spark, or join that of spark-submit, and stop it after the block.
+    """Start Spark, or use that of spark-submit, and stop it after the block.
 
     Args:
-        master: The URL of the master; None: run locally, or as spark-submit says.
+        master: The URL of the master; None: run locally, or use the master of spark-submit.
         memory: The memory of a local JVM, which only schedules tasks.
 
     Raises:
@@ -77,20 +77,20 @@ def open_spark(
     check_spark()
     from pyspark import SparkContext
 
-    # Spark's log is of use only if it does not start.
+    # Spark's log is needed only if Spark does not start.
     with tempfile.TemporaryFile(prefix="trio-nsq-spark-") as log, tempfile.TemporaryDirectory() as folder:
         if "PYSPARK_GATEWAY_PORT" in os.environ:
             context, process = SparkContext.getOrCreate(), None
         else:
             context, process = _started_context(master, name, memory, log)
         try:
-            # With spark-submit's `--py-files` this package is in a zip file already.
+            # With spark-submit's `--py-files`, this package is already in a zip file.
             if not str(context.master).startswith("local") and Path(trio_nsq.__path__[0]).is_dir():
-                # Workers on other machines fetch this package, so that they have the same version.
+                # Workers on other machines get this package, so that they run the same version.
                 write_zip(Path(folder) / "trio_nsq.zip")
                 context.addPyFile(str(Path(folder) / "trio_nsq.zip"))
             if (server := getattr(context, "_accumulatorServer", None)) is not None:
-                # pyspark's threads would print errors if the JVM is lost; the tasks raise one.
+                # If the JVM is lost, pyspark's threads would print errors; the tasks already raise one.
                 server.handle_error = lambda *_: None
             yield SparkEngine(context, name)
         finally:
@@ -98,7 +98,7 @@ def open_spark(
 
 
 def write_zip(path: Path, packages: Sequence[ModuleType] = (trio_nsq,)) -> None:
-    """Write the sources of packages; the same sources give the same file.
+    """Write the sources of packages to a zip file. The file is reproducible.
 
     Args:
         path: The zip file; replaced if it exists.
@@ -116,7 +116,7 @@ def write_zip(path: Path, packages: Sequence[ModuleType] = (trio_nsq,)) -> None:
 def _started_context(
     master: str | None, name: str, memory: str, log: IO[bytes]
 ) -> tuple["SparkContext", "subprocess.Popen[bytes] | None"]:
-    """Start Spark; returns its context, and the process of the JVM. Raises SparkFailed, NoJava: it does not start."""
+    """Start Spark; return its context and the process of the JVM. Raises SparkFailed, NoJava."""
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
 
@@ -149,7 +149,7 @@ def _started_context(
 
 
 def _start_own_jvm(settings: dict[str, str], log: IO[bytes]) -> LocalJvm | None:
-    """Start a JVM without Spark's scripts; None: it does not start."""
+    """Start a JVM without Spark's scripts; None if it does not start."""
     import pyspark
 
     home, _ = find_java_home()
@@ -181,9 +181,9 @@ def _environment(**variables: str) -> Iterator[None]:
 
 def _end(context: "SparkContext", process: "subprocess.Popen[bytes] | None") -> None:
     gateway: Any = context._gateway
-    with suppress(Exception):  # a JVM that was killed cannot be asked to end
+    with suppress(Exception):  # the JVM may have been killed
         context.stop()
-    type(context)._gateway = type(context)._jvm = None  # what comes after starts one of its own
+    type(context)._gateway = type(context)._jvm = None  # the next context starts a new JVM
     with suppress(Exception):
         gateway.shutdown()
     if process is None:
@@ -198,20 +198,20 @@ def _end(context: "SparkContext", process: "subprocess.Popen[bytes] | None") -> 
 
 
 def _java_used() -> str:
-    """The Java that was used, for error messages."""
+    """Describe the Java that was used, for error messages."""
     home, _ = find_java_home()
-    return f"the Java in {home}{', which JAVA_HOME names' if os.environ.get('JAVA_HOME') else ''}"
+    return f"the Java in {home}{' (from JAVA_HOME)' if os.environ.get('JAVA_HOME') else ''}"
 
 
 def _last_line(log: IO[bytes]) -> str:
-    """The last line of the log, except those of Spark's script about its own variables, after a Java that failed."""
+    """Return the last line of the log, without the lines of Spark's script about its own variables."""
     log.seek(0)
     lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line and "/spark-class: line " not in line), "")
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the message of a JVM's exception."""
+    """Return the first line of the message of a JVM's exception."""
     java: Any = getattr(error, "java_exception", None)
     if java is not None:
         with suppress(Exception):
@@ -220,7 +220,7 @@ def _reason(error: BaseException) -> str:
 
 
 class SparkEngine:
-    """Spark as an `Engine`."""
+    """An `Engine` that runs tasks on Spark."""
 
     def __init__(self, context: "SparkContext", name: str) -> None:
         self._context = context
@@ -233,17 +233,17 @@ class SparkEngine:
 
     @property
     def slots(self) -> int:
-        """The number of tasks that run at the same time, about."""
+        """The approximate number of tasks that run at the same time."""
         return max(1, int(self._context.defaultParallelism))
 
     def session(self) -> "SparkSession":
-        """A new session for SQL, with its own settings."""
+        """Return a new SQL session with its own settings."""
         from pyspark.sql import SparkSession
 
         return SparkSession(self._context).newSession()
 
     def __call__(self, tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
-        """Run all tasks. If this raises, the tasks that still run are killed.
+        """Run all tasks. On an error, running tasks are killed.
 
         Raises:
             NSQError, OSError: A task failed.
@@ -271,7 +271,7 @@ class SparkEngine:
                 thread.join(_END_S)
             raise
         if failures:
-            raise SparkFailed(f"Spark gave up: {_reason(failures[0])}") from failures[0]
+            raise SparkFailed(f"Spark failed: {_reason(failures[0])}") from failures[0]
         for result in results:
             if not isinstance(result, Exception):
                 finish(result)
@@ -280,14 +280,14 @@ class SparkEngine:
                 raise result
 
     def _watch(self, thread: threading.Thread, tasks: Sequence[Task[Done]], advance: Advance) -> None:
-        """Wait for the thread, and report progress by the number of tasks that are done."""
+        """Wait for the thread, and report progress by the number of completed tasks."""
         tracker = self._context.statusTracker()
         reported = 0
         total = sum(task.messages for task in tasks)
         while thread.is_alive():
             thread.join(_POLL_S)
             done = 0
-            with suppress(Exception):  # if the JVM is gone, the thread ends, too
+            with suppress(Exception):  # if the JVM has exited, the thread ends too
                 for job in tracker.getJobIdsForGroup(_GROUP):
                     for stage in tracker.getJobInfo(job).stageIds:  # type: ignore[union-attr]
                         info = tracker.getStageInfo(stage)

@@ -1,16 +1,16 @@
-"""Cut the rows of a task into numbered batches, in the same way whenever the task is tried again.
+"""Split the rows of a task into numbered batches; a repeated attempt produces the same batches.
 
-Our broker publishes a batch only if its number is greater than those before (`IdempotentProducer`). That works for a
-task that is tried again only if it sends the same batches, so the cuts depend on nothing but the rows and their order.
-Spark does not guarantee the same rows in the same order, so a number has a checksum of the rows:
+`qcli serve` publishes a batch only if its number is greater than all earlier ones (`IdempotentProducer`). This requires
+that a repeated task sends the same batches, so they depend only on the rows and their order. Spark does not guarantee
+the same rows in the same order, so a number has a checksum of the rows:
 
     62            35 34           16 15            0
     +---------------+---------------+--------------+
     |  micro-batch  |    ordinal    |   checksum   |
     +---------------+---------------+--------------+
 
-The micro-batch is 0 in a batch job, where the ordinal uses its bits, too. The checksum covers all rows up to this
-batch, so the greatest number that a broker has tells whether it has published the same rows.
+In a batch job the micro-batch is 0, and the ordinal also uses its bits. The checksum covers all rows up to this batch,
+so the greatest number on a broker shows whether it has published the same rows.
 """
 
 import zlib
@@ -25,14 +25,14 @@ from ...protocol.batcher import split_for_mpub
 from ...protocol.errors import NSQError
 
 BLOCK_ROWS = 10_000
-"""Rows that are grouped by topic together: as many as Spark puts into an Arrow batch."""
+"""The rows that are grouped by topic at a time: the size of Spark's Arrow batches."""
 BLOCK_BYTES = 16 * 1024 * 1024
 _CHECKSUM_BITS, _ORDINAL_BITS = 16, 19
 _MICRO_BATCHES = 1 << 63 - _ORDINAL_BITS - _CHECKSUM_BITS
 
 
 class RowsDiffer(NSQError):
-    """An earlier attempt has published other rows with the same numbers; the text says what to do."""
+    """An earlier attempt has published other rows with the same numbers; the text explains what to do."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class RowBlock:
         first: The number of the first row in the partition.
         bodies: The bodies, which may be null.
         topics: The topics, which may be null; None: there is no such column.
-        delays_ms: The delays, likewise.
+        delays_ms: The delays, which may be null; None: there is no such column.
     """
 
     first: int
@@ -55,11 +55,11 @@ class RowBlock:
         return len(self.bodies)
 
     def part(self, start: int, stop: int) -> "RowBlock":
-        """The rows from one index to another."""
+        """Return the rows from one index to another."""
         return self._change(self.first + start, lambda column: column[start:stop])
 
     def take(self, indexes: Sequence[int]) -> "RowBlock":
-        """The rows at some indexes."""
+        """Return the rows at some indexes."""
         return self._change(self.first, lambda column: [column[index] for index in indexes])
 
     def _change(self, first: int, change: Callable[[Sequence[Any]], Sequence[Any]]) -> "RowBlock":
@@ -69,7 +69,7 @@ class RowBlock:
 
 
 def _join(parts: Sequence[RowBlock]) -> RowBlock:
-    """Consecutive parts, at least one, as one block."""
+    """Join consecutive parts, at least one, into one block."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -84,7 +84,7 @@ def _join(parts: Sequence[RowBlock]) -> RowBlock:
 def make_blocks(
     parts: Iterable[RowBlock], max_rows: int = BLOCK_ROWS, max_bytes: int = BLOCK_BYTES
 ) -> Iterator[RowBlock]:
-    """Cut rows into blocks of limited size. The blocks do not depend on how the rows were cut before."""
+    """Split rows into blocks of limited size. The result does not depend on the sizes of the parts."""
     held: list[RowBlock] = []
     held_rows = held_bytes = 0
     for part in parts:
@@ -98,7 +98,7 @@ def make_blocks(
                 yield _join(held)
                 held, held_rows, held_bytes = [], 0, 0
                 continue
-            stop = max(stop, start + 1)  # a larger row is a block of its own
+            stop = max(stop, start + 1)  # a larger row is a block by itself
             held.append(part.part(start, stop))
             held_rows += stop - start
             held_bytes += ends[stop - 1] - before
@@ -134,13 +134,13 @@ class BatchNumbers:
 
     def __post_init__(self) -> None:
         if (self.micro_batch or 0) >= _MICRO_BATCHES:
-            raise RowsDiffer(f"no query can have more than {_MICRO_BATCHES:,} micro-batches: start a new one")
+            raise RowsDiffer(f"the query exceeds {_MICRO_BATCHES:,} micro-batches: start a new query")
 
     def next(self, topic: str, delay_ms: int, bodies: Sequence[bytes]) -> int:
         if self.micro_batch is not None and self._ordinal >> _ORDINAL_BITS:
             raise RowsDiffer(
-                f"a task of a micro-batch can publish no more than {1 << _ORDINAL_BITS:,} batches: have the query take "
-                "less at once, or more partitions, or fewer different values of defer_ms"
+                f"a task of a micro-batch exceeds {1 << _ORDINAL_BITS:,} batches: use smaller micro-batches, more "
+                "partitions, or fewer different values of defer_ms"
             )
         head = f"{topic} {delay_ms} {len(bodies)} ".encode()
         self._checksum = zlib.crc32(b"\n".join(bodies), zlib.crc32(head, self._checksum))
@@ -152,17 +152,17 @@ class BatchNumbers:
 def make_batches(
     groups: Iterable[tuple[str, int, list[bytes]]], numbers: BatchNumbers, batch_bytes: int
 ) -> Iterator[Batch]:
-    """Cut groups into batches of about so many bytes, or of a single larger message."""
+    """Split groups into batches of about `batch_bytes`; a larger message is a batch by itself."""
     for topic, delay_ms, bodies in groups:
         for part in split_for_mpub(bodies, map(len, bodies), batch_bytes):
             yield Batch(topic, delay_ms, part, numbers.next(topic, delay_ms, part))
 
 
 def group_by_topic(rows: RowBlock, topic: str | None) -> list[tuple[str, int, list[bytes]]]:
-    """Group bodies by topic and delay, in the order of the rows, each of which has a body.
+    """Group bodies by topic and delay, in the order of the rows; all rows must have a body.
 
     Args:
-        topic: The topic of rows that have none.
+        topic: The topic of rows without a topic.
     """
     count = len(rows)
     if rows.topics is None and not any(rows.delays_ms or ()):
@@ -178,20 +178,20 @@ class RetryCheck:
     """Checks that a task publishes the same batches to a topic as an earlier attempt.
 
     Args:
-        last: The greatest number that the broker has of this producer; None: none.
+        last: The greatest number of this producer on the broker; None: no batch was published.
     """
 
     def __init__(self, last: int | None, numbers: BatchNumbers) -> None:
         self.last = last
         self._micro_batch = numbers.micro_batch
-        self._passed = last is None  # whether the batch `last` came, or there is none to wait for
+        self._passed = last is None  # whether the batch `last` was seen, or is None
         if last is not None and numbers.micro_batch is not None:
             before = last >> _CHECKSUM_BITS + _ORDINAL_BITS
             if before > numbers.micro_batch:
                 raise RowsDiffer(
                     f"the broker has micro-batch {before} of this query, and this is {numbers.micro_batch}: the "
-                    "checkpoint was set back, and what is missing cannot be told from what is there; start the query "
-                    "with a new checkpoint"
+                    "checkpoint was set back, so published rows cannot be identified; start the query with a new "
+                    "checkpoint"
                 )
             self._passed = before < numbers.micro_batch
 
@@ -211,7 +211,7 @@ class RetryCheck:
     def _difference(self) -> RowsDiffer:
         same = "jobId" if self._micro_batch is None else "micro-batch"
         return RowsDiffer(
-            "the rows are not those, in the same order and partitions, that the task before this one has published, or "
-            f"a write with the same {same}: what is missing cannot be told from what is there. Make the order certain "
-            "with sortWithinPartitions before the write, or let messages be published twice, with idempotent=false"
+            "the rows, their order or their partitions differ from those of an earlier attempt of this task, or of a "
+            f"write with the same {same}, so published rows cannot be identified. Sort the rows with "
+            "sortWithinPartitions before the write, or allow duplicates with idempotent=false"
         )

@@ -25,7 +25,7 @@ from ..options import OptionError, parse_brokers, parse_choice, parse_number, pa
 from .batches import BLOCK_BYTES, BLOCK_ROWS
 
 BATCH_BYTES = 1024 * 1024
-"""Default bytes of a request: a fifth of what brokers accept by default."""
+"""The default size of a request: a fifth of the brokers' default limit."""
 MAX_CONNECTIONS = 32
 _MAX_JOB_ID = 48
 """The name of a producer has at most 64 characters."""
@@ -41,18 +41,18 @@ BATCH_OPTIONS, STREAM_OPTIONS = frozenset({"jobid"}), frozenset({"checkpointloca
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What the tasks of a write need to know; it can be pickled.
+    """The options of a write, for its tasks. Can be pickled.
 
     Attributes:
-        addresses: HTTP addresses of the brokers; partitions are assigned to them in turn.
-        topic: The topic of rows that have none; empty: there is none.
+        addresses: The HTTP addresses of the brokers; partitions are assigned to them in turn.
+        topic: The topic of rows without a topic; empty: all rows have one.
         columns: The columns of the rows, in order, in lower case.
-        batch_bytes: Bytes of a request, about.
+        batch_bytes: The approximate size of a request.
         skips_empty: Whether rows without a body are skipped; otherwise they are errors.
-        idempotent: Whether tasks that are tried again publish nothing twice.
+        idempotent: Whether repeated tasks publish no duplicates.
         patience_s: How long to wait for a broker that is unreachable or full.
         block_rows, block_bytes: See `BLOCK_ROWS`; the same for all attempts of a task.
-        max_connections: Connections that a task keeps open, if it publishes to more topics.
+        max_connections: The limit of open connections of a task that publishes to many topics.
     """
 
     addresses: tuple[str, ...]
@@ -76,16 +76,16 @@ def parse_options(
         more_options: `BATCH_OPTIONS` or `STREAM_OPTIONS`.
 
     Raises:
-        OptionError: An option or a column is wrong.
+        OptionError: An option or a column is invalid.
     """
     unknown = {name.lower() for name in options} - _OPTIONS - more_options
     if "jobid" in unknown:
-        raise OptionError("the option jobId is for batch writes: a stream is known by its checkpoint")
+        raise OptionError("the option jobId is for batch writes: a stream is identified by its checkpoint")
     if unknown:
         raise OptionError(f"the sink nsq has no option {', '.join(sorted(unknown))}")
     topic = options.get("topic") or ""
     if topic and not is_valid_name(topic):
-        raise OptionError(f"the option topic: {topic} is no name of a topic")
+        raise OptionError(f"the option topic: {topic} is not a valid topic name")
     columns = _check_columns(schema)
     if not topic and "topic" not in columns:
         raise OptionError("the sink nsq needs the option topic, or a column topic")
@@ -104,27 +104,25 @@ def _check_columns(schema: StructType) -> tuple[str, ...]:
     names = tuple(name.lower() for name in schema.names)
     has = f"the columns of the sink nsq are {', '.join(_TYPES)}"
     if others := [name for name, lower in zip(schema.names, names, strict=True) if lower not in _TYPES]:
-        raise OptionError(f"{has}, and there is none for {', '.join(others)}: select those it has")
+        raise OptionError(f"{has}, not {', '.join(others)}: drop these columns")
     if len(set(names)) < len(names):
         raise OptionError(f"{has}, each once")
     if "body" not in names:
-        raise OptionError(f"{has}, and body has to be there")
+        raise OptionError(f"{has}, and body is required")
     for name, column in zip(names, schema.fields, strict=True):
         if not isinstance(column.dataType, _TYPES[name]):
             wanted = " or ".join(kind.typeName() for kind in _TYPES[name])
             raise OptionError(
-                f"the column {name} has to be {wanted}, and is {column.dataType.simpleString()}: cast it"
+                f"the column {name} must be {wanted}, not {column.dataType.simpleString()}: cast it"
             )
     return names
 
 
 def parse_job_id(options: Mapping[str, str]) -> str:
-    """The id of a batch write; a new one if the user gives none. Raises OptionError."""
+    """Return the id of a batch write; a new one if the option is not set. Raises OptionError."""
     job = options.get("jobId")
     if job is None:
         return str(uuid4())
     if len(job) > _MAX_JOB_ID or not _JOB_ID.fullmatch(job):
-        raise OptionError(
-            f"the option jobId has to be 1 to {_MAX_JOB_ID} of A-Z a-z 0-9 . _ : -, and is {job!r}"
-        )
+        raise OptionError(f"the option jobId must be 1 to {_MAX_JOB_ID} of A-Z a-z 0-9 . _ : -, not {job!r}")
     return job

@@ -1,4 +1,4 @@
-"""A task of the sink `nsq`: check the rows of a partition, make batches of them, and publish these."""
+"""A task of the sink `nsq`: check the rows of a partition, batch them and publish the batches."""
 
 import http.client
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,16 +18,16 @@ from .batches import Batch, BatchNumbers, RetryCheck, RowBlock, group_by_topic, 
 from .options import SinkOptions
 
 _MAX_RESENDS = 2
-"""Publishing a batch twice to a broker that does not deduplicate is better than repeating the whole task."""
+"""With a broker that does not deduplicate, publishing a batch twice is better than repeating the whole task."""
 
 
 class SinkError(NSQError):
-    """A row is wrong, or a broker refuses it; the text says which row and what to do."""
+    """A row is invalid, or a broker refuses it; the text has the row and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkTask:
-    """A partition that is published.
+    """A partition to publish.
 
     Attributes:
         micro_batch: The micro-batch of a query; None: this is a batch job.
@@ -48,10 +48,10 @@ class TaskResult(WriterCommitMessage):
     """The result of a task.
 
     Attributes:
-        messages: Messages that are published, now or by an earlier attempt.
-        repeated: Those published by an earlier attempt.
-        empty: Rows without a body, which were skipped.
-        at_least_once: The addresses of brokers that do not recognise repeated batches.
+        messages: Published messages, including those of an earlier attempt.
+        repeated: Messages that an earlier attempt published.
+        empty: Skipped rows without a body.
+        at_least_once: The addresses of brokers that do not deduplicate.
     """
 
     messages: int = 0
@@ -64,12 +64,12 @@ def publish(options: SinkOptions, task: SinkTask, arrow_batches: Iterable[Any]) 
     """Publish the rows of a partition.
 
     Raises:
-        SinkError: A row is wrong, or a broker refuses it.
+        SinkError: A row is invalid, or a broker refuses it.
         RowsDiffer: An earlier attempt has published other rows.
-        BrokerUnreachable: A broker is unreachable for longer than the patience.
+        BrokerUnreachable: A broker was unreachable for longer than `patience_s`.
     """
     if not options.idempotent:
-        # A new name: nothing was published with it before.
+        # With a new name, the broker has no earlier batches.
         task = SinkTask(uuid4().hex, task.partition, task.micro_batch)
     result = TaskResult()
     numbers = BatchNumbers(task.micro_batch)
@@ -106,17 +106,17 @@ def _read(options: SinkOptions, arrow_batches: Iterable[Any]) -> Iterator[RowBlo
 
 
 def _check(options: SinkOptions, task: SinkTask, rows: RowBlock) -> RowBlock:
-    """The rows that have a body. Raises SinkError: a row is wrong."""
+    """Return the rows that have a body. Raises SinkError if a row is invalid."""
 
     def wrong(column: Sequence[Any], value: Any, reason: str) -> SinkError:
         return SinkError(f"{_row(task, rows.first + column.index(value))}: {reason}")
 
     for topic in set(rows.topics or ()):
         if topic is None and not options.topic:
-            reason = "the column topic is null, and there is no option topic that stands for it"
+            reason = "the column topic is null, and the option topic is not set"
             raise wrong(rows.topics or (), None, reason)
         if topic is not None and not is_valid_name(topic):
-            raise wrong(rows.topics or (), topic, f"the column topic: {topic!r} is no name of a topic")
+            raise wrong(rows.topics or (), topic, f"the column topic: {topic!r} is not a valid topic name")
     for delay_ms in set(rows.delays_ms or ()):
         if delay_ms is not None and delay_ms < 0:
             raise wrong(rows.delays_ms or (), delay_ms, f"the column defer_ms is {delay_ms}, less than 0")
@@ -127,7 +127,7 @@ def _check(options: SinkOptions, task: SinkTask, rows: RowBlock) -> RowBlock:
     body = next(body for body in rows.bodies if not body)
     is_what = "null" if body is None else "empty"
     reason = (
-        f"the column body is {is_what}, which no message is: filter such rows out, or say emptyBodies=skip"
+        f"the column body is {is_what}, which a message cannot be: filter such rows, or set emptyBodies=skip"
     )
     raise wrong(rows.bodies, body, reason)
 
@@ -137,7 +137,7 @@ def _row(task: SinkTask, number: int) -> str:
 
 
 class _Producers(ExitStack):
-    """The producers of a task, one for each topic, which are closed at the end."""
+    """The producers of a task, one for each topic; closed at the end."""
 
     def __init__(self, options: SinkOptions, task: SinkTask, numbers: BatchNumbers) -> None:
         super().__init__()
@@ -148,10 +148,10 @@ class _Producers(ExitStack):
         self._numbers = numbers
         self._producers: dict[str, IdempotentProducer] = {}
         self._checks: dict[str, RetryCheck] = {}
-        self._open: dict[str, None] = {}  # topics, the one used last at the end
+        self._open: dict[str, None] = {}  # topics, the most recently used last
 
     def publish(self, batch: Batch) -> PublishOutcome:
-        """Publish a batch. Raises as the function `publish`, and RequestRefused."""
+        """Publish a batch. Raises the errors of the function `publish`, and RequestRefused."""
         producer = self._producer(batch.topic)
         check = self._checks[batch.topic]
         check.check(batch.number)
@@ -166,7 +166,7 @@ class _Producers(ExitStack):
         return outcome
 
     def check_complete(self) -> None:
-        """Check that no earlier attempt has published more. Raises RowsDiffer."""
+        """Check that no earlier attempt published more. Raises RowsDiffer."""
         for check in self._checks.values():
             check.check_complete()
 
@@ -197,7 +197,7 @@ class _Producers(ExitStack):
 
 
 def _explain(error: RequestRefused, batch: Batch, rows: RowBlock, task: SinkTask) -> SinkError:
-    """The refusal of a broker, with the row and what to do about it."""
+    """Add the row and what to do to the refusal of a broker."""
     largest = max(batch.bodies, key=len)
     where = _row(task, rows.first + list(rows.bodies).index(largest))
     advice = {
@@ -205,8 +205,8 @@ def _explain(error: RequestRefused, batch: Batch, rows: RowBlock, task: SinkTask
         "MSG_TOO_BIG": f"a body of {len(largest):,} bytes, {where}, is larger than its --max-msg-size",
         "BODY_TOO_BIG": "a batch is larger than its --max-body-size: make the option batchBytes smaller",
         "BAD_BODY": "a batch has more messages than fit its --max-body-size: make the option batchBytes smaller",
-        "INVALID_DEFER": f"defer_ms is {batch.delay_ms}, and its --max-defer less (nsqd's is called --max-req-timeout)",
+        "INVALID_DEFER": f"defer_ms is {batch.delay_ms}, more than its --max-defer (nsqd: --max-req-timeout)",
     }.get(error.text)
     if advice is None and error.status == http.client.SERVICE_UNAVAILABLE:
-        advice = "once there is room again, the write can be repeated"
+        advice = "repeat the write once the topic or the disk has space again"
     return SinkError(f"{error}: {advice}" if advice else str(error))

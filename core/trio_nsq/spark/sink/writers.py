@@ -7,11 +7,11 @@ The sink has these columns and no others:
 
     body      binary or string (UTF-8)   required
     topic     string                     null: the option `topic`
-    defer_ms  a whole number             null and 0: deliver at once
+    defer_ms  a whole number             null and 0: no delay
 
-A task that is tried again, and a query that repeats its last micro-batch, publish with the same producer name, so our
-broker publishes nothing twice: the name has the job or query and the partition, but not the attempt. A stock nsqd does
-not recognise repeated batches; publishing to it is at least once, and the log says so.
+A repeated task, and a query that repeats its last micro-batch, publish with the same producer name, so `qcli serve`
+publishes no duplicates. The name has the job or query and the partition, but not the attempt. nsqd does not
+deduplicate: publishing to it is at least once, and a warning is logged.
 """
 
 import logging
@@ -27,10 +27,10 @@ from ..options import OptionError
 from .options import BATCH_OPTIONS, STREAM_OPTIONS, SinkOptions, parse_job_id, parse_options
 from .task import SinkError, SinkTask, TaskResult, publish
 
-# Spark sets these in every task of a query. The id is in the checkpoint, so a restarted query has the same.
+# Spark sets these in every task of a query. The id is in the checkpoint, so a restarted query has the same id.
 _QUERY_ID, _MICRO_BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
-_NOTHING_TWICE = "to 'qcli serve' nothing twice"
+_NOTHING_TWICE = "without duplicates on 'qcli serve'"
 
 _Messages: TypeAlias = list[WriterCommitMessage | None]
 """The results of the tasks; None for those that failed."""
@@ -42,7 +42,7 @@ class NsqWriter(DataSourceArrowWriter):
     """Writes a batch. `write` runs in the tasks, everything else on the driver.
 
     Raises:
-        OptionError: An option or a column is wrong.
+        OptionError: An option or a column is invalid.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
@@ -55,24 +55,24 @@ class NsqWriter(DataSourceArrowWriter):
         return publish(self._options, SinkTask(self._job, _task_context().partitionId()), iterator)
 
     def commit(self, messages: _Messages) -> None:
-        """Warn of skipped rows and of brokers that cannot publish exactly once."""
+        """Warn about skipped rows, and about brokers that do not deduplicate."""
         _warn(self._options, messages)
 
     def abort(self, messages: _Messages) -> None:
-        """Warn of what stays published."""
-        again = "the same write publishes them again"
+        """Warn about messages that stay published."""
+        again = "Repeating the write publishes them again"
         if _is_exactly_once(self._options, messages):
-            write = f"the same write, with .option('jobId', '{self._job}')"
-            again = f"{write}, publishes what is missing, and {_NOTHING_TWICE}"
-        _log.warning("nsq: the write failed: %s. And %s.", _describe(messages), again)
+            write = f"Repeating the write with .option('jobId', '{self._job}')"
+            again = f"{write} publishes the missing messages, {_NOTHING_TWICE}"
+        _log.warning("nsq: the write failed: %s. %s.", _describe(messages), again)
 
 
 class NsqStreamWriter(DataSourceStreamArrowWriter):
-    """Writes a stream. Arguments and errors as of `NsqWriter`."""
+    """Writes a stream. Arguments and errors as for `NsqWriter`."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise OptionError("the sink nsq knows no output mode but append: outputMode('append')")
+            raise OptionError("the sink nsq supports only the output mode append: outputMode('append')")
         self._options = parse_options(options, schema, STREAM_OPTIONS)
 
     def write(self, iterator: Iterator[Any]) -> TaskResult:
@@ -82,7 +82,7 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
         if query is None or micro_batch is None:
             if self._options.idempotent:
                 raise SinkError(
-                    "this Spark does not tell its tasks the query and the micro-batch: idempotent=false"
+                    "this Spark does not pass query and micro-batch to tasks: set idempotent=false"
                 )
             query, micro_batch = uuid4().hex, "0"
         return publish(self._options, SinkTask(query, context.partitionId(), int(micro_batch)), iterator)
@@ -93,8 +93,8 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: _Messages, batchId: int) -> None:
         again = "the query publishes them again"
         if _is_exactly_once(self._options, messages):
-            again = f"the query publishes what is missing, and {_NOTHING_TWICE}"
-        what = "nsq: micro-batch %d failed: %s. Started again with its checkpoint, %s."
+            again = f"the query publishes the missing messages, {_NOTHING_TWICE}"
+        what = "nsq: micro-batch %d failed: %s. Restarted with its checkpoint, %s."
         _log.warning(what, batchId, _describe(messages), again)
 
 
@@ -123,18 +123,18 @@ def _describe(messages: _Messages) -> str:
     complete = sum(isinstance(each, TaskResult) for each in messages)
     count = _sum(messages).messages
     return (
-        f"{complete} of {len(messages)} partitions are published, with {count:,} messages, and perhaps some "
-        "of the others; that stays"
+        f"{complete} of {len(messages)} partitions are published, with {count:,} messages, and possibly some "
+        "of the others; they stay published"
     )
 
 
 def _warn(options: SinkOptions, messages: _Messages) -> None:
     total = _sum(messages)
     if total.empty:
-        _log.warning("nsq: %s rows without a body were left out (emptyBodies=skip)", f"{total.empty:,}")
+        _log.warning("nsq: %s rows without a body were skipped (emptyBodies=skip)", f"{total.empty:,}")
     if total.at_least_once and options.idempotent:
         _log.warning(
-            "nsq: published at least once: %s does not remember what it has published, as 'qcli serve' does, so what a "
-            "task repeats is there twice; idempotent=false says that this may be, and ends this warning",
+            "nsq: published at least once: %s does not deduplicate, unlike 'qcli serve', so repeated tasks publish "
+            "duplicates; to accept this without a warning, set idempotent=false",
             ", ".join(sorted(total.at_least_once)),
         )

@@ -36,11 +36,11 @@ _TYPES = {
 
 
 class SourceError(NSQError):
-    """Messages that were asked for are no longer kept, or a checkpoint does not fit; the text says which."""
+    """Requested messages are no longer retained, or a checkpoint does not match; the text has the details."""
 
 
 class ReadMode(Enum):
-    """Batch or stream; the value is what the user writes."""
+    """Batch or stream; the value is the user's expression."""
 
     BATCH = "spark.read"
     STREAM = "spark.readStream"
@@ -59,7 +59,7 @@ _OPTIONS: dict[str, ReadMode | None] = {
     "failOnDataLoss": None,
     "patienceMs": None,
 }
-"""What each option is for; None: both."""
+"""The options, each with the mode it is for; None: both."""
 _SPELLINGS = {name.lower(): name for name in _OPTIONS}
 _SPARKS_OWN = "path"
 """Spark adds this option for `load("...")`; it is ignored."""
@@ -67,15 +67,16 @@ _SPARKS_OWN = "path"
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read; it can be pickled.
+    """The options of a read. Can be pickled.
 
     Attributes:
-        brokers: The addresses of the brokers, by their labels in rows and offsets, in the order given.
-        starting, ending: Positions (docs/how-to/read-and-replay.md), or a JSON object with a position for each broker.
-        max_offsets: Maximum sequences in a trigger; None: no limit.
-        min_partitions: The number of tasks, about; 0: one for each broker.
-        fail_on_data_loss: Whether messages that are no longer kept are an error.
-        patience_s: How long to wait for a broker that is unreachable.
+        brokers: The addresses of the brokers, by their labels in rows and offsets, in the given order.
+        starting, ending: Positions, see docs/how-to/read-and-replay.md, or a JSON object with a position for
+            each broker.
+        max_offsets: The most sequences in a trigger; None: no limit.
+        min_partitions: The approximate number of tasks; 0: one for each broker.
+        fail_on_data_loss: Whether messages that are no longer retained are an error.
+        patience_s: How long to wait for an unreachable broker.
     """
 
     topic: str
@@ -106,12 +107,12 @@ class ReadOptions:
         )
 
     def log(self, broker: str) -> BrokerLog:
-        """The topic's log on a broker."""
+        """Return the topic's log on a broker."""
         return BrokerLog(self.brokers[broker], self.topic, patience_s=self.patience_s)
 
 
 def schema_of_columns(options: Mapping[str, str]) -> StructType:
-    """The columns of the option `columns`, or all. Raises OptionError: a column does not exist."""
+    """Return the columns of the option `columns`, or all. Raises OptionError if a column does not exist."""
     names = [name.strip() for name in (options.get("columns") or ",".join(_TYPES)).split(",")]
     for name in names:
         if name not in _TYPES:
@@ -120,9 +121,9 @@ def schema_of_columns(options: Mapping[str, str]) -> StructType:
 
 
 def position_on(position: str, broker: str, address: str) -> str:
-    """The position for one broker. Raises OptionError: the JSON object has none.
+    """Return the position for one broker. Raises OptionError if the JSON object has none.
 
-    The object may also be the offset of a stream, which has an object with a `sequence` for each broker.
+    The JSON object may also be the offset of a stream, which has an object with a `sequence` for each broker.
     """
     if not position.startswith("{"):
         return position
@@ -133,7 +134,7 @@ def position_on(position: str, broker: str, address: str) -> str:
     except ValueError:
         raise OptionError(f"the offsets are not JSON: {position}") from None
     except KeyError:
-        raise OptionError(f"the offsets do not say anything of the broker {broker}") from None
+        raise OptionError(f"the offsets have no entry for the broker {broker}") from None
 
 
 def _check_names(options: Mapping[str, str], use: ReadMode) -> None:
@@ -149,7 +150,7 @@ def _check_names(options: Mapping[str, str], use: ReadMode) -> None:
 
 
 def _position(options: Mapping[str, str], which: str, default: str) -> str:
-    """The starting or ending position: a position, or a JSON object with one for each broker."""
+    """Return the starting or ending position, or a JSON object with one for each broker."""
     offsets = options.get(f"{which}Offsets")
     timestamp_ms = parse_number(options, f"{which}Timestamp", minimum=0)
     if timestamp_ms is None:

@@ -1,4 +1,4 @@
-"""The partitions of the source `nsq`, for batches and streams: make them from spans of sequences, and read one."""
+"""The partitions of the source `nsq`, for batches and streams: create them from spans, and read one."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,14 +12,14 @@ from ..ranges import Span, split
 from .options import ReadOptions, SourceError
 
 BATCH_ROWS = 10_000
-"""Rows of an Arrow batch; larger batches are not faster."""
+"""The rows of an Arrow batch; larger batches are not faster."""
 
 
 class NsqPartition(InputPartition):
-    """A range of one broker's log; it is pickled to the task.
+    """A range of one broker's log. Pickled and sent to the task.
 
     Args:
-        last_id: The id of the last message, 16 hex digits; None: it is not checked.
+        last_id: The id of the last message, 16 hex digits; None: not checked.
     """
 
     def __init__(self, broker: str, span: Span, last_id: str | None = None) -> None:
@@ -30,7 +30,7 @@ class NsqPartition(InputPartition):
 
 
 def make_partitions(spans: Mapping[str, Span], min_partitions: int) -> list[NsqPartition]:
-    """Split spans into about `min_partitions` ranges of about the same length, but at least one for each span."""
+    """Split spans into about `min_partitions` ranges of similar length, but at least one for each span."""
     total = sum(span.length for span in spans.values())
     max_length = -(-total // max(1, min_partitions))
     return [
@@ -41,7 +41,7 @@ def make_partitions(spans: Mapping[str, Span], min_partitions: int) -> list[NsqP
 
 
 def without_lost(options: ReadOptions, broker: str, span: Span, kept_from: int) -> Span | None:
-    """The part of a span that is still kept; None: nothing is.
+    """Return the part of a span that is still retained; None: nothing.
 
     Raises:
         SourceError: Messages are lost, and `failOnDataLoss` is true.
@@ -50,7 +50,7 @@ def without_lost(options: ReadOptions, broker: str, span: Span, kept_from: int) 
     if span.first >= lost:
         return span
     if options.fail_on_data_loss:
-        raise _lost(options, broker, span.first, lost, "no longer kept")
+        raise _lost(options, broker, span.first, lost, "no longer retained")
     return Span(lost, span.end) if lost < span.end else None
 
 
@@ -61,7 +61,7 @@ def read_partition(
 
     Raises:
         SourceError: Messages are lost, and `failOnDataLoss` is true.
-        LogReplaced: The log is not the one that was planned for.
+        LogReplaced: The log is not the expected one.
         BrokerUnreachable, RequestRefused, RawStreamError: See `BrokerLog.read`.
     """
     if not isinstance(partition, NsqPartition):  # Spark reads one partition even if there are none
@@ -95,20 +95,20 @@ def read_partition(
 
 
 def log_replaced(options: ReadOptions, broker: str) -> LogReplaced:
-    """The error for a log that is not the one that was read before."""
+    """Return the error for a log that is not the one that was read before."""
     return LogReplaced(
-        f"topic {options.topic} on {broker} is not the one that was read before: it was deleted and made again, or "
-        "lost its end. A query with a new checkpoint reads what is there now"
+        f"topic {options.topic} on {broker} is not the one that was read before: it was deleted and recreated, or "
+        "lost its last messages. To read it, start the query with a new checkpoint"
     )
 
 
 def id_of_message(log: BrokerLog, sequence: int) -> str | None:
-    """The id of a message; None: it is not kept. Waits for a broker that is unreachable."""
+    """Return the id of a message; None if it is not retained. Waits for an unreachable broker."""
     return log.patiently(lambda: log.id_at(sequence)) if sequence >= 0 else None
 
 
 def _lost(options: ReadOptions, broker: str, first: int, end: int, what: str) -> SourceError:
     return SourceError(
         f"messages {first} to {end - 1} of topic {options.topic} on {broker} are {what}; "
-        "failOnDataLoss=false passes them over"
+        "to skip them, set failOnDataLoss=false"
     )

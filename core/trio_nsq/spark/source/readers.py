@@ -1,8 +1,9 @@
 """The readers of the source `nsq`: `spark.read.format("nsq")` and `spark.readStream.format("nsq")`.
 
-Of a stream, Spark asks one reader for offsets and partitions, and copies of another one read in the tasks: a partition
-has all that its task needs. Two offsets determine which messages are between them, so a batch that is repeated has the
-same rows. Spark keeps the offsets in the checkpoint of a query. One is a JSON object with an object for each broker:
+In a stream, one reader on the driver returns offsets and partitions; copies of another reader read in the tasks. So a
+partition has everything that its task needs. Two offsets determine the messages between them, so a repeated batch has
+the same rows. Spark stores the offsets in the checkpoint of a query. An offset is a JSON object with an object for each
+broker:
 
     {"127.0.0.1:4151": {"first": 0, "id": "9a46b01870c003e7", "sequence": 1000}}
 
@@ -10,9 +11,9 @@ same rows. Spark keeps the offsets in the checkpoint of a query. One is a JSON o
     id        the id of the message before `sequence`, which identifies the log; absent if there is none
     sequence  the next sequence to read
 
-The first offset is empty: the starting position is resolved once and kept with the first batch, because `latest` would
-be another sequence the next time. A broker that is added later starts in the same way. Spark compares offsets as text,
-so keys are sorted, and an unchanged broker keeps its object.
+The first offset is empty: the starting position is resolved once and stored with the first batch, because `latest`
+would be another sequence later. A broker that is added later starts in the same way. Spark compares offsets as text, so
+keys are sorted, and an unchanged broker keeps its object.
 """
 
 import time
@@ -43,21 +44,21 @@ from .partitions import (
 
 _NOT_FOUND = 404
 _PAUSE_S = 0.1
-"""Pause after the brokers had nothing new: Spark would ask them a hundred times a second."""
+"""The pause when no broker has new messages: without it, Spark would query them a hundred times a second."""
 
 Offset: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerOffset:
-    """How far one broker's log is read."""
+    """The read position in one broker's log."""
 
     first: int
     sequence: int
     last_id: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As the object in an offset."""
+        """Convert to the object of an offset."""
         found: dict[str, Any] = {"first": self.first}
         if self.last_id is not None:
             found["id"] = self.last_id
@@ -65,7 +66,7 @@ class BrokerOffset:
 
 
 def parse_offset(offset: Mapping[str, Any]) -> dict[str, BrokerOffset]:
-    """Parse an offset, by broker. Raises SourceError: it is not an offset of this source."""
+    """Parse an offset, by broker. Raises SourceError if it is not an offset of this source."""
     try:
         return {
             broker: BrokerOffset(int(found["first"]), int(found["sequence"]), found.get("id"))
@@ -73,20 +74,20 @@ def parse_offset(offset: Mapping[str, Any]) -> dict[str, BrokerOffset]:
         }
     except (KeyError, TypeError, ValueError, AttributeError):
         raise SourceError(
-            f"the checkpoint is of another source, or another version of it: {offset}"
+            f"the checkpoint belongs to another source, or another version of this one: {offset}"
         ) from None
 
 
 def build_offset(positions: Mapping[str, BrokerOffset]) -> Offset:
-    """Build an offset."""
+    """Build an offset of the positions of all brokers."""
     return {broker: positions[broker].to_json() for broker in sorted(positions)}
 
 
 def share_limit(available: Mapping[str, int], limit: int | None) -> dict[str, int]:
     """Divide the limit of a batch among the brokers.
 
-    Each broker gets a share in proportion to its backlog, so that all are read at the same pace by time, but at least
-    one message, so that a small backlog does not wait for a large one.
+    Each broker gets a share in proportion to its backlog, so that all brokers are read at the same pace. It gets at
+    least one message, so that a small backlog does not wait for a large one.
 
     Args:
         available: The backlog of each broker.
@@ -110,11 +111,11 @@ class _Reader:
         self._columns = columns
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        """The Arrow batches of a range. Raises as `read_partition`."""
+        """Read a range as Arrow batches. Raises the errors of `read_partition`."""
         return read_partition(self._options, self._columns, partition)
 
     def _start_on(self, broker: str) -> tuple[Bounds, int]:
-        """The bounds of a log, and the sequence of the starting position."""
+        """Return the bounds of a log, and the sequence of the starting position."""
         options = self._options
         position = position_on(options.starting, broker, options.brokers[broker])
         bounds = options.log(broker).bounds(position)
@@ -125,7 +126,7 @@ class NsqReader(_Reader, DataSourceReader):
     """Reads a batch. `partitions` runs on the driver, `read` in the tasks."""
 
     def partitions(self) -> list[NsqPartition]:
-        """The ranges of the logs as they are now."""
+        """Return the current ranges of the logs."""
         spans = {broker: self._span(broker) for broker in self._options.brokers}
         return make_partitions(
             {broker: span for broker, span in spans.items() if span}, self._options.min_partitions
@@ -144,33 +145,33 @@ class NsqStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
     def __init__(self, options: ReadOptions, columns: list[str]) -> None:
         super().__init__(options, columns)
         self._targets: dict[str, int] = {}  # ends of the logs for Trigger.AvailableNow
-        self._ends: dict[str, int] = {}  # ends of the logs when they were last asked for
-        self._nothing_until_s = 0.0  # on the monotonic clock: do not ask before
+        self._ends: dict[str, int] = {}  # ends of the logs, as of the last request
+        self._nothing_until_s = 0.0  # on the monotonic clock: no request before
 
     # ------------------------------------------------------------------ offsets
 
     def initialOffset(self) -> Offset:
-        """An empty offset."""
+        """Return an empty offset."""
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The limit of `maxOffsetsPerTrigger`."""
+        """Return the limit of `maxOffsetsPerTrigger`."""
         limit = self._options.max_offsets
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix where the query ends. Waits for a broker that is unreachable."""
+        """Fix the end of the query. Waits for an unreachable broker."""
         for broker in self._options.brokers:
             log = self._options.log(broker)
             self._targets[broker] = log.patiently(log.bounds).end
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """The end of the next batch; `start`, unchanged, if there is nothing to read.
+        """Return the end of the next batch; `start`, unchanged, if there is nothing to read.
 
         Raises:
-            SourceError: Messages are lost, a broker is no longer named, or a new one does not have the topic.
+            SourceError: Messages are lost, a broker was removed from the options, or a new one does not have the topic.
             LogReplaced: The log is not the one that was read before.
-            BrokerUnreachable: A broker was unreachable for longer than the patience, or a new one does not answer.
+            BrokerUnreachable: A broker was unreachable for longer than `patience_s`, or a new one does not answer.
         """
         time.sleep(max(0, self._nothing_until_s - time.monotonic()))
         before = parse_offset(start)
@@ -199,19 +200,19 @@ class NsqStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
         return build_offset(after)
 
     def reportLatestOffset(self) -> Offset | None:
-        """The ends of the logs, which the progress of a query shows as `latestOffset`."""
+        """Return the ends of the logs, which the progress of a query shows as `latestOffset`."""
         return {broker: {"sequence": self._ends[broker]} for broker in sorted(self._ends)} or None
 
     def _check_brokers(self, before: dict[str, BrokerOffset]) -> None:
         missing = sorted(before.keys() - self._options.brokers.keys())
         if missing and self._options.fail_on_data_loss:
             raise SourceError(
-                f"the checkpoint is of a query that also reads {', '.join(missing)}, which nsqdHttpAddress does not "
-                "name any more; failOnDataLoss=false goes on without, and where it was if it is named again"
+                f"the checkpoint has the broker {', '.join(missing)}, which nsqdHttpAddress does not have: add it, or "
+                "set failOnDataLoss=false to continue without it"
             )
 
     def _known_broker(self, broker: str, position: BrokerOffset) -> Bounds:
-        """The bounds of a log that was read before. Raises LogReplaced: it is another log."""
+        """Return the bounds of a log that was read before. Raises LogReplaced if it is another log."""
         log = self._options.log(broker)
         try:
             bounds = log.patiently(log.bounds)
@@ -229,7 +230,7 @@ class NsqStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
         return bounds
 
     def _new_broker(self, broker: str) -> tuple[Bounds, BrokerOffset]:
-        """The bounds of a log that is new to the query, and where to start reading it."""
+        """Return the bounds of a log that is new to the query, and its starting position."""
         options = self._options
         try:
             bounds, first = self._start_on(broker)
@@ -237,12 +238,12 @@ class NsqStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
             if exc.status != _NOT_FOUND:
                 raise
             raise SourceError(
-                f"there is no topic {options.topic} on {broker}: make it (qcli topic create), or name the brokers that "
-                "have it"
+                f"there is no topic {options.topic} on {broker}: create it (qcli topic create), or remove the broker "
+                "from nsqdHttpAddress"
             ) from exc
         if first > bounds.end:
             raise SourceError(
-                f"topic {options.topic} on {broker} ends before message {bounds.end}, and is to be read from {first} on"
+                f"topic {options.topic} on {broker} ends before message {bounds.end}, and the query starts at {first}"
             )
         left = without_lost(options, broker, Span(first, bounds.end), bounds.first)
         first = bounds.end if left is None else left.first
@@ -255,7 +256,7 @@ class NsqStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
     # ------------------------------------------------------------------ partitions
 
     def partitions(self, start: Offset, end: Offset) -> list[NsqPartition]:
-        """The ranges between two offsets. Raises as `latestOffset`: the batch may have been planned long ago."""
+        """Return the ranges between two offsets. Raises the errors of `latestOffset`: the plan may be old."""
         before, after = parse_offset(start), parse_offset(end)
         self._check_brokers(after)
         spans: dict[str, Span] = {}

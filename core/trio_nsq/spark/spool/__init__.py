@@ -1,5 +1,5 @@
-"""A local log for the messages of a stock nsqd, which keeps no log that could be exported.
+"""A local log for the messages of an nsqd, which has no log to export.
 
-`spool.Spool` stores messages before they are acknowledged, in a `NsqdLog` for each nsqd; `records` is the
-format of its records, and `collect` consumes a channel into it until an export has enough.
+`spool.Spool` stores messages before they are acknowledged, in an `NsqdLog` for each nsqd. `records` has the format of
+its records, and `collect` consumes a channel into it until an export has enough.
 """

@@ -1,4 +1,4 @@
-"""Receive the messages of a channel into a spool. A message is acknowledged once it is synced there, and not before."""
+"""Receive the messages of a channel into a spool. A message is acknowledged after it is synced there."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from ...client import Consumer, MessageBatch
 from .spool import Spool
 
 IN_FLIGHT_BYTES = 64 * 1024 * 1024
-"""Limit of the bodies in flight. Brokers limit messages, so this assumes that all are as large as the largest."""
+"""The limit of bodies in flight. Brokers limit messages, not bytes, so all count as large as the largest."""
 FIRST_IN_FLIGHT = 64
-"""Messages in flight until the first one came: so many of nsqd's default maximum size fit."""
+"""Messages in flight before the first arrives: this many messages of nsqd's default maximum size fit the limit."""
 PATIENCE_S = 30.0
-"""How long to wait for nsqds that are not connected, after the others have nothing more."""
+"""How long to wait for nsqds that are not connected, after the others have no more messages."""
 _QUIET_S, _DRAIN_S = 0.1, 2.0
-"""After RDY 0, wait until nothing has come for the first time, and at most for the second."""
+"""After RDY 0, wait until nothing arrives for the first time, and at most for the second."""
 _CHECKS, _POLL_S = 5, 0.1
-"""A channel is silent only after this many checks, as a busy machine may delay us; and the time between checks."""
+"""A channel is silent only after this many checks, because a busy machine may delay them; and the time between them."""
 
 
 class StopReason(Enum):
@@ -30,21 +30,21 @@ class StopReason(Enum):
     TIME = auto()
     STOPPED = auto()
     UNREACHABLE = auto()
-    """Some nsqds could not be reached, and the others had nothing more."""
+    """Some nsqds could not be reached, and the others had no more messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectLimits:
-    """When to stop receiving.
+    """The conditions to stop receiving.
 
     Attributes:
-        spool_bytes: When the spool has this size.
-        time_s: After this time.
-        idle_s: When for this time no message came that was published before `began_ns`. Messages published later are
-            received, but not waited for: a channel that is in use would never be empty.
+        spool_bytes: Stop when the spool has this size.
+        time_s: Stop after this time.
+        idle_s: Stop when no message that was published before `began_ns` has arrived for this time. Later messages are
+            received, but not waited for: an active channel would never be empty.
         began_ns: Unix nanoseconds, compared with the clocks of brokers.
         connections: The number of nsqds that must be connected before the channel counts as idle.
-        patience_s: How long to wait for these, after the others have nothing more.
+        patience_s: How long to wait for these connections, after the others have no more messages.
     """
 
     spool_bytes: int
@@ -59,13 +59,13 @@ class Collector:
     """Receives messages until a limit is reached.
 
     Args:
-        spool: Where to store them. Nothing else may change it meanwhile.
+        spool: Stores the messages. Nothing else may change it meanwhile.
         consumer: The consumer, entered by the caller.
-        max_in_flight: Maximum messages in flight, of all nsqds together.
-        advance: Called with the messages and bytes of bodies that were stored and acknowledged.
+        max_in_flight: The limit of messages in flight over all nsqds.
+        advance: Called with the number of stored and acknowledged messages, and the size of their bodies.
 
     Attributes:
-        repeated: Messages that were redelivered and therefore not stored again.
+        repeated: Redelivered messages, which were not stored again.
     """
 
     def __init__(
@@ -93,10 +93,11 @@ class Collector:
         self._stopped.set()
 
     async def run(self) -> StopReason:
-        """Receive until there is a reason to stop. All messages received are then stored and acknowledged.
+        """Receive until there is a reason to stop. Then all received messages are stored and acknowledged.
 
         Raises:
-            LogWriteError, InvalidMessageId: Messages cannot be stored, in an exception group. They stay unacknowledged.
+            LogWriteError, InvalidMessageId: Messages cannot be stored (in an exception group); they stay
+                unacknowledged.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._store)
@@ -108,7 +109,7 @@ class Collector:
                     await self._drain()
                     if reason is not StopReason.IDLE or self._silent_since == silent_since:
                         break
-                    # Messages were in the nsqd's output buffer, for up to 250 ms: there may be more.
+                    # Messages were in nsqd's output buffer, for up to 250 ms: there may be more.
                     self._draining = False
                     self._consumer.max_in_flight = max(FIRST_IN_FLIGHT, self._limits.connections)
                 receiving.cancel_scope.cancel()
@@ -129,7 +130,7 @@ class Collector:
             self._arrived.set()
 
     async def _store(self) -> None:
-        # Messages that arrive during a sync are stored together, with the next one.
+        # Messages that arrive during a sync are stored together with the next sync.
         while self._waiting or not self._drained:
             if not self._waiting:
                 await self._arrived.wait()
@@ -166,7 +167,7 @@ class Collector:
             self._checks += 1
 
     async def _drain(self) -> None:
-        """Wait until nothing is in flight: a message that is returned to the channel would count one more attempt."""
+        """Wait until no message is in flight: requeueing a message would increase its attempts."""
         self._draining = True
         self._consumer.max_in_flight = 0
         with trio.move_on_after(_DRAIN_S):
@@ -178,12 +179,12 @@ class Collector:
 
 
 def in_flight_for(largest_bytes: int, in_flight: int, max_in_flight: int, connections: int) -> int:
-    """How many messages to have in flight, so that they fit `IN_FLIGHT_BYTES`; unchanged if the difference is small.
+    """Return how many messages in flight fit `IN_FLIGHT_BYTES`; the current limit if the difference is small.
 
     Args:
-        largest_bytes: The size of the largest message that came.
-        in_flight: The present limit.
-        connections: The minimum: with less, connections would have to take turns.
+        largest_bytes: The size of the largest received message.
+        in_flight: The current limit.
+        connections: The minimum: with fewer messages, connections would have to take turns.
     """
     wanted = max(min(max_in_flight, IN_FLIGHT_BYTES // max(1, largest_bytes)), connections)
     return in_flight if wanted / 2 < in_flight <= wanted else wanted

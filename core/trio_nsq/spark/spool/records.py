@@ -1,7 +1,7 @@
-"""The records of a spool, and how a task reads them.
+"""The format of the records of a spool, and reading them in a task.
 
-A channel delivers messages in no order, each with its own id, timestamp and attempts. Messages that were received
-together are one record of the log. Its metadata has these columns, one after the other, all big-endian:
+A channel delivers messages in arbitrary order, each with its own id, timestamp and attempts. Messages that were
+received together are one record of the log. Its metadata has these columns, one after the other, all big-endian:
 
     0             8n                16n           18n
     +-------------+-----------------+-------------+
@@ -40,9 +40,9 @@ class SpooledRows:
     """Messages of a spool, as columns of equal length, ordered by sequence.
 
     Attributes:
-        ids: The ids, as numbers.
+        ids: The ids as integers.
         times_ns: The publish times, Unix nanoseconds.
-        attempts: Deliveries, including this one.
+        attempts: The number of deliveries, including this one.
     """
 
     sequences: "array[int]"
@@ -98,7 +98,7 @@ def record_of(
 
 
 def rows_of(batch: RecordBatch) -> SpooledRows:
-    """The messages of a record. Raises ValueError: it is not a record of a spool."""
+    """Return the messages of a record. Raises ValueError if it is not a record of a spool."""
     count, metadata = batch.count, batch.metadata
     if len(metadata) != _METADATA_BYTES * count:
         raise ValueError(f"the metadata of {count} messages has {len(metadata)} bytes")
@@ -114,13 +114,13 @@ def rows_of(batch: RecordBatch) -> SpooledRows:
 def read_spool(folder: Path, span: Span, key_of: Callable[[int], int] | None = None) -> Iterator[Spooled]:
     """Read the messages of a span, and its gaps.
 
-    Nothing is written, so several processes can read at once. With `key_of`, messages of the same key come together;
-    the span is read once for each key. A channel mixes old and new messages, and an export starts another file whenever
+    This does not write, so several processes can read at the same time. With `key_of`, messages are grouped by key, and
+    the span is read once for each key: a channel mixes old and new messages, and an export starts a new file whenever
     the date or hour changes.
 
     Args:
-        span: The span; all of it has been synced.
-        key_of: The key of a publish time in Unix nanoseconds; None: read in order of sequence.
+        span: The span; all of it must be synced.
+        key_of: Returns the key of a publish time in Unix nanoseconds; None: read in order of sequence.
 
     Raises:
         LogReadError: The operating system returned an error.

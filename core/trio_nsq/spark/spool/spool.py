@@ -1,13 +1,13 @@
 """A spool: the messages of a channel, from when they are received until they are exported.
 
-A stock nsqd keeps no log that could be read again, so the spool is one. Messages are stored and synced before they are
-acknowledged; ranges of the spool are exported like those of a broker's log, and what is in files is discarded. Into the
-spool is at least once, from the spool into files is exactly once.
+nsqd has no log that can be read again, so the spool is one. Messages are stored and synced before they are
+acknowledged. Ranges of the spool are exported like those of a broker's log; then the exported messages are discarded.
+Receiving into the spool is at least once, exporting from it is exactly once.
 
-    SPOOL/lock                   held by the process that uses it
-    SPOOL/spool.json             the topic and the channel that it is for
-    SPOOL/HOST%3APORT/*.log      a log for each nsqd; its sequences never start again
-    SPOOL/HOST%3APORT/recent     ids of messages that were discarded, by which a redelivery is recognised
+    SPOOL/lock                   held by the process that uses the spool
+    SPOOL/spool.json             the topic and the channel of the spool
+    SPOOL/HOST%3APORT/*.log      a log for each nsqd; its sequences never restart
+    SPOOL/HOST%3APORT/recent     ids of discarded messages, to detect redeliveries
 """
 
 import json
@@ -30,7 +30,7 @@ from ..storage import lock_file, make_folder
 from .records import Spooled, SpooledRows, parse_ids, read_spool, record_of, rows_of
 
 WINDOW = 100_000
-"""At least this many of the last messages of each nsqd are recognised if they are delivered again."""
+"""Redeliveries of at least this many of the last messages of each nsqd are detected."""
 _VERSION = 1
 _ABOUT, _LOCK, _RECENT = "spool.json", "lock", "recent"
 _CRC_BYTES = 4
@@ -39,11 +39,11 @@ logger = logging.getLogger("trio_nsq.spark")
 
 
 class SpoolError(NSQError):
-    """A spool cannot be used; the text says why."""
+    """A spool cannot be used; the text has the reason."""
 
 
 class ReceivedBatch(Protocol):
-    """Messages that were received together from one nsqd; a `trio_nsq.client.MessageBatch` is one."""
+    """Messages that were received together from one nsqd, such as a `trio_nsq.client.MessageBatch`."""
 
     bodies: list[bytes]
     ids: list[bytes]
@@ -55,14 +55,14 @@ class ReceivedBatch(Protocol):
 
 
 class NsqdLog:
-    """The messages of one nsqd: a log on disk, and the ids by which a redelivered message is recognised.
+    """The messages of one nsqd: a log on disk, and the ids to detect redeliveries.
 
     It has the methods of a `BrokerLog` that an export uses, so that a spool is exported like a broker. The channel's
     position is the start of the log: moving it discards messages.
 
     Args:
         open_files: Shared by the logs of a spool.
-        window: At least this many of the last messages are recognised if they are delivered again.
+        window: Redeliveries of at least this many of the last messages are detected.
     """
 
     def __init__(self, folder: Path, first_sequence: int, open_files: OpenFiles, window: int) -> None:
@@ -79,7 +79,7 @@ class NsqdLog:
         except FileNotFoundError:
             pass
         except ValueError:
-            logger.warning("%s is damaged: messages may come a second time", self.folder / _RECENT)
+            logger.warning("%s is damaged: redelivered messages may be exported twice", self.folder / _RECENT)
         at = max(self.disk_log.first_sequence, self.disk_log.next_sequence - self._recent.window)
         while at < self.disk_log.next_sequence and (batches := self.disk_log.read(at)):
             for rows in map(rows_of, batches):
@@ -87,7 +87,7 @@ class NsqdLog:
             at = batches[-1].next_sequence
 
     def store(self, batches: Sequence[ReceivedBatch]) -> int:
-        """Append messages and sync them; returns how many were redelivered and therefore left out.
+        """Append messages and sync them; return how many were redelivered and not stored again.
 
         Raises:
             InvalidMessageId: An id is not 16 hex digits.
@@ -107,18 +107,18 @@ class NsqdLog:
             self.disk_log.append(
                 [record_of(self.disk_log.next_sequence, ids, times_ns, attempts, bodies)], sync=True
             )
-            self._recent.add(ids, times_ns)  # only once they are stored
+            self._recent.add(ids, times_ns)  # only after they are stored
         return repeated
 
     # ------------------------------------------------------------------ as a `BrokerLog`
 
     def bounds(self, at: str = "latest") -> Bounds:
-        """The start and the end of the log; `at` is `earliest` or `latest`."""
+        """Return the start and the end of the log; `at` is `earliest` or `latest`."""
         first, end = self.disk_log.first_sequence, self.disk_log.next_sequence
         return Bounds(first, end, self.disk_log.size_bytes, end if at == "latest" else first)
 
     def id_at(self, sequence: int) -> str | None:
-        """The id of a message, 16 hex digits; None if it is no longer kept."""
+        """Return the id of a message, 16 hex digits; None if it is no longer retained."""
         if self.disk_log.first_sequence <= sequence < self.disk_log.next_sequence:
             for found in self.read(Span(sequence, sequence + 1)):
                 if isinstance(found, SpooledRows):
@@ -126,11 +126,11 @@ class NsqdLog:
         return None
 
     def read(self, span: Span) -> Iterator[Spooled]:
-        """The messages of a span and its gaps, in order."""
+        """Read the messages of a span and its gaps, in order."""
         return read_spool(self.folder, span)
 
     def open_channel(self, channel: str) -> int:
-        """The oldest sequence that is kept: a spool is for one channel."""
+        """Return the oldest retained sequence: a spool is for one channel."""
         return self.disk_log.first_sequence
 
     def move_channel(self, channel: str, sequence: int) -> None:
@@ -140,7 +140,7 @@ class NsqdLog:
             LogWriteError, OSError: The log cannot be changed.
         """
         if self._recent_saved_at != self.disk_log.next_sequence:
-            # Before the files go: if the process is killed in between, the ids are known from both.
+            # Before the files are removed: if the process is killed in between, both have the ids.
             self._files.replace(self.folder / _RECENT, self._recent.dump())
             self._recent_saved_at = self.disk_log.next_sequence
         if sequence >= self.disk_log.next_sequence:
@@ -151,8 +151,8 @@ class NsqdLog:
 class _RecentMessages:
     """The last messages: at least as many as the window, and at most twice as many.
 
-    A message is identified by its id and its timestamp, which never changes. The id alone is not enough: a topic that
-    was deleted and created again may reuse it.
+    A message is identified by its id and its timestamp, which never changes. The id alone is not enough: a recreated
+    topic may reuse it.
     """
 
     def __init__(self, window: int) -> None:
@@ -166,7 +166,7 @@ class _RecentMessages:
             self._old, self._new = self._new, {}
 
     def unknown(self, ids: Sequence[int], times_ns: Sequence[int]) -> Sequence[int]:
-        """The indexes of the messages that are not known, each message once."""
+        """Return the indexes of the unknown messages, without duplicates."""
         distinct = set(ids)
         if len(distinct) == len(ids) and distinct.isdisjoint(self._new) and distinct.isdisjoint(self._old):
             return range(len(ids))
@@ -182,14 +182,14 @@ class _RecentMessages:
         return time_ns in (self._new.get(message_id), self._old.get(message_id))
 
     def dump(self) -> bytes:
-        """The messages of the window as the content of a file."""
+        """Encode the messages of the window for a file."""
         messages = list(chain(self._old.items(), self._new.items()))[-self.window :]
         columns = (array("Q", [each[0] for each in messages]), array("q", [each[1] for each in messages]))
         data = b"".join(column.tobytes() for column in columns)
         return crc32(data).to_bytes(_CRC_BYTES, "big") + data
 
     def load(self, content: bytes) -> None:
-        """Remember the messages of a file. Raises ValueError: it is damaged."""
+        """Add the messages of a file. Raises ValueError if it is damaged."""
         crc, data = content[:_CRC_BYTES], content[_CRC_BYTES:]
         if crc32(data).to_bytes(_CRC_BYTES, "big") != crc or len(data) % 16:
             raise ValueError("it does not match its checksum")
@@ -203,16 +203,16 @@ class Spool(AbstractContextManager["Spool"]):
     Methods block. One thread may call `store` while another one reads `labels`, `messages` and `size_bytes`.
 
     Args:
-        folder: A local folder; created if needed.
-        topic, channel: What it is for.
-        exported: How far the messages of each nsqd are exported: a new log starts there.
+        folder: A local folder; created if missing.
+        topic, channel: The source of the messages.
+        exported: The exported ranges of each nsqd: a new log starts after them.
 
     Attributes:
         folder: The folder as an absolute path.
 
     Raises:
-        SpoolError: Another process uses it, it is for another channel, or it does not fit the exported ranges.
-        OSError, LogError: It cannot be read or written.
+        SpoolError: Another process uses the spool, it is for another channel, or it does not match the exported ranges.
+        OSError, LogError: The spool cannot be read or written.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Spool(AbstractContextManager["Spool"]):
         self._logs: dict[str, NsqdLog] = {}
         make_folder(self.folder)
         if {path.name for path in self.folder.iterdir()} - {_LOCK} and not (self.folder / _ABOUT).exists():
-            raise SpoolError(f"{self.folder} is no spool, and not empty: name another folder for it")
+            raise SpoolError(f"{self.folder} is not a spool and not empty: choose another folder")
         self._lock = ExitStack()
         if_held = SpoolError(f"the spool {self.folder} is used by another export")
         self._lock.enter_context(lock_file(self.folder / _LOCK, if_held))
@@ -247,13 +247,13 @@ class Spool(AbstractContextManager["Spool"]):
         self.close()
 
     def close(self) -> None:
-        """Close its logs and release the lock."""
+        """Close the logs and release the lock."""
         for log in self._logs.values():
             log.disk_log.close()
         self._lock.close()
 
     def _check(self, topic: str, channel: str) -> None:
-        """Check that it is for this topic and channel; if it is new, write that down."""
+        """Check that the spool is for this topic and channel; if it is new, store them."""
         path = self.folder / _ABOUT
         try:
             found = json.loads(path.read_bytes())
@@ -266,12 +266,12 @@ class Spool(AbstractContextManager["Spool"]):
             raise SpoolError(f"{path} cannot be read: {exc!r}") from exc
         if version != _VERSION:
             raise SpoolError(
-                f"the spool {self.folder} is of version {version}, and this program knows {_VERSION} only"
+                f"the spool {self.folder} has version {version}; this program supports only version {_VERSION}"
             )
         if source != [topic, channel]:
             raise SpoolError(
-                f"the spool {self.folder} is for {'/'.join(map(str, source))}, and not for {topic}/{channel}: another "
-                "channel brings every message a second time. Name another folder"
+                f"the spool {self.folder} is for {'/'.join(map(str, source))}, not for {topic}/{channel}: another "
+                "channel would export every message again. Choose another folder"
             )
 
     def _open(self, address: str) -> NsqdLog:
@@ -283,19 +283,19 @@ class Spool(AbstractContextManager["Spool"]):
         foreign = last is not None and log.id_at(last.sequence) not in (None, last.id)
         if foreign or log.disk_log.next_sequence < end:
             raise SpoolError(
-                f"the spool {self.folder} is not the one whose messages of {address} are in the folder: "
-                "name that, or another folder"
+                f"the export folder has messages of {address} from another spool than {self.folder}: "
+                "use that spool, or another export folder"
             )
         return log
 
     @property
     def labels(self) -> list[str]:
-        """The nsqds whose messages were ever stored, as `host:port`."""
+        """The nsqds with a log in the spool, as `host:port`."""
         return list(self._logs)
 
     @property
     def messages(self) -> int:
-        """How many messages it holds."""
+        """How many messages the spool has."""
         return sum(log.next_sequence - log.first_sequence for log in self._disk_logs())
 
     @property
@@ -306,17 +306,17 @@ class Spool(AbstractContextManager["Spool"]):
         return [each.disk_log for each in list(self._logs.values())]
 
     def log(self, address: str) -> NsqdLog:
-        """The log of one nsqd, which is one of `labels`."""
+        """Return the log of one nsqd, which must be one of `labels`."""
         return self._logs[address]
 
     def store(self, batches: Sequence[ReceivedBatch]) -> int:
-        """Store and sync messages; afterwards they may be acknowledged.
+        """Store and sync messages; then they may be acknowledged.
 
         Args:
-            batches: At least one message each.
+            batches: Batches with at least one message each.
 
         Returns:
-            How many were redelivered and therefore left out.
+            How many messages were redelivered and not stored again.
 
         Raises:
             InvalidMessageId: An id is not 16 hex digits.
