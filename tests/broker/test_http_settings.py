@@ -92,7 +92,7 @@ async def test_settings_outlast_a_restart(tmp_path: Path) -> None:
         (CHANNEL, b'{"a":' * 12_000, 400, "INVALID_BODY: not valid JSON"),
         (TOPIC, b"[]", 400, "INVALID_BODY: not a JSON object"),
         (TOPIC, b'{"ttl_ms":-1}', 400, "INVALID_SETTING: ttl_ms is -1; it must be a whole number, 0 or more"),
-        (CHANNEL, b'{"ttl":1}', 400, "INVALID_SETTING: there is no setting ttl; there are max_attempts, "
+        (CHANNEL, b'{"ttl":1}', 400, "INVALID_SETTING: unknown setting ttl; the settings are max_attempts, "
          "dead_letter_topic"),
     ],
 )  # fmt: skip

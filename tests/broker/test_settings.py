@@ -38,7 +38,7 @@ def test_json_and_back(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "changes", "text"),
     [
-        (TopicSettings(), {"tll_ms": 1}, "no setting tll_ms; there are retention_time_ms, "),
+        (TopicSettings(), {"tll_ms": 1}, "unknown setting tll_ms; the settings are retention_time_ms, "),
         (TopicSettings(), {"ttl_ms": -1}, "ttl_ms is -1; it must be a whole number, 0 or more"),
         (
             TopicSettings(),
@@ -51,10 +51,10 @@ def test_json_and_back(settings: Any) -> None:
         (TopicSettings(), {"ttl_ms": "1"}, "whole number"),
         (TopicSettings(), {"when_full": "drop"}, "when_full is 'drop'; it must be reject or drop-oldest"),
         (TopicSettings(), {"when_full": ["reject"]}, "must be reject"),
-        (ChannelSettings(), {"max_attempts": 65536}, "max_attempts is 65536; 65535 is the most"),
+        (ChannelSettings(), {"max_attempts": 65536}, "max_attempts is 65536; the maximum is 65535"),
         (ChannelSettings(), {"dead_letter_topic": "a|b"}, "must be the name of a topic"),
         (ChannelSettings(), {"dead_letter_topic": 5}, "must be the name of a topic"),
-        (ChannelSettings(), {"ttl_ms": 1}, "there are max_attempts, dead_letter_topic"),
+        (ChannelSettings(), {"ttl_ms": 1}, "the settings are max_attempts, dead_letter_topic"),
     ],
 )
 def test_what_is_refused(settings: Any, changes: dict[str, Any], text: str) -> None:
@@ -62,7 +62,7 @@ def test_what_is_refused(settings: Any, changes: dict[str, Any], text: str) -> N
         change(settings, {}, changes)
 
 
-def test_forever() -> None:
+def test_unlimited() -> None:
     settings, _ = change(TopicSettings(), {}, {"retention_time_ms": -1, "retention_bytes": -1})
     assert (settings.retention_time_ms, settings.retention_bytes) == (-1, -1)
     assert change(ChannelSettings(), {}, {"dead_letter_topic": ""})[0] == ChannelSettings()

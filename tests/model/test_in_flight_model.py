@@ -219,9 +219,9 @@ class CountedDelivery(Delivery):
         super().__init__(lines, first_sequence, 1, 0, 10)
         self._apart = apart
 
-    def take_apart(self) -> list[bytes]:
+    def split(self) -> list[bytes]:
         self._apart.append(self)
-        return super().take_apart()
+        return super().split()
 
 
 def in_flight_of(ids: Sequence[bytes], each: int) -> tuple[InFlight, list[Delivery]]:

@@ -120,7 +120,7 @@ class TopicLoader:
         else:  # a bug in the broker: it must not affect other topics
             reason = f"internal error: {error!r}"
         is_known = self.broker.unavailable.get(name) == reason
-        self.broker.give_up(name, reason)
+        self.broker.mark_unavailable(name, reason)
         if not is_known:
             internal = error if not isinstance(error, (LogError, StateError, OSError)) else None
             what = "TOPIC(%s): unavailable: %s; the other topics are served. Repair it, or delete the topic"

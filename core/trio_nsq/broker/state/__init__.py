@@ -1,1 +1,1 @@
-"""The pure, synchronous state: topics, channels, what is in flight, deferred or given up. No IO, no clock."""
+"""The broker's synchronous state: topics, channels, and messages in flight, deferred or withdrawn. No clock."""

@@ -1,31 +1,35 @@
-"""When channels or topics have to be looked at next, though nothing happens to them."""
+"""Alarms: the times at which channels or topics are next due."""
 
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
-_DEAD_ALARMS = 100
-"""So many alarms of forgotten items may stay until they ring, however few others there are."""
+_MAX_STALE_ALARMS = 100
+"""Alarms of forgotten items that may stay in the heap, in addition to half of its size."""
 
 
 class Alarms(Generic[_Item]):
-    """Times at which items are due. An item that is forgotten must not be watched again."""
+    """A priority queue of due times. A forgotten item must not be watched again."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, _Item]] = []  # (at_ns, a number that decides ties, item)
-        # The times in the heap of each item that has any. A new one is added only if it comes before them all, so they
-        # descend, and the last is the first to ring.
+        # The times in the heap, by item. A time is added only if it is earlier than all others of its item, so the
+        # lists descend and the last entry is due first.
         self._times: dict[_Item, list[int]] = {}
         self._made = 0
-        self._dead = 0  # alarms of forgotten items in the heap
+        self._stale = 0  # alarms of forgotten items in the heap
 
     @property
     def next_ns(self) -> int | None:
-        """When `take_due` next has something; None: never."""
+        """The earliest due time; None if there is no alarm."""
         return self._heap[0][0] if self._heap else None
 
     def watch(self, item: _Item, at_ns: int | None) -> bool:
-        """Have an item due at `at_ns`, if it is not before; None: never. Returns whether nothing is due before that."""
+        """Add an alarm for an item, unless it has an earlier one; None adds none.
+
+        Returns:
+            Whether this alarm is now the earliest of all.
+        """
         if at_ns is None:
             return False
         times = self._times.setdefault(item, [])
@@ -37,12 +41,12 @@ class Alarms(Generic[_Item]):
         return self._heap[0][1] == self._made
 
     def take_due(self, now_ns: int) -> _Item | None:
-        """Remove an alarm that is due, and return its item; None if there is none."""
+        """Remove the earliest alarm that is due, and return its item; None if no alarm is due."""
         while self._heap and self._heap[0][0] <= now_ns:
             _, _, item = heappop(self._heap)
             times = self._times.get(item)
             if times is None:
-                self._dead -= 1
+                self._stale -= 1
                 continue
             times.pop()
             if not times:
@@ -51,16 +55,16 @@ class Alarms(Generic[_Item]):
         return None
 
     def take_all_due(self, now_ns: int) -> list[_Item]:
-        """Remove all alarms that are due, and return their items, each once."""
+        """Remove all due alarms, and return their items without duplicates."""
         due: dict[_Item, None] = {}
         while (item := self.take_due(now_ns)) is not None:
             due[item] = None
         return list(due)
 
     def forget(self, item: _Item) -> None:
-        """Ring no alarm of an item that is deleted."""
-        self._dead += len(self._times.pop(item, ()))
-        if self._dead > len(self._heap) // 2 + _DEAD_ALARMS:
+        """Discard the alarms of a deleted item."""
+        self._stale += len(self._times.pop(item, ()))
+        if self._stale > len(self._heap) // 2 + _MAX_STALE_ALARMS:
             self._heap = [alarm for alarm in self._heap if alarm[2] in self._times]
             heapify(self._heap)
-            self._dead = 0
+            self._stale = 0

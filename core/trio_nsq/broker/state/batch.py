@@ -1,4 +1,4 @@
-"""Messages ready to be sent: the frames of a batch, built once and shared by every channel and client."""
+"""Batches: messages ready to send. Their frames are built once and shared by all channels and clients."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from .record_metadata import only_channel
 
 MERGE_MESSAGES = 256
 MERGE_BYTES = 64 * 1024
-"""Small neighbouring records become one batch up to about this size: delivering costs per batch."""
+"""Small neighbouring records are merged into a batch up to about this size, because delivery has a cost per batch."""
 
-_BYTES_BESIDES = 128
-"""About what a message costs besides its body: its header, its FIN line and its place."""
+_OVERHEAD_BYTES = 128
+"""Approximate memory of a message in addition to its body: its header, its FIN line and its offset."""
 _LAST_DIGITS = 16**3
 _DIGITS = b"".join([b"\n%03x" % number for number in range(_LAST_DIGITS)])
-"""What the ids of neighbours differ in, with a mark where the rest belongs."""
+"""The last three digits of consecutive ids; each newline is a placeholder for the text before them."""
 _SIZE_BYTES = 4
 _FRAME_SIZES = SizePrefixes(MESSAGE_FRAME_BYTES - _SIZE_BYTES)
 _COMMON_HEADER = Struct(">iqH")
@@ -30,23 +30,23 @@ _TIMESTAMP_OFFSET = 4 + 4
 _ATTEMPTS_OFFSET = _TIMESTAMP_OFFSET + _TIMESTAMP.size
 _MAX_ATTEMPTS = 0xFFFF
 _TAKEN_ALONE = 16
-"""So many messages are sent again before it is worth it to make the frames of all."""
+"""Messages requested singly before the batch builds the frames of all its messages."""
 
 
 class Batch:
-    """Neighbouring messages of a topic, all due at once or all deferred to the same time.
+    """Consecutive messages of a topic, all due at once or all deferred to the same time.
 
-    The frames are made when the first consumer needs them, with attempts = 1; until then the batch holds the
-    records, afterwards only the frames.
+    The batch holds the records until the first consumer needs the frames. Then it builds the frames with attempts = 1
+    and drops the records.
 
     Args:
-        records: At least one, each beginning where the one before it ended; more than one only if none is deferred.
+        records: At least one; each begins where the previous one ends. More than one only if none is deferred.
 
     Attributes:
-        base_sequence, next_sequence: The first message's place, and the one after the last's.
-        due_ns: When the messages may be delivered, Unix nanoseconds; 0 is at once.
-        channel: The only channel that gets them; None: all do.
-        size_bytes: About what the batch holds in memory.
+        base_sequence, next_sequence: The first message's sequence, and the one after the last message's.
+        due_ns: Earliest delivery time, Unix nanoseconds; 0: at once.
+        channel: The only channel that gets the messages; None: all do.
+        size_bytes: Approximate memory of the batch.
     """
 
     __slots__ = (
@@ -67,7 +67,7 @@ class Batch:
         self.next_sequence = records[-1].next_sequence
         self.due_ns = records[0].due_ns
         self.channel = only_channel(records[0].metadata) if self.due_ns else None
-        self.size_bytes = sum([len(r.messages.data) for r in records]) + _BYTES_BESIDES * len(self)
+        self.size_bytes = sum([len(r.messages.data) for r in records]) + _OVERHEAD_BYTES * len(self)
         self._records: list[RecordBatch] | None = list(records)
         self._frames = b""
         self._lines = b""
@@ -78,14 +78,14 @@ class Batch:
         return self.next_sequence - self.base_sequence
 
     def absorb(self, record: RecordBatch, max_messages: int, max_bytes: int) -> int:
-        """Take in the record that follows, so that all are delivered together.
+        """Append the next record, so that one delivery includes it.
 
         Returns:
-            By how much `size_bytes` has grown. 0, and nothing is done, if the batch would be larger than it may be, or
-            has been delivered.
+            The growth of `size_bytes`; 0 if the record was not appended, because the batch would exceed a limit or was
+            delivered.
         """
         count, records = record.count, self._records
-        size_bytes = len(record.messages.data) + _BYTES_BESIDES * count
+        size_bytes = len(record.messages.data) + _OVERHEAD_BYTES * count
         if (
             records is None
             or len(self) + count > max_messages
@@ -124,10 +124,10 @@ class Batch:
         return message_id, b"%s%s%s%s" % (_FRAME_SIZES[len(body)], common, message_id, body)
 
     def take(self, index: int, count: int, max_bytes: int) -> tuple[bytes, memoryview]:
-        """Up to `count` messages from `index` on, at least one, within `max_bytes` of frames if it can.
+        """Return up to `count` messages from `index` on, at least one, and beyond that at most `max_bytes` of frames.
 
         Returns:
-            The lines that finish them, FINISH_LINE_BYTES each, and their frames.
+            The FIN lines of the messages, FINISH_LINE_BYTES each, and their frames.
         """
         if self._records is not None:
             self._build(self._records)
@@ -147,14 +147,14 @@ class Batch:
         return self._lines[start + 4 : start + 20]
 
     def timestamp_ns(self, index: int) -> int:
-        """When one message was published, Unix nanoseconds."""
+        """Return when a message was published, Unix nanoseconds."""
         if self._records is None:
             (timestamp_ns,) = _TIMESTAMP.unpack_from(self._frames, self._offsets[index] + _TIMESTAMP_OFFSET)
             return int(timestamp_ns)
         return self._locate(self._records, index)[0].timestamp_ns
 
     def timestamps_ns(self, index: int, count: int) -> list[tuple[int, int]]:
-        """When the `count` messages from `index` on were published: (timestamp, how many in a row have it)."""
+        """Return when `count` messages from `index` on were published: runs of (timestamp, number of messages)."""
         first, last = self.timestamp_ns(index), self.timestamp_ns(index + count - 1)
         if first == last:
             return [(first, count)]
@@ -167,7 +167,7 @@ class Batch:
         return self._frames[self._offsets[index] + MESSAGE_FRAME_BYTES : self._offsets[index + 1]]
 
     def frame(self, index: int, attempts: int) -> tuple[bytes, bytes]:
-        """The id and the frame of one message, with its attempts filled in."""
+        """Return the id of one message, and its frame with this number of attempts."""
         if self._records is not None:
             if self._taken_alone < _TAKEN_ALONE:
                 self._taken_alone += 1
@@ -186,7 +186,7 @@ def _body(record: RecordBatch, index: int) -> bytes:
 
 
 def make_batches(records: Sequence[RecordBatch]) -> list[Batch]:
-    """Batches of these records, in order, small neighbours merged."""
+    """Return batches of these records, in order, with small neighbours merged."""
     if len(records) == 1:
         return [Batch(records)]
     batches: list[Batch] = []
@@ -211,12 +211,12 @@ def make_batches(records: Sequence[RecordBatch]) -> list[Batch]:
 
 
 def _follows(record: RecordBatch, last: RecordBatch) -> bool:
-    """Whether a record may be in the same batch as another, right behind it."""
+    """Whether a record may follow another in the same batch."""
     return (
         not record.due_ns
         and not last.due_ns
         and record.base_sequence == last.next_sequence
-        # `Delivery` looks for ids by bisection. They go down where the node id was changed in between.
+        # `Delivery` searches ids by bisection, so they must ascend. They descend where the node id was changed.
         and record.first_id >= last.first_id + last.count
     )
 
@@ -228,7 +228,7 @@ def _finish_lines(first_id: int, count: int) -> bytes:
 
 
 def _before_ids(head: bytes, first_id: int, count: int) -> bytes:
-    """The ids of `count` messages, 16 hex digits each, with `head` before each; in a few calls of C for thousands."""
+    """Return the ids of `count` messages, 16 hex digits each, each after `head`. Uses one C call per 4096 ids."""
     pieces: list[bytes] = []
     while count:
         index = first_id % _LAST_DIGITS

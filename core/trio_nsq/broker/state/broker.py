@@ -1,4 +1,4 @@
-"""All topics of one broker, and the time at which something is next due. Synchronous, like what it holds."""
+"""The topics of a broker, and the times at which their channels are due. Synchronous state."""
 
 import logging
 from collections.abc import Callable
@@ -21,18 +21,18 @@ _NS_PER_MS = 1_000_000
 _CHANNELS_AT_ONCE = 200
 _MESSAGES_AT_ONCE = 1000
 _AGAIN_NS = 1_000_000_000
-"""If moving what is due in a channel failed, it is tried again after this time."""
+"""Retry delay after an exception while due messages of a channel were moved."""
 
 
 class MessageIds:
-    """Message ids: 64 bits, the node's id above a counter that never goes back, also over restarts.
+    """Generates message ids: 64 bits, the node id above a counter that never decreases, even over restarts.
 
     Args:
         node_id: 0..1023.
-        start: The counter's first value; later than any used before on this node.
+        start: The counter's first value; higher than all used before on this node.
 
     Attributes:
-        reserved: The counter may not pass this: a restart would begin there. Raised when that is on disk.
+        reserved: Upper bound of the counter; a restart begins here. The owner raises it after saving it to disk.
     """
 
     def __init__(self, node_id: int, start: int, reserved: int = 1 << COUNTER_BITS) -> None:
@@ -41,39 +41,41 @@ class MessageIds:
         self.reserved = reserved
 
     def take(self, count: int) -> int:
-        """Take `count` ids in a row; returns the first, as the number whose 16 hex digits are the id.
+        """Take `count` consecutive ids, and return the first as a number.
 
         Raises:
-            PublishRefused: So many are not reserved.
+            PublishRefused: Fewer ids are reserved.
         """
         first = self.next
         if first + count > self.reserved:
-            raise PublishRefused("no message ids are left until more can be reserved in the data folder")
+            raise PublishRefused(
+                "no message ids are left until the broker can reserve more in the data folder"
+            )
         self.next = first + count
         return self._prefix | first
 
 
 class Broker:
-    """The topics, and what is due when.
+    """The topics of a broker, and the alarms of their channels.
 
     Args:
-        make_log: Gives the log of a new topic, by name. May raise LogError.
+        make_log: Opens the log of a new topic, by name. May raise LogError.
 
     Attributes:
         topics: By name.
-        unavailable: Why a topic cannot be used, by name. It has files, and so keeps its name; nothing but a deletion
-            touches them.
-        changed: Names of topics that have changed, see `Version`; the owner removes those that it saves.
-        never_saved: Topics whose state was never saved: a crash would take them, unless they have messages. The
-            owner clears it.
-        on_names_changed: Called with the names of a topic and a channel when that channel, or if it is None the
-            topic, was made or deleted; a deleted topic's channels go without a call.
-        alarms: When channels have to be looked at, see `tick`.
-        publishable: Topics that need not be made, saved or waited for before something is published to them, by name.
-            The owner adds them.
+        unavailable: Why a topic cannot be used, by name. Such a topic keeps its name and its files; only a deletion
+            changes them.
+        changed: Names of topics with unsaved changes, see `Version`; the owner removes those that it saves.
+        never_saved: Topics whose state was never saved. A crash loses them unless they have messages. The owner clears
+            it.
+        on_names_changed: Called with the names of a topic and a channel when the channel, or if that is None the topic,
+            was created or deleted. Not called for the channels of a deleted topic.
+        alarms: When channels are due, see `tick`.
+        publishable: Topics by name that accept publishes without being created, saved or waited for first. The owner
+            adds them.
         deleting: Names of topics that are being deleted.
-        stopping: The broker stops: no topic is served any more.
-        waits_for_disk: As of its topics, which are made after it is set.
+        stopping: The broker stops and serves no topic any more.
+        waits_for_disk: Passed to the message stores of topics; set it before creating topics.
     """
 
     def __init__(self, options: BrokerOptions, make_log: Callable[[str], Log]) -> None:
@@ -96,20 +98,20 @@ class Broker:
     # ------------------------------------------------------------------ topics and channels
 
     def serves(self, topic: Topic) -> bool:
-        """Whether a topic is there, and its log open."""
+        """Whether a topic exists and its log is open."""
         return not self.stopping and self.topics.get(topic.name) is topic
 
     def serves_channel(self, channel: Channel) -> bool:
-        """Whether a channel is there, and its topic's log open."""
+        """Whether a channel exists and its topic's log is open."""
         return not self.stopping and self.topic_of(channel) is not None
 
     def serves_store(self, store: MessageStore) -> bool:
-        """Whether the topic of a message store is there, and its log open."""
+        """Whether a message store's topic exists and its log is open."""
         topic = self.topics.get(store.name)
         return not self.stopping and topic is not None and topic.store is store
 
     def topic(self, name: str) -> Topic:
-        """The topic of this name, made if need be. Raises LogError if its log cannot be opened."""
+        """Return the topic of this name, creating it if needed. Raises LogError if its log cannot be opened."""
         topic = self.topics.get(name)
         if topic is None:
             assert is_valid_name(name), name
@@ -120,7 +122,7 @@ class Broker:
         return topic
 
     def make_topic(self, name: str, log: Log) -> Topic:
-        """A topic of a log that may have messages, for `add_topic`; for any thread."""
+        """Create a topic for a log that may have messages; `add_topic` adds it. Thread-safe."""
         options = self.options
         topic = Topic(
             name, log, self.cache, options.mem_queue_size, self._e2e_window_ns, options.topic_defaults
@@ -129,7 +131,7 @@ class Broker:
         return topic
 
     def add_topic(self, topic: Topic) -> None:
-        """Let a topic be used, which was never saved as far as is known."""
+        """Add a topic, and mark it as never saved."""
         self.topics[topic.name] = topic
         if not topic.ephemeral:
             topic.version.report_to(self.changed, topic.name)
@@ -138,7 +140,7 @@ class Broker:
         self.on_names_changed(topic.name, None)
 
     def channel(self, topic_name: str, name: str, *, private: bool = False) -> Channel:
-        """The channel of this name, it and its topic made if need be. Raises LogError."""
+        """Return the channel of this name, creating it and its topic if needed. Raises LogError."""
         topic = self.topic(topic_name)
         known = name in topic.channels
         channel = topic.add_channel(name, private=private)
@@ -148,14 +150,14 @@ class Broker:
         return channel
 
     def topic_of(self, channel: Channel) -> Topic | None:
-        """The topic that a channel is in; None if the channel is deleted."""
+        """Return the topic of a channel; None if the channel is deleted."""
         topic = self.topics.get(channel.topic.name)
         return topic if topic is not None and topic.channels.get(channel.name) is channel else None
 
     def delete_channel(self, channel: Channel) -> None:
-        """Delete a channel, and its topic if that is ephemeral and has no other.
+        """Delete a channel, and its topic if that is ephemeral and has no other channel.
 
-        A private channel does not take along a topic in which messages wait for a first channel.
+        Deleting a private channel keeps a topic in which messages wait for the first channel.
         """
         topic = self.topic_of(channel)
         if topic is None:
@@ -168,7 +170,7 @@ class Broker:
             self.delete_topic(topic)
 
     def delete_topic(self, topic: Topic) -> None:
-        """Delete a topic and its channels. The log is closed; its files are the caller's to remove."""
+        """Delete a topic and its channels, and close its log. The caller removes the files."""
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
             self.publishable.pop(topic.name, None)
@@ -181,15 +183,15 @@ class Broker:
             self.never_saved.discard(topic)
             self.on_names_changed(topic.name, None)
 
-    def give_up(self, name: str, reason: str) -> None:
-        """Let nobody use a topic, for this reason; its files stay as they are."""
+    def mark_unavailable(self, name: str, reason: str) -> None:
+        """Make a topic unavailable for this reason, and keep its files."""
         if (topic := self.topics.get(name)) is not None:
             self.delete_topic(topic)
         self.unavailable[name] = reason
 
     @property
     def why_unavailable(self) -> str:
-        """The first topic that is unavailable, why, and how many others are; empty if all are there."""
+        """The first unavailable topic, the reason, and the number of others; empty if all topics are available."""
         for name, reason in self.unavailable.items():
             others = len(self.unavailable) - 1
             return f"{TopicUnavailable(name, reason)}" + (f" (and {others} more)" if others else "")
@@ -198,9 +200,9 @@ class Broker:
     # ------------------------------------------------------------------ time
 
     def tick(self, now_ns: int) -> list[Channel]:
-        """Move what is due anywhere; returns the channels to be dispatched.
+        """Move due messages of all channels; returns the channels to dispatch.
 
-        When much is due at once it does a millisecond's work or so: `alarms.next_ns` tells whether there is more.
+        Does about 1 ms of work. If more is due, `alarms.next_ns` is not in the future.
         """
         woken: dict[Channel, None] = {}
         moved = 0
@@ -212,8 +214,8 @@ class Broker:
                 moved += channel.tick(now_ns, _MESSAGES_AT_ONCE - moved)
                 self.alarms.watch(channel, channel.next_deadline_ns)
             except Exception:
-                # A defect of ours: it must not stop the other channels.
-                logger.exception("%s/%s: what is due could not be moved", channel.topic.name, channel.name)
+                # A defect in the broker must not stop the other channels.
+                logger.exception("%s/%s: moving due messages failed", channel.topic.name, channel.name)
                 self.alarms.watch(channel, now_ns + _AGAIN_NS)
             woken[channel] = None
         return list(woken)

@@ -1,4 +1,4 @@
-"""The broker's memory of decoded batches: one budget over all topics, the least recently used go first."""
+"""An LRU cache of decoded batches, with one budget for all topics."""
 
 from collections import OrderedDict
 
@@ -11,7 +11,7 @@ class BatchCache:
     """Batches by (topic name, base sequence).
 
     Args:
-        max_bytes: What the batches may hold together; the newest one is kept even if it is larger.
+        max_bytes: Maximum size of all batches; the newest one is kept even if it is larger.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -23,7 +23,7 @@ class BatchCache:
         return len(self._batches)
 
     def __contains__(self, key: Key) -> bool:
-        """Whether it is remembered; asking does not count as use."""
+        """Whether a batch is cached. Does not count as a use."""
         return key in self._batches
 
     def get(self, key: Key) -> Batch | None:
@@ -40,7 +40,7 @@ class BatchCache:
         self._make_room()
 
     def record_growth(self, by_bytes: int) -> None:
-        """The batch that was used last has become larger."""
+        """Record that the most recently used batch has grown."""
         self.size_bytes += by_bytes
         self._make_room()
 
@@ -50,7 +50,7 @@ class BatchCache:
             self.size_bytes -= old.size_bytes
 
     def by_topic(self) -> dict[str, tuple[int, int]]:
-        """Bytes and number of batches, by topic."""
+        """Return the bytes and number of batches, by topic."""
         sizes: dict[str, tuple[int, int]] = {}
         for (topic, _), batch in self._batches.items():
             size_bytes, count = sizes.get(topic, (0, 0))

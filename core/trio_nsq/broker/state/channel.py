@@ -1,6 +1,6 @@
-"""A channel of a topic: its settings and counters, its consumers, and what they answer.
+"""A channel of a topic: its settings and counters, its consumers, and their answers.
 
-Nothing here awaits, reads a clock or touches a socket: `now_ns` comes in, deliveries go out as data.
+Synchronous state: no awaits, clock or sockets. Time is the parameter `now_ns`; deliveries are return values.
 """
 
 import sys
@@ -29,9 +29,9 @@ from .version import Version
 from .withdrawn import Withdrawn
 
 _NS_PER_MS = 1_000_000
-_IDS_LOOKED_AT = 64
-_OWNERS_LOOKED_AT = 8
-"""Of so many messages that a client cannot answer for, it is told whether one of so many consumers has them."""
+_OWNER_SEARCH_IDS = 64
+_OWNER_SEARCH_CONSUMERS = 8
+"""Bounds of the search for the owner of an id that is not in flight with the client that answers."""
 
 
 class Channel:
@@ -42,15 +42,15 @@ class Channel:
         cursor: The first sequence it will deliver.
 
     Attributes:
-        private: It shows what is published from its beginning on to whoever asked for that, and counts for nothing
-            else: see `Topic`. It is ephemeral.
-        messages: Where each message is that is not finished.
-        consumers: In the order they came.
+        private: The channel only shows new messages to its creator, and does not affect other channels: see `Topic`.
+            Private channels are ephemeral.
+        messages: The unfinished messages.
+        consumers: In the order of subscription.
         message_count, finish_count, requeue_count, timeout_count: Since the broker started.
-        dead_letter_count: Messages that went to the dead-letter topic since then.
-        given_up_count: Those dropped after their last attempt, because there is no such topic.
-        e2e_latency: Nanoseconds from publish to FIN, of late; None if that is not measured.
-        ephemeral: It goes with its last consumer, and is not kept over a restart.
+        dead_letter_count: Messages moved to the dead-letter topic since the broker started.
+        given_up_count: Messages dropped after their last attempt, because no dead-letter topic is set.
+        e2e_latency: Recent nanoseconds from publish to FIN; None if not measured.
+        ephemeral: The channel is deleted with its last consumer, and is not saved.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Channel:
         self.consumers = self.messages.consumers
         self.read_ahead = ReadAhead(store, self.messages)
         self.dispatcher = Dispatcher(name, topic, self.messages, self.read_ahead, self.timeouts)
-        self._state: ChannelState | None = None  # as `state` returned it last
-        self._state_number = 0  # the version it is of
+        self._state: ChannelState | None = None  # the last result of `state`
+        self._state_number = 0  # its version number
 
     # ------------------------------------------------------------------ counts
 
     @property
     def cursor(self) -> int:
-        """The next sequence never delivered."""
+        """The lowest sequence that was never delivered."""
         return self.messages.cursor.position
 
     @property
@@ -105,7 +105,7 @@ class Channel:
 
     @property
     def has_work(self) -> bool:
-        """Something can be delivered, or is to be moved to the dead-letter topic."""
+        """Whether a message can be delivered, or must be moved to the dead-letter topic."""
         return self.dispatcher.can_deliver or self.messages.withdrawn.waiting > 0
 
     @property
@@ -120,7 +120,7 @@ class Channel:
 
     @property
     def paused(self) -> bool:
-        """Nothing is sent to consumers; everything else goes on."""
+        """Whether the channel sends no messages to consumers. All else continues."""
         return self.dispatcher.paused
 
     @paused.setter
@@ -129,46 +129,50 @@ class Channel:
         self._version.increment()
 
     def configure(self, changes: Mapping[str, Any]) -> None:
-        """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
+        """Change settings by name; None restores the default. Raises SettingsError without changing any."""
         self.settings, self._own_settings = self._changed_settings(changes)
         self._version.increment()
         for message in self.messages.withdrawn.take_all_waiting():
-            self._come_back(message)
+            self._return(message)
 
     def settings_with(self, changes: Mapping[str, Any]) -> ChannelSettings:
-        """The settings that `configure` would put in force. Raises SettingsError."""
+        """Return the settings that `configure` would apply. Raises SettingsError."""
         return self._changed_settings(changes)[0]
 
     def would_drop(self, settings: ChannelSettings) -> int:
-        """Count the messages that other settings would drop at once: dead letters that are not moved yet."""
+        """Count the messages that other settings would drop at once: exhausted messages that are not moved yet."""
         if not settings.max_attempts or settings.dead_letter_topic:
             return 0
-        return self.messages.withdrawn.given_up_after(settings.max_attempts)
+        return self.messages.withdrawn.count_exhausted(settings.max_attempts)
 
     def _changed_settings(self, changes: Mapping[str, Any]) -> tuple[ChannelSettings, dict[str, Any]]:
         settings, own = change(ChannelSettings(), self._own_settings, changes)
         if settings.dead_letter_topic == self.topic.name:
-            raise SettingsError("dead_letter_topic is the topic itself; its dead letters would come back")
+            raise SettingsError(
+                "dead_letter_topic is the topic itself; its dead letters would be delivered to the channel again"
+            )
         return settings, own
 
-    # ------------------------------------------------------------------ what the topic tells
+    # ------------------------------------------------------------------ messages from the topic
 
     def arrived(self, count: int) -> None:
         self.message_count += count
 
     def arrived_deferred(self, sequences: range, due_ns: int, held: Batch | None = None) -> None:
-        """Take messages deferred by their publisher; they wait here, and the cursor will pass over them.
+        """Add messages that their publisher deferred; the cursor will skip them.
 
         Args:
-            sequences: Past all that were passed to this method or to `skip` before.
-            held: The batch that holds them, if nothing but memory has it.
+            sequences: Higher than all that were passed to this method or to `skip` before.
+            held: The batch that holds them, if they are only in memory.
         """
         self.message_count += len(sequences)
         self.messages.defer(sequences, due_ns, held)
 
     def skip(self, start: int, end: int) -> None:
-        """Let the cursor pass over [start, end). See `arrived_deferred` for the order of calls."""
-        self.messages.cursor.skip(start, end)  # what was dropped from the topic is passed over already
+        """Let the cursor skip [start, end). See `arrived_deferred` for the order of calls."""
+        self.messages.cursor.skip(
+            start, end
+        )  # ignores messages below the cursor, which the topic has dropped
 
     # ------------------------------------------------------------------ consumers
 
@@ -178,9 +182,9 @@ class Channel:
         self.dispatcher.add(consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        """Forget a consumer; what it had in flight is to be delivered again at once.
+        """Remove a consumer, and requeue its messages in flight at once.
 
-        nsqd lets it wait for its timeout, though nobody can finish it any more.
+        nsqd requeues them only after their timeout, although no client can finish them any more.
         """
         if consumer not in self.consumers:
             return
@@ -188,7 +192,7 @@ class Channel:
         self.dispatcher.remove(consumer)
         if self.settings.max_attempts:
             for sequence, delivery in consumer.in_flight:
-                self._come_back(delivery.returned(sequence, Reason.CONNECTION_LOST))
+                self._return(delivery.returned(sequence, Reason.CONNECTION_LOST))
         else:
             self.messages.requeued.add(
                 (sequence, delivery.attempts, delivery.held) for sequence, delivery in consumer.in_flight
@@ -197,12 +201,12 @@ class Channel:
         if not self.consumers:
             self.read_ahead.drop_batches()
 
-    def _come_back(self, message: Withdrawn, due_ns: int = 0) -> None:
-        """Deliver a message again, at `due_ns` or, if that is 0, as soon as may be; or give it up."""
+    def _return(self, message: Withdrawn, due_ns: int = 0) -> None:
+        """Requeue a message: deferred until `due_ns`, or at once if 0. If its attempts are exhausted, withdraw it."""
         sequence, attempts, reason, held = message
         if reason is not None and 0 < self.settings.max_attempts <= attempts:
             if self.settings.dead_letter_topic:
-                self.messages.withdrawn.give_up(message)
+                self.messages.withdrawn.add_exhausted(message)
             else:
                 self.given_up_count += 1
         elif due_ns:
@@ -213,9 +217,9 @@ class Channel:
     # ------------------------------------------------------------------ answers
 
     def finish(self, consumer: Consumer, lines: bytes, now_ns: int) -> list[tuple[bytes, str]]:
-        """FIN: forget the messages of these lines. Returns (id, reason) for each that is not in flight there.
+        """FIN: remove the messages of these lines. Returns (id, reason) for each not in flight with this consumer.
 
-        `now_ns` is by the clock of the messages' timestamps.
+        `now_ns` is from the clock of the messages' timestamps.
         """
         in_flight = consumer.in_flight
         before = in_flight.count
@@ -229,16 +233,16 @@ class Channel:
             for delivery, count in finished.items():
                 self.e2e_latency.add(now_ns - delivery.timestamp_ns, count, now_ns)
         self.dispatcher.refresh(consumer)
-        return list(zip(failed, self._why_not(failed), strict=True)) if failed else []
+        return list(zip(failed, self._not_in_flight_reasons(failed), strict=True)) if failed else []
 
     def requeue(self, consumer: Consumer, message_id: bytes, delay_ms: int, now_ns: int) -> str | None:
-        """REQ: deliver again after `delay_ms`; 0 is at once. Returns the reason if it is not possible."""
+        """REQ: requeue a message, deferred by `delay_ms` unless 0. Returns the reason if that fails."""
         taken = consumer.in_flight.take(message_id)
         if taken is None:
-            return self._why_not([message_id])[0]
+            return self._not_in_flight_reasons([message_id])[0]
         sequence, delivery = taken
         due_ns = now_ns + delay_ms * _NS_PER_MS if delay_ms else 0
-        self._come_back(delivery.returned(sequence, Reason.REQUEUED), due_ns)
+        self._return(delivery.returned(sequence, Reason.REQUEUED), due_ns)
         self.requeue_count += 1
         consumer.requeue_count += 1
         self.dispatcher.refresh(consumer)
@@ -247,13 +251,13 @@ class Channel:
     def touch(
         self, consumer: Consumer, message_id: bytes, now_ns: int, max_msg_timeout_ms: int
     ) -> str | None:
-        """TOUCH: begin the in-flight time anew, up to `max_msg_timeout_ms` after the delivery. Returns why not.
+        """TOUCH: restart a message's timeout, up to `max_msg_timeout_ms` after its delivery.
 
-        It never makes the time shorter, so whoever watches `next_deadline_ns` need not look again.
+        Never makes the deadline earlier, so `next_deadline_ns` stays valid. Returns the reason if it fails.
         """
         delivery = consumer.in_flight.find(message_id)
         if delivery is None:
-            return self._why_not([message_id])[0]
+            return self._not_in_flight_reasons([message_id])[0]
         latest_ns = delivery.delivered_ns + max_msg_timeout_ms * _NS_PER_MS
         deadline_ns = now_ns + consumer.msg_timeout_ns
         capped = deadline_ns > latest_ns
@@ -266,12 +270,12 @@ class Channel:
         consumer.in_flight.touch(message_id, deadline_ns)
         return None
 
-    def _why_not(self, ids: list[bytes]) -> list[str]:
-        """nsqd's words. Ids that are in flight nowhere do not make the broker search everybody's messages."""
-        others = list(islice(self.consumers, _OWNERS_LOOKED_AT))
+    def _not_in_flight_reasons(self, ids: list[bytes]) -> list[str]:
+        """Return nsqd's error texts. The search for owners is bounded, so unknown ids do not scan all consumers."""
+        others = list(islice(self.consumers, _OWNER_SEARCH_CONSUMERS))
         owned = {
             each
-            for each in islice(ids, _IDS_LOOKED_AT)
+            for each in islice(ids, _OWNER_SEARCH_IDS)
             if any(consumer.in_flight.holds(each) for consumer in others)
         }
         return ["client does not own message" if each in owned else "ID not in flight" for each in ids]
@@ -280,7 +284,7 @@ class Channel:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """When to call `tick` next; None is never. It may find nothing: what was waited for may be finished."""
+        """When to call `tick` next; None: never. That call may move nothing, if the messages were finished."""
         due_ns, timeout_ns = self.next_due_ns, self.timeouts.next_ns
         if due_ns is None or timeout_ns is None:
             return timeout_ns if due_ns is None else due_ns
@@ -292,10 +296,10 @@ class Channel:
         return self.messages.deferred.first_due_ns
 
     def tick(self, now_ns: int, at_most: int = sys.maxsize) -> int:
-        """Move what is due: deferred messages whose time has come, deliveries that were not answered in time.
+        """Requeue deferred messages that are due, and messages in flight that have timed out.
 
         Returns:
-            How many messages were moved. If it is `at_most`, more may be due, and `next_deadline_ns` says so.
+            Number of requeued messages. If it is `at_most`, more may be due; see `next_deadline_ns`.
         """
         released = self.messages.deferred.release(now_ns, at_most)
         if released:
@@ -308,14 +312,14 @@ class Channel:
 
     def _time_out(self, consumer: Consumer, due: TimedOut) -> None:
         for sequence, delivery in due:
-            self._come_back(delivery.returned(sequence, Reason.TIMED_OUT))
+            self._return(delivery.returned(sequence, Reason.TIMED_OUT))
         self.timeout_count += len(due)
         self.dispatcher.refresh(consumer)
 
     # ------------------------------------------------------------------ operators
 
     def empty(self) -> list[deque[Any]]:
-        """Drop everything: ready, in flight and deferred. Counters are kept. What is returned is to be forgotten."""
+        """Drop all messages: ready, in flight and deferred. Keeps counters. Pass the returned queues to `forget`."""
         forgotten = self.messages.clear()
         self.timeouts.clear()
         self.read_ahead.clear()
@@ -325,44 +329,44 @@ class Channel:
         return forgotten
 
     def cancel(self, sequences: Collection[int]) -> list[int]:
-        """Drop those of these messages that are deferred, and return them."""
+        """Drop the deferred messages among these, and return their sequences."""
         return [sequence for sequence, _, _ in self.messages.deferred.withdraw(sequences)]
 
     def withdraw(self, sequences: Collection[int]) -> list[Withdrawn]:
-        """Withdraw those of these messages that are not in flight. Then `dispose` of them, or `put_back`."""
+        """Withdraw the messages among these that are not in flight. Then call `dispose` or `put_back`."""
         holding = self.store.batch_holding if self.topic.ephemeral else None
         return self.messages.withdraw(sequences, holding)
 
     def dispose(self, messages: Iterable[Withdrawn]) -> int:
-        """Be done with messages that were withdrawn; returns how many of them were not dropped meanwhile."""
+        """Remove withdrawn messages; returns how many of them were not dropped meanwhile."""
         return len(self.messages.withdrawn.release(messages))
 
     def dispose_dead_letters(self, messages: Iterable[Withdrawn]) -> None:
-        """Be done with messages that are in the dead-letter topic now."""
+        """Remove withdrawn messages that are now in the dead-letter topic."""
         self.dead_letter_count += self.dispose(messages)
 
     def put_back(self, messages: Iterable[Withdrawn]) -> None:
-        """Have messages again that were withdrawn, but for those that were dropped meanwhile."""
+        """Requeue withdrawn messages, except those dropped meanwhile."""
         for message in self.messages.withdrawn.release(messages):
-            self._come_back(message)
+            self._return(message)
 
     # ------------------------------------------------------------------ checkpoints
 
     def state(self) -> ChannelState:
-        """What has to be kept of it. While nothing of that changes it is the same object each time."""
+        """Return the state to save; the same object until the state changes."""
         if self._state is None or self._state_number != self._version.number:
             self._state, self._state_number = self.make_state(), self._version.number
         return self._state
 
     def make_state(self) -> ChannelState:
-        """As `state`, always a new one."""
+        """Return a new snapshot of the state."""
         messages = self.messages
         return ChannelState(
             self.name,
             self.paused,
             self._own_settings,
             messages.cursor.position,
-            # There may be ten thousand channels: what is empty costs nothing, nor the garbage collector anything.
+            # With 10,000 channels, objects for empty parts would cost time, also in the garbage collector.
             messages.cursor.holes,
             tuple(messages.requeued.entries),
             tuple([each.in_flight.copy() for each in self.consumers if each.in_flight.count]),
@@ -370,13 +374,13 @@ class Channel:
             tuple(messages.withdrawn),
         )
 
-    # The state that the channel would have after a change: it is saved before the change is made.
+    # The channel's state after a change. The broker saves it before it makes the change.
 
     def state_if_paused(self, paused: bool) -> ChannelState:
         return replace(self.make_state(), paused=paused)
 
     def state_if_configured(self, changes: Mapping[str, Any]) -> ChannelState:
-        """After `configure`. Raises SettingsError."""
+        """Return the state after `configure`. Raises SettingsError."""
         return replace(self.make_state(), settings=self._changed_settings(changes)[1])
 
     def state_if_skipped(self, start: int, end: int) -> ChannelState:
@@ -398,12 +402,12 @@ class Channel:
         return replace(self.make_state(), withdrawn=left)
 
     def restore(self, state: dict[str, Any], log_end: int) -> None:
-        """Take up a snapshot; the channel was made at its cursor, and has nothing yet.
+        """Load a snapshot into a channel that was created at the snapshot's cursor and has no messages.
 
         Args:
-            state: What became of a `ChannelState`, out of JSON.
-            log_end: The log's next sequence; the snapshot may be ahead of it, after a power cut with
-                `--sync=interval`, and is then cut back to it.
+            state: A `ChannelState`, decoded from JSON.
+            log_end: The log's next sequence. After a power cut with `--sync=interval` the snapshot may be ahead of the
+                log; messages from `log_end` on are left out.
 
         Raises:
             KeyError, TypeError, ValueError: `state` is not a snapshot.
@@ -412,12 +416,12 @@ class Channel:
         self.configure(state.get("settings", {}))
         for start, end in state["holes"]:
             self.skip(int(start), min(int(end), log_end))
-        # The consumers that had it in flight are gone.
+        # Messages in flight count as returned by a lost connection.
         unfinished = sorted(
-            (int(s), int(n), Reason(*given_up) if given_up else Reason.CONNECTION_LOST)
-            for s, n, *given_up in state["unfinished"]
+            (int(s), int(n), Reason(*reason) if reason else Reason.CONNECTION_LOST)
+            for s, n, *reason in state["unfinished"]
             if s < log_end
         )
         for sequence, attempts, reason in unfinished:
-            self._come_back(Withdrawn(sequence, attempts, reason))
+            self._return(Withdrawn(sequence, attempts, reason))
         self.messages.deferred.merge(DeferredMessages.restore(state["deferred"], log_end))

@@ -1,9 +1,9 @@
-"""Where each message of a channel is that is not finished.
+"""The unfinished messages of a channel, by state.
 
-Every message below the cursor is finished unless it is in flight with a consumer, requeued, deferred, or withdrawn
-because it was given up, or for an operator (see `WithdrawnMessages`). So the state of a channel is as small as what is
-unfinished, however long the log. What lies ahead of the cursor but will not be delivered from there (deferred by its
-publisher, or emptied from the topic) is a *hole*: the cursor passes over.
+Every message below the cursor is finished unless it is in flight, requeued, deferred or withdrawn (see
+`WithdrawnMessages`). So the size of a channel's state depends on the number of unfinished messages, not on the length
+of the log. A range ahead of the cursor that the channel does not deliver from there (deferred by the publisher, or
+emptied from the topic) is a *hole*: the cursor skips it.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from .batch import Batch
 from .consumer import Consumer
 from .cursor import Cursor, spans
 from .deferred import DeferredMessages, Requeued
-from .in_flight import LOOKED_AT
+from .in_flight import OLDEST_SEARCH_LIMIT
 from .steps import Runs, in_steps
 from .topic_view import TopicView
 from .version import Version
@@ -28,13 +28,13 @@ STATES: tuple[State, ...] = ("requeued", "fresh", "deferred")
 
 
 class Waiting(NamedTuple):
-    """A message that a channel is going to deliver.
+    """A message that a channel will deliver.
 
     Attributes:
-        state: `requeued`: it comes again, or its time has come; `fresh`: it was never delivered; `deferred`: it waits
-            for its time.
-        due_ns: When it may be delivered, Unix nanoseconds; 0: now.
-        held: The batch that holds it, if nothing but memory has it.
+        state: `requeued`: waits for redelivery, or its deferral has ended; `fresh`: was never delivered; `deferred`: is
+            not due yet.
+        due_ns: Earliest delivery time, Unix nanoseconds; 0: now.
+        held: The batch that holds it, if it is only in memory.
     """
 
     state: State
@@ -45,10 +45,10 @@ class Waiting(NamedTuple):
 
 
 class RequeuedMessages:
-    """They are delivered in this order.
+    """The queue of messages to redeliver, in delivery order.
 
     Attributes:
-        entries: All of them; changed by this class only.
+        entries: All messages; only this class changes it.
     """
 
     __slots__ = ("_version", "entries")
@@ -74,7 +74,7 @@ class RequeuedMessages:
         self._version.increment()
 
     def put_first_last(self) -> None:
-        """Let the others be delivered before the first."""
+        """Move the first message to the end of the queue."""
         self.entries.rotate(-1)
         self._version.increment()
 
@@ -86,7 +86,7 @@ class RequeuedMessages:
         return found
 
     def clear(self) -> deque[Requeued]:
-        """Remove all, and return them: to free many of them takes long."""
+        """Remove and return all messages. The caller frees them in steps, because freeing many blocks the loop."""
         entries, self.entries = self.entries, deque()
         self._version.increment()
         return entries
@@ -96,11 +96,11 @@ class ChannelMessages:
     """The unfinished messages of one channel.
 
     Attributes:
-        cursor, requeued, deferred, withdrawn: Where messages are; what is in flight is with the consumers.
-        consumers: In the order they came.
-        arrivals: The arguments of all calls of `defer` since a `Seek` began; None: there is none.
-        expired_count: Messages dropped because they had waited for longer than the topic's `ttl_ms`.
-        dropped_count: Those dropped because there were too many.
+        cursor, requeued, deferred, withdrawn: Messages by state; consumers hold the messages in flight.
+        consumers: In the order of subscription.
+        arrivals: The arguments of all calls of `defer` since a `Seek` began; None without a seek.
+        expired_count: Messages dropped because they were older than the topic's `ttl_ms`.
+        dropped_count: Messages dropped to keep the topic within its limits.
     """
 
     def __init__(self, topic: TopicView, cursor: int, version: Version, *, private: bool) -> None:
@@ -115,7 +115,7 @@ class ChannelMessages:
         self.expired_count = 0
         self.dropped_count = 0
 
-    # ------------------------------------------------------------------ what is where
+    # ------------------------------------------------------------------ counts and positions
 
     @property
     def end(self) -> int:
@@ -124,7 +124,7 @@ class ChannelMessages:
 
     @property
     def fresh(self) -> int:
-        """Messages ahead of the cursor."""
+        """Number of messages ahead of the cursor."""
         topic, cursor = self._topic, self.cursor
         end = topic.end if self._private else topic.high_watermark
         return end - cursor.position - cursor.hole_messages
@@ -146,11 +146,11 @@ class ChannelMessages:
 
     @property
     def limit(self) -> int:
-        """How far the cursor can go now: the next hole, or the end of what belongs to the channel."""
+        """The sequence up to which the channel can deliver: the next hole, or the channel's end."""
         return self.cursor.run_end(self.end)
 
     def unfinished(self) -> Iterator[tuple[int, int]]:
-        """(sequence, attempts) of everything below the cursor that is neither finished nor deferred."""
+        """Yield (sequence, attempts) of every message below the cursor that is neither finished nor deferred."""
         for sequence, attempts, _ in self.requeued.entries:
             yield sequence, attempts
         for message in self.withdrawn:
@@ -160,7 +160,7 @@ class ChannelMessages:
                 yield sequence, delivery.attempts
 
     def unfinished_parts(self) -> Iterator[list[int]]:
-        """The sequences of `unfinished`, in parts. Those in flight are read as their turn comes."""
+        """Yield the sequences of `unfinished`, in parts. Reads each consumer's messages in flight only when needed."""
         now = [
             [sequence for sequence, _, _ in self.requeued.entries],
             [message.sequence for message in self.withdrawn],
@@ -169,9 +169,9 @@ class ChannelMessages:
         return chain(now, later)
 
     def waiting_before(self, sequence: int) -> list[int]:
-        """The messages before a sequence that are unfinished or deferred, ascending.
+        """Return the unfinished and deferred messages before a sequence, ascending.
 
-        For messages that were carried forward: those ahead of the cursor never are, and are not looked at.
+        Used for carried-forward messages, which are never ahead of the cursor: messages ahead of it are left out.
         """
         found = [each for each, _ in self.unfinished() if each < sequence]
         found += self.deferred.sequences_before(sequence)
@@ -179,13 +179,12 @@ class ChannelMessages:
 
     @property
     def oldest(self) -> int | None:
-        """The lowest sequence that is ready or in flight; None if there is none. Deferred ones do not count.
+        """The lowest sequence that is ready or in flight, not deferred; None if there is none.
 
-        It is exact unless more than a thousand messages are to be delivered again, or in flight with one consumer:
-        then the lowest of the first thousand of them counts.
+        Examines at most 1000 requeued messages, and 1000 deliveries per consumer; with more, it is an estimate.
         """
-        found = [sequence for sequence, _, _ in self.requeued.head(LOOKED_AT)]
-        found += [message.sequence for message in islice(self.withdrawn, LOOKED_AT)]
+        found = [sequence for sequence, _, _ in self.requeued.head(OLDEST_SEARCH_LIMIT)]
+        found += [message.sequence for message in islice(self.withdrawn, OLDEST_SEARCH_LIMIT)]
         for consumer in self.consumers:
             if (sequence := consumer.in_flight.oldest) is not None:
                 found.append(sequence)
@@ -194,7 +193,7 @@ class ChannelMessages:
         return min(found, default=None)
 
     def peek(self, state: State) -> Iterator[Waiting]:
-        """The messages in this state, in the order of their delivery. To be used up before anything else happens."""
+        """Yield the messages in this state, in delivery order. The channel must not change during the iteration."""
         if state == "requeued":
             for sequence, attempts, held in self.requeued.entries:
                 yield Waiting(state, sequence, attempts, 0, held)
@@ -206,15 +205,15 @@ class ChannelMessages:
                 yield from (Waiting(state, sequence) for sequence in range(start, end))
 
     def find_waiting(self, sequence: int, found: deque[tuple[int, int]]) -> Iterator[None]:
-        """Find where ready and deferred messages lie, in steps. Others may have their turn between them.
+        """Find the ranges of ready and deferred messages, in steps; the event loop may serve other tasks between them.
 
         Args:
-            sequence: From there on.
-            found: Gets [start, end), ascending and apart from each other. What arrives meanwhile may be missing, and
-                what is delivered meanwhile may be there.
+            sequence: Lowest sequence to find.
+            found: Receives the ranges [start, end), ascending and not adjacent. Messages that arrive meanwhile may be
+                missing; messages delivered meanwhile may be included.
         """
         runs = Runs()
-        # What is due meanwhile goes from the first of these to the second, and is found in one of them.
+        # Deferred messages first: those that become due meanwhile move to the requeued ones, which are read next.
         for block in self.deferred.blocks():
             runs.add([*spans(sorted(each for each in block.sequence if each >= sequence))])
             yield
@@ -226,23 +225,23 @@ class ChannelMessages:
             yield
         yield from runs.join(found)
 
-    # ------------------------------------------------------------------ messages that need not be delivered
+    # ------------------------------------------------------------------ deferring and dropping
 
     def defer(self, sequences: range, due_ns: int, held: Batch | None) -> None:
-        """Let messages that were deferred by their publisher wait here; the cursor will pass over them."""
+        """Add messages that their publisher deferred; the cursor will skip them."""
         self.deferred.add(due_ns, sequences, 0, held)
         self.cursor.skip(sequences.start, sequences.stop)
         if self.arrivals is not None:
             self.arrivals.append((sequences, due_ns, held))
 
     def pass_over(self, sequence: int) -> int:
-        """Drop what is ready and was never delivered below `sequence`; returns how many messages that were."""
+        """Drop the fresh messages below `sequence`, and return their number."""
         before = self.fresh
         self.cursor.move_to(min(sequence, self.end))
         return before - self.fresh
 
     def expire_before(self, sequence: int) -> None:
-        """As `pass_over`, for messages that have waited for too long."""
+        """As `pass_over`, for messages older than the TTL."""
         self.expired_count += self.pass_over(sequence)
 
     def drop_before(self, sequence: int) -> None:
@@ -250,7 +249,7 @@ class ChannelMessages:
         self.dropped_count += self.pass_over(sequence)
 
     def drop_oldest(self, count: int) -> None:
-        """Drop so many of the messages that are ready: those that come again first, for they are the oldest."""
+        """Drop `count` ready messages: first the requeued ones, which are the oldest."""
         again = min(count, len(self.requeued.entries))
         if again:
             self.requeued.remove_first(again)
@@ -258,14 +257,14 @@ class ChannelMessages:
         self.drop_before(self.cursor.after(count - again))
 
     def count_before(self, sequence: int, *, requeued: bool) -> int:
-        """How many messages `pass_over` would drop; with `requeued` also those below `sequence` that come again.
+        """Count the messages that `pass_over` would drop; with `requeued`, also the requeued ones below `sequence`.
 
-        Of many that come again, `_COUNTED` are looked at.
+        Examines at most `_COUNTED` requeued messages.
         """
         fresh = self.cursor.count_before(min(sequence, self.end))
         if not requeued:
             return fresh
-        if sequence >= self.cursor.position:  # whatever comes again is older than the cursor
+        if sequence >= self.cursor.position:  # every requeued message is below the cursor
             return fresh + len(self.requeued.entries)
         return fresh + sum(each[0] < sequence for each in self.requeued.head(_COUNTED))
 
@@ -274,10 +273,10 @@ class ChannelMessages:
     def withdraw(
         self, sequences: Collection[int], holding: Callable[[int], Batch | None] | None
     ) -> list[Withdrawn]:
-        """Withdraw those of these messages that are not in flight, and return them.
+        """Withdraw and return the messages among these that are not in flight.
 
         Args:
-            holding: Gives the batch that holds a message, if nothing but memory has it. None: the log has them all.
+            holding: Returns the batch that holds a message that is only in memory. None: all are in the log.
         """
         wanted = set(sequences)
         found = [Withdrawn(*entry[:2], None, entry[2]) for entry in self.requeued.withdraw(wanted)]
@@ -296,7 +295,7 @@ class ChannelMessages:
         return found
 
     def unanswered_before(self, sequence: int) -> list[Requeued]:
-        """The messages before a sequence that are requeued or in flight."""
+        """Return the messages before a sequence that are requeued or in flight."""
         found = [entry for entry in self.requeued.entries if entry[0] < sequence]
         for consumer in self.consumers:
             found += [
@@ -305,7 +304,7 @@ class ChannelMessages:
         return found
 
     def clear(self) -> list[deque[Any]]:
-        """Drop everything: ready, in flight and deferred. What is returned is to be forgotten, see `forget`."""
+        """Drop all messages: ready, in flight and deferred. Pass the returned queues to `forget`."""
         forgotten: list[deque[Any]] = [self.requeued.clear(), self.cursor.restart(self.end)]
         self.deferred.clear()
         self.withdrawn.clear()

@@ -1,4 +1,4 @@
-"""What has to be kept of a topic and its channels, on its way to disk: as JSON, made in steps, for it may be large."""
+"""Checkpoints: the saved state of a topic and its channels. They can be large, so they are encoded in steps."""
 
 import json
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,32 +16,32 @@ from .withdrawn import Withdrawn
 STATE_FORMAT = 1
 _CHANNEL_COST = 10
 _STEP_COST = 1000
-"""A message counts 1: a step takes about half a millisecond."""
+"""Cost of one step, in messages; a step takes about 0.5 ms."""
 
 
 _ROWS_PER_STEP = 500
 _PACKED_PER_ROW = 20
-"""So many messages in a block cost as much as one in a row of JSON."""
+"""Encoding this many messages in a block costs as much as one row of JSON."""
 
 Row = tuple[Any, ...]
 
 
 @dataclass(slots=True, eq=False)
 class ChannelState:
-    """A channel at one moment.
+    """A snapshot of a channel.
 
-    Making one costs no more than the copies that C makes; what costs Python work for each message is left to `encode`.
+    Creating one costs only copies made in C; `encode` does the Python work for each message.
 
     Args:
         name, paused, settings, cursor: The channel's.
-        holes, requeued, in_flight, deferred, withdrawn: Copies of the channel's; `in_flight` is that of each consumer.
-            None of them is here any more after `encode`.
+        holes, requeued, in_flight, deferred, withdrawn: Copies of the channel's; `in_flight` has one for each consumer.
+            `encode` removes them.
 
     Attributes:
         parts: The JSON object, in pieces: name, paused, settings (see `change`), cursor, holes [[start, end]],
-            unfinished [[sequence, attempts]], with a `Reason` behind them where the message was given up, deferred
-            [`Block.text`]. Empty until `encode` has come to its end.
-        first_needed: The oldest sequence that the channel, or one restored from this, would read; likewise.
+            unfinished [[sequence, attempts]], followed by a `Reason` if the attempts are exhausted, deferred
+            [`Block.text`]. Empty until `encode` is complete.
+        first_needed: The oldest sequence that the channel, or one restored from this, needs to read. Set by `encode`.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ChannelState:
     first_needed: int = field(init=False, default=0)
 
     def encode(self) -> Iterator[int]:
-        """Set `parts` and `first_needed`, in steps; yields after each how many messages it was about."""
+        """Set `parts` and `first_needed`, in steps; yields the number of messages of each step."""
         if self.parts:
             return
         holes = unfinished = "[]"
@@ -96,7 +96,11 @@ class ChannelState:
 
 
 def _encode_rows(rows: Iterator[Row], sequence_at: int) -> Generator[int, None, tuple[str, int]]:
-    """Rows, at least one, as a JSON array, and the lowest sequence in them; yields after each step how many it was."""
+    """Encode at least one row as a JSON array; yields the number of rows of each step.
+
+    Returns:
+        The array, and the lowest sequence in it.
+    """
     texts: list[str] = []
     lowest: list[int] = []
     while step := list(islice(rows, _ROWS_PER_STEP)):
@@ -108,25 +112,25 @@ def _encode_rows(rows: Iterator[Row], sequence_at: int) -> Generator[int, None, 
 
 @dataclass(eq=False)
 class Checkpoint:
-    """A topic at one moment, on its way to disk.
+    """A snapshot of a topic, to be written to disk.
 
-    It is a JSON object: format, name, paused, settings (see `change`), distribution_point, end (of the topic), settled
-    (no dead letter before this sequence has to be looked at at a restart), producers_used (see `Producers.used_s`),
-    ephemeral_needed (the oldest sequence that the ephemeral channels, which are not kept, may yet have to read),
-    waiting_deferred [[first, after last, due_ns]], with the channel behind them if only one is to get the messages,
-    producers [`LastBatch`] if there are any, channels (see `ChannelState`).
+    It is a JSON object with these fields: format, name, paused, settings (see `change`), distribution_point (the high
+    watermark), end (of the topic), settled (a restart need not check dead letters before this sequence),
+    producers_used (see `Producers.used_s`), ephemeral_needed (the oldest sequence that the ephemeral channels, which
+    are not saved, may still read), waiting_deferred [[first, after last, due_ns]], followed by the channel if only one
+    gets the messages, producers [`LastBatch`] if there are any, channels (see `ChannelState`).
 
     Args:
-        head: The first seven of these.
-        durable, ephemeral: The channels. Those that have not changed since an earlier checkpoint are encoded already.
-        moved_letters: How many dead letters have left the channels since the last checkpoint.
-        settings: Those that are in force once it is saved.
+        head: The fields from format to producers_used.
+        durable, ephemeral: The channels. Channels without changes since an earlier checkpoint are already encoded.
+        moved_letters: Number of groups of dead letters that left the channels since the last checkpoint.
+        settings: The settings in force after the checkpoint is saved.
 
     Attributes:
-        parts: The object, in UTF-8, in pieces. Empty until `encode` has come to its end.
-        first_needed: The oldest sequence that the topic, or one restored from this, would read; likewise.
-        all_needed: The sequence from which on it would read all that comes; before it only those messages of its
-            channels that are unfinished; likewise.
+        parts: The object, in UTF-8, in pieces. Empty until `encode` is complete.
+        first_needed: The oldest sequence that the topic, or one restored from this, needs to read. Set by `encode`.
+        all_needed: The topic needs all messages from this sequence on, and only the channels' unfinished messages
+            before it. Set by `encode`.
     """
 
     head: dict[str, Any]
@@ -142,18 +146,18 @@ class Checkpoint:
 
     @property
     def names_batches(self) -> bool:
-        """It tells what producers have published, so the log has to have that before this is on disk."""
+        """Whether this has producers' batch numbers. Then the log must be synced before this is on disk."""
         return bool(self.producers)
 
     def change_topic(self, **fields: Any) -> None:
-        """Save other values of the topic's own fields, named as above."""
+        """Replace values in `head`."""
         self.head.update(fields)
 
     def change_channel(self, state: ChannelState) -> None:
         self.durable[state.name] = state
 
     def add_channel(self, name: str) -> None:
-        """Save a new channel, as `Topic.add_channel` makes it."""
+        """Add a new channel, as `Topic.add_channel` creates it."""
         self.change_channel(ChannelState(name, False, {}, int(self.head["distribution_point"])))
 
     def remove_channel(self, name: str) -> None:
@@ -166,11 +170,14 @@ class Checkpoint:
             del self.producers[at], self.head["producers_used"][at]
 
     def forget_waiting(self) -> None:
-        """Save no message that waits for its time behind the high watermark."""
+        """Remove the deferred messages beyond the high watermark."""
         self.waiting = WaitingMessages()
 
     def encode(self) -> Iterator[int]:
-        """Set `parts` and `first_needed`, in steps between which others may have their turn; yields their sizes."""
+        """Set `parts`, `first_needed` and `all_needed`, in steps; yields the cost of each step.
+
+        The event loop may serve other tasks between steps.
+        """
         self.all_needed = min(int(self.head["distribution_point"]), int(self.head["settled"]))
         durable_channels = list(self.durable.values())
         channels = durable_channels + self.ephemeral
@@ -209,7 +216,7 @@ class Checkpoint:
         return b"".join(self.parts)
 
     def unfinished_before(self, sequence: int) -> list[int]:
-        """The messages before `all_needed`, and before this, that it would read; ascending."""
+        """Return the unfinished messages of the channels before this sequence, ascending."""
         found: set[int] = set()
         for channel in chain(self.durable.values(), self.ephemeral):
             if channel.first_needed < sequence:
@@ -223,7 +230,7 @@ def _row(waiting: Waiting) -> tuple[Any, ...]:
 
 
 def first_needed(state: dict[str, Any], is_carried: Callable[[int], bool] = lambda _: False) -> int:
-    """The oldest sequence that a topic restored from this snapshot would read, but for those carried forward."""
+    """Return the oldest sequence that a topic restored from this snapshot reads, except carried-forward ones."""
     needed = [int(state["distribution_point"]), int(state.get("settled", state["end"]))]
     needed += [int(start) for start, *_ in state["waiting_deferred"]]
     unfinished = [int(state["ephemeral_needed"])]

@@ -1,4 +1,4 @@
-"""One subscribed client, as its channel sees it."""
+"""A channel's view of a subscribed client."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -26,17 +26,17 @@ class Consumer:
 
     Args:
         msg_timeout_ms: How long a message may be in flight here.
-        subscriber: Gets the messages.
-        sample: Decides for one message whether it is sent; if not, the channel forgets it. None: all are sent.
-        buffer_bytes: Messages for it may wait for more of them while their frames have fewer bytes than this.
-        buffer_ms: For how long they may, see `Channel.can_wait`; 0: not at all.
+        subscriber: Receives the messages.
+        sample: Decides for each message whether to send it; if not, the channel drops it. None: all are sent.
+        buffer_bytes: Output buffer size: messages may wait for more while their frames have fewer bytes than this.
+        buffer_ms: Output buffer timeout: the maximum wait, see `Dispatcher.can_wait`; 0: no wait.
 
     Attributes:
-        ready_count: RDY: be sent messages while fewer than this are in flight.
-        blocked: The connection cannot take more for now: its socket is full, or gone.
-        in_flight: What was sent and is not answered yet.
-        message_count, finish_count, requeue_count: Sent, finished and requeued here.
-        requeued_turn: If there is a choice, the next messages are requeued ones, not fresh ones.
+        ready_count: RDY: the maximum number of messages in flight.
+        blocked: The connection cannot take more messages, because its socket is full or closed.
+        in_flight: Messages that were sent and are not answered.
+        message_count, finish_count, requeue_count: Messages sent to, finished and requeued by this consumer.
+        requeued_turn: If the channel has both, send requeued messages next, not fresh ones.
     """
 
     def __init__(
@@ -62,5 +62,5 @@ class Consumer:
 
     @property
     def window(self) -> int:
-        """How many messages it may be sent now; not more than 0 means none."""
+        """How many messages may be sent now; 0 or less: none."""
         return 0 if self.blocked else self.ready_count - self.in_flight.count

@@ -1,4 +1,4 @@
-"""How far a channel has come in its topic's log, and what it will pass over ahead of that."""
+"""A channel's position in its topic's log, and the ranges ahead of it that the channel skips."""
 
 from bisect import bisect_left
 from collections import deque
@@ -9,14 +9,14 @@ from .version import Version
 
 
 class Cursor:
-    """The next sequence never delivered, and the *holes* past it: [start, end), not to be delivered from there.
+    """The lowest sequence never delivered, and the *holes* ahead of it: ranges [start, end) to skip.
 
     Args:
-        version: The channel's; None: it is a copy, which is not saved.
+        version: The channel's version; None for a copy, which is not saved.
 
     Attributes:
-        position: The next sequence; never in a hole.
-        hole_messages: So many are in holes.
+        position: The lowest sequence never delivered; never in a hole.
+        hole_messages: Number of messages in holes.
     """
 
     __slots__ = ("_holes", "_version", "hole_messages", "position")
@@ -25,27 +25,27 @@ class Cursor:
         self.position = position
         self._version = version or Version()
         self.hole_messages = 0
-        # Ascending, apart from each other, none beginning at the position.
+        # Ascending and not adjacent; none begins at the position.
         self._holes: deque[tuple[int, int]] = deque()
 
     @property
     def holes(self) -> tuple[tuple[int, int], ...]:
-        """Ascending."""
+        """The holes, ascending."""
         return tuple(self._holes)
 
     def clone(self) -> "Cursor":
-        """The same; later changes of this one do not show in it."""
+        """Return an independent copy."""
         other = Cursor(self.position)
         other.hole_messages, other._holes = self.hole_messages, self._holes.copy()
         return other
 
     def run_end(self, end: int) -> int:
-        """How far messages lie next to each other from the position on: up to the first hole, or to `end`."""
+        """Return the end of the contiguous messages at the position: the first hole, or `end`."""
         return self._holes[0][0] if self._holes else end
 
     def move_to(self, sequence: int) -> None:
-        """Go on up to `sequence`, and over the hole there if there is one; never back."""
-        self._version.increment()  # whatever changes the cursor ends with this
+        """Move forward to `sequence`, and past a hole there. Never moves back."""
+        self._version.increment()  # every method that changes the cursor calls this one
         self.position = max(self.position, sequence)
         while self._holes and self._holes[0][0] <= self.position:
             start, end = self._holes.popleft()
@@ -55,7 +55,7 @@ class Cursor:
     def restart(
         self, sequence: int, holes: deque[tuple[int, int]] | None = None, hole_messages: int = 0
     ) -> deque[tuple[int, int]]:
-        """Go to `sequence`, back or forth, with these holes from there on and no others; returns those it had."""
+        """Move to `sequence`, backward or forward, and replace the holes; returns the previous ones."""
         before, self._holes = self._holes, deque() if holes is None else holes
         self.position = sequence
         self.hole_messages = hole_messages
@@ -63,7 +63,7 @@ class Cursor:
         return before
 
     def skip(self, start: int, end: int) -> bool:
-        """Make a hole behind all others; False if there is nothing more of it ahead."""
+        """Add a hole after all others, as far as it is ahead. Returns False if no part of it is ahead."""
         start = max(start, self._holes[-1][1] if self._holes else self.position)
         if start >= end:
             return False
@@ -75,7 +75,7 @@ class Cursor:
         return True
 
     def skip_among(self, sequences: Sequence[int]) -> None:
-        """Make holes of these sequences, which ascend, lie ahead, and are in no hole yet."""
+        """Add holes for these sequences, which are ascending, ahead, and in no hole."""
         self.hole_messages += len(sequences)
         merged: deque[tuple[int, int]] = deque()
         for start, end in sorted(chain(self._holes, spans(sequences))):
@@ -86,7 +86,7 @@ class Cursor:
         self.move_to(self.position)
 
     def ahead(self, end: int) -> Iterator[tuple[int, int]]:
-        """What is in no hole, from the position up to `end`, which is past them all: [start, end), ascending."""
+        """Yield the ranges [start, end) between holes, from the position to `end`, which is after all holes."""
         start = self.position
         for hole in self._holes:
             yield start, hole[0]
@@ -95,19 +95,19 @@ class Cursor:
             yield start, end
 
     def ahead_among(self, sequences: Sequence[int], end: int) -> list[int]:
-        """Those of these sequences, which ascend, that lie ahead and in no hole."""
+        """Return the sequences among these, which ascend, that are ahead and in no hole."""
         between = (
             (bisect_left(sequences, start), bisect_left(sequences, stop)) for start, stop in self.ahead(end)
         )
         return [sequence for start, stop in between for sequence in sequences[start:stop]]
 
     def count_before(self, sequence: int) -> int:
-        """How many messages lie ahead and before `sequence`, in no hole."""
+        """Count the messages from the position up to `sequence` that are in no hole."""
         count = max(0, sequence - self.position)
         return count - sum(min(end, sequence) - start for start, end in self._holes if start < sequence)
 
     def after(self, count: int) -> int:
-        """The place behind so many messages that are in no hole; all of them, and no more, are before it."""
+        """Return the sequence after the first `count` messages that are in no hole."""
         to = self.position
         for start, end in self._holes:
             if to + count < start:
@@ -117,7 +117,7 @@ class Cursor:
 
 
 def spans(sequences: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Ascending sequences as [start, end) of those that follow each other."""
+    """Yield ascending sequences as ranges [start, end) of consecutive ones."""
     start = end = -1
     for sequence in sequences:
         if sequence != end:

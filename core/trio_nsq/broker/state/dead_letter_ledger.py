@@ -1,7 +1,7 @@
-"""Which dead letters are in a topic, and which have left its channels, until the saved states say so.
+"""Tracks moved dead letters until the saved state of their channel no longer has them.
 
-A dead letter is stored in the dead-letter topic first, and leaves its channel afterwards. Until the channel's topic is
-saved, a restart would find it in both: so the dead-letter topic remembers those that are not *confirmed*.
+The broker first stores a dead letter in the dead-letter topic, then removes it from its channel. Until the channel's
+topic is saved, a restart would find it in both. So the dead-letter topic tracks the letters that are not *confirmed*.
 """
 
 from collections.abc import Mapping
@@ -10,49 +10,49 @@ from .version import Version
 
 
 class DeadLetterLedger:
-    """The ledger of one topic, which may be a dead-letter topic, and may have channels with dead letters."""
+    """The ledger of one topic, which may be a dead-letter topic, or have channels with dead letters, or both."""
 
     def __init__(self, version: Version) -> None:
         self._version = version
-        # The first sequence of the dead letters here, by their metadata, ascending.
+        # First sequence of each group of dead letters in this topic, by metadata, ascending.
         self._unconfirmed: dict[bytes, int] = {}
-        # Dead letters that left the channels since the last checkpoint: the ledger of the topic they are in, and the
-        # metadata they have there.
+        # Groups that left this topic's channels since the last checkpoint: the ledger of their dead-letter topic, and
+        # their metadata there.
         self._moved: list[tuple[DeadLetterLedger, bytes]] = []
 
     @property
     def unconfirmed(self) -> Mapping[bytes, int]:
-        """The letters here that may be in the saved states of their channels, too: metadata and first sequence."""
+        """Metadata and first sequence of letters here that may also be in the saved states of their channels."""
         return self._unconfirmed
 
     def confirmed_before(self, end: int) -> int:
-        """The sequence before which all letters are confirmed; `end` if all are."""
+        """Return the sequence before which all letters are confirmed; `end` if all are."""
         return next(iter(self._unconfirmed.values()), end)
 
     def record_here(self, metadata: bytes, sequence: int) -> None:
-        """Remember letters that are in the log."""
-        # A channel that was moved back may give up the very same again: it goes to the end.
+        """Record letters that are in this topic's log."""
+        # After a seek, a channel may exhaust the same messages again: move them to the end.
         self._unconfirmed.pop(metadata, None)
         self._unconfirmed[metadata] = sequence
         self._version.increment()
 
     def confirm(self, metadata: bytes) -> None:
-        """Forget letters that are not in the saved state of the channel they come from any more."""
+        """Forget letters that are no longer in the saved state of their channel."""
         if self._unconfirmed.pop(metadata, None) is not None:
             self._version.increment()
 
     @property
     def moved_count(self) -> int:
-        """How many groups of letters have left the channels since the last checkpoint."""
+        """Number of groups of letters that left the channels since the last checkpoint."""
         return len(self._moved)
 
     def record_moved(self, to: "DeadLetterLedger", metadata: bytes) -> None:
-        """Remember letters that have left a channel; the next checkpoint lacks them."""
+        """Record letters that have left a channel; the next checkpoint no longer has them."""
         self._moved.append((to, metadata))
         self._version.increment()
 
     def confirm_moved(self, count: int) -> None:
-        """Confirm the first of these groups: a checkpoint is on disk that lacks them."""
+        """Confirm the first `count` groups: a checkpoint without them is on disk."""
         moved = self._moved[:count]
         del self._moved[:count]
         for ledger, metadata in moved:

@@ -25,7 +25,7 @@ _ROW_BYTES = 8 + 8 + 2
 
 
 Requeued = tuple[int, int, Batch | None]
-"""(sequence, attempts so far, the batch that holds the message if only memory has it): it is deferred no longer."""
+"""(sequence, attempts so far, the batch that holds the message if it is only in memory)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +33,8 @@ class Block:
     """A run of deferred messages: parallel arrays with one entry for each message. `due_ns` ascends.
 
     Attributes:
-        lowest, highest: Bounds of the sequences in the block; they need not be tight.
-        shared: Another `DeferredMessages`, or a checkpoint, uses this block too. It must not change any more.
+        lowest, highest: Bounds of the sequences in the block, not necessarily tight.
+        shared: Another `DeferredMessages` or a checkpoint also uses this block, so it must not change.
     """
 
     due_ns: array[int]
@@ -86,7 +86,7 @@ class Block:
 
     @classmethod
     def from_text(cls, text: str) -> Block:
-        """Decode what `text` returned. Raises ValueError, TypeError."""
+        """Decode the result of `text`. Raises ValueError, TypeError."""
         data = b64decode(text, validate=True)
         count, rest = divmod(len(data), _ROW_BYTES)
         if rest or not count:
@@ -117,14 +117,14 @@ class DeferredMessages:
     Iterating yields (due_ns, sequence, attempts) in this order.
 
     Args:
-        version: The channel's; None: this is a copy, which is not saved.
+        version: The channel's version; None for a copy, which is not saved.
     """
 
     def __init__(self, version: Version | None = None) -> None:
         self._version = version or Version()
         self._blocks: list[Block] = []  # none is empty
         self._count = 0
-        self._held: dict[int, Batch] = {}  # by sequence, for messages that only memory has
+        self._held: dict[int, Batch] = {}  # by sequence, for messages that are only in memory
 
     def __len__(self) -> int:
         return self._count
@@ -139,7 +139,7 @@ class DeferredMessages:
         return self._blocks[0].due_ns[0] if self._blocks else None
 
     def held(self, sequence: int) -> Batch | None:
-        """The batch that holds a message; None if the message is in the log."""
+        """Return the batch that holds a message, or None if the message is in the log."""
         return self._held.get(sequence)
 
     def sequences(self) -> Iterator[int]:
@@ -151,17 +151,17 @@ class DeferredMessages:
         return [each for block in blocks for each in block.sequence if each < sequence]
 
     def blocks(self) -> list[Block]:
-        """Return all blocks, to be read in steps. Later changes may or may not show in them."""
+        """Return all blocks, for reading in steps. Later changes may or may not be visible in them."""
         return self._blocks.copy()
 
     def selected(self, block: Block, wanted: list[bool]) -> tuple[Block, dict[int, Batch]]:
-        """Return the wanted messages of a block, and the batches of those that only memory has."""
+        """Return the wanted messages of a block, and the batches of those that are only in memory."""
         part = block[:] if all(wanted) else block.select(wanted)
         held = {each: self._held[each] for each in part.sequence if each in self._held} if self._held else {}
         return part, held
 
     def append(self, part: Block, held: dict[int, Batch]) -> None:
-        """Append a block whose messages are due after all messages here. The caller must not change it any more."""
+        """Append a block whose messages are due after all messages here. The caller must not change it afterwards."""
         if part:
             self._version.increment()
             self._blocks.append(part)
@@ -190,9 +190,9 @@ class DeferredMessages:
         """Defer messages, at least one, until `due_ns`.
 
         Args:
-            sequences: Of messages that are not deferred yet.
-            attempts: How often each of them was delivered; stored as at most 65535.
-            held: The batch that holds them, if only memory has it.
+            sequences: Sequences of messages that are not deferred yet.
+            attempts: How often each message was delivered; stored as at most 65535.
+            held: The batch that holds them, if they are only in memory.
         """
         self._version.increment()
         self._count += len(sequences)
@@ -229,7 +229,7 @@ class DeferredMessages:
         return released
 
     def withdraw(self, sequences: Collection[int]) -> list[Requeued]:
-        """Remove and return those of these messages that are deferred, whenever they are due."""
+        """Remove and return the deferred messages among these, regardless of their due time."""
         wanted, ascending = set(sequences), sorted(sequences)
         released: list[Requeued] = []
         for number, block in enumerate(self._blocks):
@@ -263,13 +263,13 @@ class DeferredMessages:
         self._count = 0
 
     def copy(self) -> list[Block]:
-        """Return a snapshot of all blocks; later changes do not show in it. It costs time for each block only."""
+        """Return a snapshot of all blocks. Its cost is proportional to the number of blocks, not messages."""
         for block in self._blocks:
             block.shared = True
         return self._blocks.copy()
 
     def _changeable(self, index: int) -> Block:
-        """Return a block that may be changed; if it was shared, a copy takes its place."""
+        """Return a block that may be changed; replaces a shared block by a copy."""
         block = self._blocks[index]
         if block.shared:
             block = self._blocks[index] = block[:]
@@ -286,7 +286,7 @@ class DeferredMessages:
 
         Args:
             texts: `Block.text` of each block.
-            log_end: The log ends here: messages from this sequence on are lost, and left out.
+            log_end: The end of the log. Messages from this sequence on are lost and are left out.
 
         Raises:
             TypeError, ValueError: A text is damaged.
@@ -308,13 +308,13 @@ class DeferredMessages:
 
 
 class Waiting(NamedTuple):
-    """Messages of a topic that its channels do not have yet, and must not read from the log in sequence order.
+    """Undistributed messages of a topic that channels must not read from the log in sequence order.
 
     Attributes:
         sequences: A contiguous range.
         due_ns: When they may be delivered, Unix nanoseconds.
         channel: The only channel that gets them; None: all channels do.
-        held: The batch that holds them, if only memory has it.
+        held: The batch that holds them, if they are only in memory.
     """
 
     sequences: range
@@ -356,7 +356,7 @@ class WaitingMessages:
                 yield self._start[index], stop
 
     def add(self, waiting: Waiting) -> None:
-        """Append an entry; its sequences must be greater than all before."""
+        """Append an entry; its sequences must be greater than those of all entries before it."""
         start = waiting.sequences.start
         self._start.append(start)
         self._count.append(len(waiting.sequences))
@@ -372,7 +372,7 @@ class WaitingMessages:
         return self._messages - sum(self._count[:before])
 
     def copy(self) -> WaitingMessages:
-        """Return a copy without the held batches; later changes here do not show in it."""
+        """Return an independent copy without the held batches."""
         other = WaitingMessages()
         other._start, other._count, other._due_ns = self._start[:], self._count[:], self._due_ns[:]
         other._channel, other._held, other._messages = self._channel.copy(), {}, self._messages

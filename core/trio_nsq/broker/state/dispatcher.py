@@ -1,4 +1,4 @@
-"""Delivery: which messages of a channel go to which of its consumers."""
+"""Dispatch: distributes the ready messages of a channel over its consumers."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -17,15 +17,15 @@ from .timeouts import Timeouts
 from .topic_view import TopicView
 
 MAX_GRANT_BYTES = 256 * 1024
-"""What one consumer gets in one round of `dispatch`, unless a single message is larger."""
+"""Maximum bytes that one consumer gets in one round of `dispatch`, unless a single message is larger."""
 _CONSUMERS_AT_ONCE = 16
 _REQUEUED_AT_ONCE = 256
-"""Redeliveries cost work for each message. A call of `dispatch` takes a few milliseconds at the very most."""
+"""Limit on redeliveries per call: each costs Python work, and a call should take a few milliseconds at most."""
 _PASSED_AT_ONCE = 256
-"""So many records in a row that it is not to deliver are passed over at once, for the same reason."""
+"""Limit on consecutive undeliverable records skipped per call, for the same reason."""
 
 _WAIT_STEPS = 50
-"""Messages may wait longer than a consumer has said by a fiftieth of that."""
+"""Messages may wait 1/50 longer than the consumer's output buffer timeout."""
 _CONSUMERS_COMPARED = 16
 
 Payload = bytes | memoryview
@@ -33,35 +33,35 @@ Grant = tuple[Consumer, Payload]
 
 
 class OutputBuffering:
-    """Whether messages wait for more, to be sent together (NSQ protocol: output buffering). One for a channel.
+    """Decides whether a channel's messages wait to be sent together (NSQ protocol: output buffering).
 
-    Unlike nsqd, messages do not wait in the client's buffer, where nobody else could have them, and where each would
-    cost a delivery of its own. Where there are several consumers, all have the patience of the least patient.
+    Unlike nsqd, messages do not wait in a client's buffer: there, no other consumer could get them, and each would
+    cost a separate delivery. If a channel has several consumers, the smallest buffer and timeout apply to all.
 
     Attributes:
-        sent_ns: When something was sent last.
-        sent_bytes: The topic's `message_bytes` when there was nothing left to be sent; None while there is.
+        sent_ns: Time of the last send.
+        sent_bytes: The topic's `message_bytes` when the channel was last drained; None while messages are ready.
     """
 
     def __init__(self, topic: TopicView) -> None:
         self._topic = topic
-        self._buffers: Counter[tuple[int, int]] = Counter()  # how many consumers have which
+        self._buffers: Counter[tuple[int, int]] = Counter()  # consumers by (bytes, ns)
         self._least_bytes = self._least_ns = 0
         self.sent_ns = 0
         self.sent_bytes: int | None = None
 
     def count(self, consumer: Consumer, more: int) -> None:
-        """Count a consumer's buffer once more, or once less."""
+        """Add `more`, 1 or -1, to the number of consumers with this consumer's buffer settings."""
         self._buffers[consumer.buffer_bytes, consumer.buffer_ns] += more
         self._buffers = +self._buffers
         self._least_bytes = min([size_bytes for size_bytes, _ in self._buffers], default=0)
         self._least_ns = min([time_ns for _, time_ns in self._buffers], default=0)
 
     def can_wait(self, fresh: int, ready: dict[Consumer, None]) -> bool:
-        """Whether so many fresh messages may wait for more.
+        """Whether this many fresh messages may wait for more.
 
-        As in nsqd they may not when they fill the client's buffer, or are as many as one of the next clients can take;
-        nor where there may be no room for what comes next.
+        As in nsqd, they do not wait if they fill the client's buffer, or if one of the next clients has no room for
+        more. They also do not wait if the topic is limited, because it could refuse further messages.
         """
         if not self._least_ns or self.sent_bytes is None or self._topic.is_limited:
             return False
@@ -75,8 +75,8 @@ class OutputBuffering:
 
     @property
     def wait_until_ns(self) -> int:
-        """Until when they may: so long after something was sent, so that a message after a pause goes at once."""
-        # Many channels are to be served when a timer wakes for one.
+        """End of the wait. It counts from the last send, so a message after a pause is sent at once."""
+        # Rounded up to a step, so that one timer serves many channels.
         step_ns = self._least_ns // _WAIT_STEPS
         return -(-(self.sent_ns + self._least_ns) // step_ns) * step_ns
 
@@ -85,11 +85,11 @@ class Dispatcher:
     """Puts messages of one channel in flight.
 
     Attributes:
-        paused: Nothing is sent to consumers.
-        budget_exhausted: The last `dispatch` passed over as many messages as one call may, because they are too old,
-            damaged, or for others. There may be more behind them.
-        others_wait_for_read: The last `dispatch` could deliver something, but other messages have to be read from disk
-            first, see `ReadAhead.wanted`.
+        paused: The channel sends no messages to consumers.
+        budget_exhausted: The last `dispatch` skipped as many expired, damaged or other channels' messages as one call
+            may. Deliverable messages may follow them.
+        others_wait_for_read: The last `dispatch` delivered messages, but others must be read from disk first, see
+            `ReadAhead.wanted`.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class Dispatcher:
         self._read_ahead = read_ahead
         self._timeouts = timeouts
         self._ready: dict[Consumer, None] = {}
-        # Of the round of delivery that is under way: how many consumers are still to be served, and with how much.
+        # Current round: the number of consumers still to serve, and the messages for each.
         self._unserved = 0
         self._share = 0
-        self._ahead_ns = 0  # as `dispatch` was told
+        self._ahead_ns = 0  # argument of the last `dispatch`
 
     # ------------------------------------------------------------------ consumers
 
@@ -126,17 +126,17 @@ class Dispatcher:
         self._ready.pop(consumer, None)
 
     def refresh(self, consumer: Consumer) -> None:
-        """Look again whether a consumer can take messages, after RDY, or a change of `blocked`."""
+        """Update whether a consumer can take messages, after RDY or a change of `blocked`."""
         if consumer.window > 0 and consumer in self._messages.consumers:
             self._ready.setdefault(consumer)
         else:
             self._ready.pop(consumer, None)
 
-    # ------------------------------------------------------------------ whether there is something to do
+    # ------------------------------------------------------------------ readiness
 
     @property
     def has_ready_consumer(self) -> bool:
-        """Some consumer could take messages if there were any."""
+        """Whether a consumer can take messages."""
         return bool(self._ready) and not self.paused
 
     @property
@@ -145,9 +145,9 @@ class Dispatcher:
 
     @property
     def can_wait(self) -> bool:
-        """Messages that can be delivered may wait for more, to be sent with them: see `buffering.wait_until_ns`.
+        """Whether deliverable messages may wait for more, until `buffering.wait_until_ns`.
 
-        What comes again does not wait.
+        Requeued messages never wait.
         """
         buffering, messages = self.buffering, self._messages
         if buffering.sent_bytes is None or messages.requeued.entries:
@@ -157,21 +157,22 @@ class Dispatcher:
     # ------------------------------------------------------------------ delivery
 
     def dispatch(self, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
-        """A round of delivery: what is ready, split evenly over the consumers that can take it.
+        """Run one round of delivery: split the ready messages evenly over the consumers that can take them.
 
-        Many consumers are served a few at a time, by several calls.
+        With many consumers, a round takes several calls.
 
         Args:
-            now_ns: Unix nanoseconds, by a clock that never steps.
-            ahead_ns: By how much that of the messages' timestamps, which can be set, is ahead of it.
+            now_ns: Unix nanoseconds, from a clock that never steps.
+            ahead_ns: How far the clock of the messages' timestamps, which can be set, is ahead of it.
 
         Returns:
-            Frames to be sent, and to whom; empty when there is nothing to send or nobody to send it to. What is
-            returned counts as in flight. Call again until it is empty, and later if the `budget_exhausted`.
+            Consumers and the frames to send them; empty if no message or no consumer is ready. The messages count as
+            in flight. Call again until the result is empty, and again later if `budget_exhausted` is set.
 
         Raises:
-            LogReadError: The operating system refused. Nothing was put in flight, and nothing is lost.
-            ReadWouldWaitError: The next messages have to be read from disk first, see `ReadAhead.wanted`. Likewise.
+            LogReadError: The operating system failed to read. No message was put in flight, and none is lost.
+            ReadWouldWaitError: The next messages must be read from disk first, see `ReadAhead.wanted`. No message was
+                put in flight, and none is lost.
         """
         grants: list[Grant] = []
         self.budget_exhausted = self.others_wait_for_read = False
@@ -189,13 +190,13 @@ class Dispatcher:
                 payloads = self._take(consumer, min(self._share, consumer.window), now_ns)
             except LogReadError:
                 if grants:
-                    break  # what is granted has to be sent; the next call meets the error again
+                    break  # the granted messages must be sent; the next call raises the error again
                 raise
             if not payloads:
                 self._unserved = 0
                 break
             grants += [(consumer, payload) for payload in payloads]
-            # To the end of the line, so that a single message goes to each in turn.
+            # Move the consumer to the end of the queue, so that single messages alternate between consumers.
             del ready[consumer]
             self.refresh(consumer)
         self.buffering.sent_bytes = None if messages.ready_count else self._topic.message_bytes
@@ -204,10 +205,10 @@ class Dispatcher:
         return grants
 
     def _take(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
-        """Requeued messages and fresh ones alternate, so that neither starves the other.
+        """Take requeued or fresh messages in alternation, so that neither kind starves the other.
 
-        They do so for each consumer by itself: a turn that went round all of them could fall in step with one, which
-        would then get back all that it requeues.
+        Each consumer alternates separately. A shared alternation could fall into step with one consumer, which would
+        then get all messages that it requeued.
         """
         if not self._messages.requeued.entries:
             consumer.requeued_turn = True
@@ -216,11 +217,11 @@ class Dispatcher:
         consumer.requeued_turn = not requeued_first
         takers = (self._take_fresh, self._take_requeued)
         error: LogReadError | None = None
-        # What is damaged or cannot be read does not hold back the other kind.
+        # If one kind is damaged or cannot be read, deliver the other.
         for take in reversed(takers) if requeued_first else takers:
             try:
                 if payloads := take(consumer, count, now_ns):
-                    # Or nobody would read these while there are enough of the other kind.
+                    # Otherwise these would not be read while the other kind suffices.
                     self.others_wait_for_read |= isinstance(error, ReadWouldWaitError)
                     return payloads
             except LogReadError as exc:
@@ -247,7 +248,7 @@ class Dispatcher:
         deadline_ns = now_ns + consumer.msg_timeout_ns
         measured = bool(self._topic.e2e_window_ns)
         count = min(count, _REQUEUED_AT_ONCE)
-        done = 0  # messages that are not to be delivered again any more
+        done = 0  # messages to remove from the head of the queue
         try:
             for sequence, attempts, held in islice(requeued.entries, _REQUEUED_AT_ONCE):
                 if len(frames) >= count:
@@ -284,7 +285,7 @@ class Dispatcher:
             if not frames:
                 requeued.remove_first(done)
                 done = 0
-                requeued.put_first_last()  # the next attempt is another message's
+                requeued.put_first_last()  # the next attempt starts with another message
                 raise
         finally:
             if done:
@@ -333,7 +334,7 @@ class Dispatcher:
             taken = len(lines) // FINISH_LINE_BYTES
             if not topic.e2e_window_ns:
                 self._put_in_flight(consumer, Delivery(lines, first, 1, now_ns, deadline_ns, held))
-            else:  # a delivery for each timestamp, of which there is but one if records are large
+            else:  # one delivery per timestamp; large records have only one
                 at = 0
                 for timestamp_ns, same in batch.timestamps_ns(first - batch.base_sequence, taken):
                     run = lines[at * FINISH_LINE_BYTES : (at + same) * FINISH_LINE_BYTES]
@@ -347,7 +348,7 @@ class Dispatcher:
         return payloads
 
     def _passes(self, batch: Batch, now_ns: int) -> bool:
-        """Pass over what is at the cursor, if it is too old, for later or for others. Raises LogReadError."""
+        """Skip the batch at the cursor if it is expired, deferred or for another channel. Raises LogReadError."""
         if self._topic.ttl_ns and self._pass_expired(batch, now_ns + self._ahead_ns - self._topic.ttl_ns):
             return True
         if batch.due_ns > now_ns:
@@ -359,14 +360,14 @@ class Dispatcher:
         return True
 
     def _pass_expired(self, batch: Batch, oldest_ns: int) -> bool:
-        """Drop what was published before a time, if that is what is at the cursor. Raises LogReadError."""
+        """Drop messages published before a time, if the cursor is at such a message. Raises LogReadError."""
         index = self._messages.cursor.position - batch.base_sequence
         if batch.timestamp_ns(index) >= oldest_ns:
             return False
         if batch.timestamp_ns(len(batch) - 1) < oldest_ns:
             sequence = batch.next_sequence
             if self._read_ahead.timestamp_in_memory(sequence) is None:
-                # There may be gigabytes of it, which it would take long to read.
+                # Gigabytes may be expired: search the end instead of reading all of them.
                 sequence = max(sequence, self._read_ahead.first_since(oldest_ns))
         else:
             at = range(len(batch))
@@ -375,7 +376,7 @@ class Dispatcher:
         return True
 
     def _put_off(self, batch: Batch) -> None:
-        """Let messages at the cursor wait for their time: the channel was moved back to before they were published."""
+        """Defer the messages at the cursor until they are due. Needed after a seek to before their publication."""
         messages = self._messages
         held = batch if self._topic.ephemeral else None
         end = min(batch.next_sequence, messages.limit)

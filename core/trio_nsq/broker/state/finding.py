@@ -1,4 +1,4 @@
-"""From message ids to sequences."""
+"""Search for the sequences of message ids."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -11,18 +11,17 @@ _COUNTER = (1 << COUNTER_BITS) - 1
 
 
 def find_ids(store: MessageStore, ids: Iterable[int], carried: Sequence[int]) -> dict[int, int]:
-    """Where messages lie; to be called in a thread.
+    """Find the sequences of messages. Reads the log: call it in a thread.
 
     Args:
-        store: Where they are.
-        ids: As numbers.
-        carried: Sequences, ascending, that may have been carried forward out of the log's files.
+        ids: Message ids, as numbers.
+        carried: Sequences, ascending, of messages that may have been carried forward.
 
     Returns:
-        Sequence by id, of those that were found.
+        Sequences by id; lacks ids that were not found.
 
     Raises:
-        LogReadError: The operating system refused.
+        LogReadError: The operating system failed to read.
     """
     found: dict[int, int] = {}
     for message_id in ids:
@@ -36,7 +35,7 @@ def find_ids(store: MessageStore, ids: Iterable[int], carried: Sequence[int]) ->
 
 def _in_log(log: Log, message_id: int) -> int | None:
     def id_at(sequence: int) -> int:
-        """The message's id, or that of the first one after it; a larger one than any at the end."""
+        """Return the id of a message, or of the next existing one; at the end, an id larger than all."""
         for header in log.headers(sequence):
             return header.first_id + max(0, sequence - header.base_sequence)
         return 1 << 64
@@ -44,12 +43,12 @@ def _in_log(log: Log, message_id: int) -> int | None:
     sequences = range(log.first_sequence, log.next_sequence)
     sequence = _search(sequences, id_at, message_id)
     header = next(log.headers(sequence), None) if sequence is not None else None
-    # What is missing has got the id of the next.
+    # For a missing message, `id_at` returns the next one's id.
     return sequence if header is not None and header.base_sequence <= (sequence or 0) else None
 
 
 def _search(sequences: Sequence[int], id_at: Callable[[int], int], message_id: int) -> int | None:
-    """By bisection, for ids ascend; where the node's number was changed, at least the counter below it does."""
+    """Search by bisection. Ids ascend; if the node id was changed, only their counters do."""
     for mask in (-1, _COUNTER):
         index = bisect_left(sequences, message_id & mask, key=lambda sequence: id_at(sequence) & mask)
         if index < len(sequences) and id_at(sequences[index]) == message_id:

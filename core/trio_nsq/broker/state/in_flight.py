@@ -1,13 +1,12 @@
-"""What one consumer has in flight: sent, and not answered yet.
+"""The messages that one consumer has in flight: sent and not answered.
 
-A consumer that answers in the order of delivery costs one comparison of bytes for hundreds of messages: the FIN lines
-that it sends are the lines its messages are expected to be finished by, see `Batch.take`. So what was sent together
-is kept together for as long as it is answered in order, from its start on: a *run*. Once anything else happens to a
-run, its messages are kept one by one, by their ids, and cost about as much as a dict. What was sent alone is kept so
-from the beginning.
+If a consumer answers in the order of delivery, hundreds of messages cost one comparison of bytes: the FIN lines that it
+sends equal the precomputed lines of `Batch.take`. So messages that were sent together form a *run* for as long as
+they are answered in order from the start. After any other answer, the run is split: its messages are stored singly by
+id, at about the cost of a dict. Messages sent singly are stored so from the start.
 
-A message that is not the next one of the oldest run is found by bisection, and only the run that holds it is taken
-apart: each message is taken apart but once, so no order of answers makes this expensive, nor do ids of no message.
+A message that is not the next one of the oldest run is found by bisection, and only the run that holds it is split.
+Each message is split from a run at most once, so no order of answers is expensive. Unknown ids split no run.
 """
 
 from bisect import bisect_left
@@ -22,25 +21,25 @@ from .record_metadata import Reason
 from .version import Version
 from .withdrawn import Withdrawn
 
-LOOKED_AT = 1000
-"""Deliveries, or messages at the head of a queue, among which the oldest is looked for: that has a bounded cost."""
+OLDEST_SEARCH_LIMIT = 1000
+"""Deliveries, or messages at the head of a queue, examined to find the oldest; bounds the cost."""
 _ID_BYTES = 16
 
 
 class Delivery:
-    """What one send put in flight: one object for hundreds of messages.
+    """The messages of one send: one object for hundreds of messages.
 
     Args:
-        lines: The FIN lines of these messages, whose ids ascend.
-        first_sequence: That of the first; the others follow it.
+        lines: The FIN lines of the messages; their ids ascend.
+        first_sequence: The first message's sequence; the others are consecutive.
 
     Attributes:
-        left: How many of them are still in flight. In a run, these are the last ones.
-        deadline_ns: When they go back to the channel.
+        left: Number of messages still in flight. In a run, these are the last ones.
+        deadline_ns: When the messages time out and return to the channel.
         delivered_ns: When they were sent.
-        attempts: How often they have been delivered, this time included.
-        held: The batch they are in, if nothing but memory has it; None if it can be read again.
-        timestamp_ns: When all of them were published, or 0 where nobody wants to know.
+        attempts: How often they were delivered, including this time.
+        held: The batch that holds them, if they are only in memory; None if they can be read from the log.
+        timestamp_ns: When they were published; 0 if latency is not measured.
     """
 
     __slots__ = (
@@ -74,20 +73,20 @@ class Delivery:
         self.deadline_ns = deadline_ns
         self.held = held
         self.timestamp_ns = timestamp_ns
-        self._ids: list[bytes] | None = None  # of those that were left when it was taken apart
+        self._ids: list[bytes] | None = None  # of the messages left when the run was split
 
     @property
-    def is_apart(self) -> bool:
-        """It was a run, and is none any more."""
+    def is_split(self) -> bool:
+        """Whether this was a run and is split."""
         return self._ids is not None
 
     @property
     def begins_at(self) -> int:
-        """A sequence that nothing which is left comes before; in a run, that of the next message."""
+        """A lower bound of the sequences left; in a run, the next message's sequence."""
         return self.next_sequence - (self.left if self._ids is None else len(self._ids))
 
-    def take_apart(self) -> list[bytes]:
-        """Make it a run no longer; the ids of what is left."""
+    def split(self) -> list[bytes]:
+        """Split the run, and return the ids of the messages left."""
         self._ids = finish_line_ids(self.lines[-self.left * FINISH_LINE_BYTES :])
         return self._ids
 
@@ -96,20 +95,20 @@ class Delivery:
         return self.lines[start + 4 : start + 20]
 
     def holds(self, message_id: bytes) -> bool:
-        """Whether it is one of those that are left; only of a run."""
+        """Whether this run still has the message. Only for runs."""
         text = self.lines
         ids_at = range(len(text) - self.left * FINISH_LINE_BYTES + 4, len(text), FINISH_LINE_BYTES)
         index = bisect_left(ids_at, message_id, key=lambda at: text[at : at + _ID_BYTES])
         return index < self.left and text.startswith(message_id, ids_at[index])
 
     def sequence_of(self, message_id: bytes) -> int:
-        """The sequence of one of these messages; not of those of a run."""
+        """Return the sequence of one of these messages. Not for runs."""
         if self._ids is None:
             return self.next_sequence - 1
         return self.next_sequence - len(self._ids) + bisect_left(self._ids, message_id)
 
     def touched(self, sequence: int, deadline_ns: int) -> "Delivery":
-        """A delivery of this one message alone, with another deadline."""
+        """Return a delivery of only this message, with another deadline."""
         line = b"FIN %s\n" % self.id_of(sequence)
         return Delivery(
             line, sequence, self.attempts, self.delivered_ns, deadline_ns, self.held, self.timestamp_ns
@@ -125,30 +124,28 @@ _LINES = attrgetter("lines")
 
 
 class InFlight:
-    """All of them, in the order of their deadlines, those of a delivery in the order of their ids.
+    """A consumer's deliveries, in the order of their deadlines; messages of a delivery in the order of their ids.
 
     Attributes:
-        version: The channel's, which sets it.
+        version: The channel's version; set by the channel.
     """
 
-    __slots__ = ("_apart", "_ascends", "_by_id", "_deliveries", "_runs", "count", "version")
+    __slots__ = ("_ascends", "_by_id", "_deliveries", "_runs", "_split_count", "count", "version")
 
     def __init__(self) -> None:
         self.version = Version()
         self.count = 0
         self._deliveries: dict[Delivery, None] = {}  # all, in the order of their deadlines
-        self._runs: deque[Delivery] = deque()  # of these, those that are runs, in the same order
-        self._ascends = (
-            True  # so do their ids, from run to run; unless the node's number was changed in between
-        )
-        self._by_id: dict[bytes, Delivery] = {}  # the messages of the others
-        self._apart = 0  # how many of the others once were runs
+        self._runs: deque[Delivery] = deque()  # the runs among them, in the same order
+        self._ascends = True  # ids ascend from run to run; False if the node id was changed in between
+        self._by_id: dict[bytes, Delivery] = {}  # messages of deliveries that are not runs
+        self._split_count = 0  # number of split runs
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[tuple[int, Delivery]]:
-        """(sequence, delivery) of each message."""
+        """Yield (sequence, delivery) of each message."""
         left: dict[Delivery, list[int]] = {}
         for message_id, delivery in self._by_id.items():
             left.setdefault(delivery, []).append(delivery.sequence_of(message_id))
@@ -172,7 +169,7 @@ class InFlight:
 
     def clear(self) -> None:
         self.version.increment()
-        self.count = self._apart = 0
+        self.count = self._split_count = 0
         self._deliveries.clear()
         self._runs.clear()
         self._by_id.clear()
@@ -180,9 +177,9 @@ class InFlight:
     # ------------------------------------------------------------------ answers
 
     def finish(self, lines: bytes, finished: Counter[Delivery] | None = None) -> list[bytes]:
-        """Forget the messages of these FIN lines. Returns the ids that are not in flight, in order.
+        """Remove the messages of these FIN lines. Returns the ids that are not in flight, in order.
 
-        `finished` is told how many messages of which delivery were.
+        Adds the number of finished messages of each delivery to `finished`.
         """
         self.version.increment()
         failed: list[bytes] = []
@@ -203,11 +200,11 @@ class InFlight:
                 at += matched_bytes
                 self._finish_run(run, matched_bytes // FINISH_LINE_BYTES, finished)
                 continue
-            # Up to where it goes on with this run, the lines are about other messages.
+            # The lines before the next one of this run are about other messages.
             start = len(text) - left_bytes
             goes_on = lines.find(text[start : start + FINISH_LINE_BYTES], at)
             if goes_on == at:
-                self._take_apart(0)
+                self._split_run(0)
             else:
                 upto = end if goes_on < 0 else goes_on
                 self._finish_by_id(lines[at:upto], finished, failed)
@@ -232,7 +229,7 @@ class InFlight:
         found: deque[Delivery] = deque()
         while True:
             try:
-                # One C loop over all of them; a KeyError has used up just the id that is not there.
+                # One C loop over all ids; a KeyError consumes only the missing id.
                 found.extend(map(self._by_id.pop, ids))
                 break
             except KeyError as exc:
@@ -243,27 +240,27 @@ class InFlight:
         if finished is not None:
             finished.update(found)
         self.count -= len(found)
-        if self._apart:
+        if self._split_count:
             for delivery in found:
                 delivery.left -= 1
                 if not delivery.left:
                     self._remove(delivery)
         else:
-            deque(map(self._deliveries.pop, found), maxlen=0)  # each of one message
+            deque(map(self._deliveries.pop, found), maxlen=0)  # each delivery has one message
 
     def _remove(self, delivery: Delivery) -> None:
-        """Forget one that is not a run, and of which nothing is left."""
+        """Remove a delivery that is not a run and has no messages left."""
         del self._deliveries[delivery]
-        self._apart -= delivery.is_apart
+        self._split_count -= delivery.is_split
 
-    def _take_apart(self, index: int) -> None:
+    def _split_run(self, index: int) -> None:
         run = self._runs[index]
         del self._runs[index]
-        self._by_id.update(dict.fromkeys(run.take_apart(), run))
-        self._apart += 1
+        self._by_id.update(dict.fromkeys(run.split(), run))
+        self._split_count += 1
 
     def _run_holding(self, message_id: bytes) -> int | None:
-        """The place of the run that holds a message; None if there is none."""
+        """Return the index of the run that holds a message; None if no run does."""
         runs = self._runs
         if self._ascends:
             index = bisect_left(runs, b"FIN %s\xff" % message_id, key=_LINES) - 1
@@ -274,23 +271,23 @@ class InFlight:
         delivery = self._by_id.get(message_id)
         if delivery is None and (index := self._run_holding(message_id)) is not None:
             delivery = self._runs[index]
-            self._take_apart(index)
+            self._split_run(index)
         return delivery
 
     def find(self, message_id: bytes) -> Delivery | None:
-        """What a message was sent with; None if it is not in flight."""
+        """Return the delivery of a message; None if it is not in flight."""
         return self._runs[0] if self._comes_next(message_id) else self._find_by_id(message_id)
 
     def holds(self, message_id: bytes) -> bool:
-        """Whether a message is in flight; no run is taken apart."""
+        """Whether a message is in flight. Splits no run."""
         return message_id in self._by_id or self._run_holding(message_id) is not None
 
     def _comes_next(self, message_id: bytes) -> bool:
-        """It is the first message of the oldest run."""
+        """Whether this is the next message of the oldest run."""
         return bool(self._runs) and self._runs[0].id_of(self._runs[0].begins_at) == message_id
 
     def take(self, message_id: bytes) -> tuple[int, Delivery] | None:
-        """Forget one message; its sequence, and what it was sent with. None if it is not in flight."""
+        """Remove one message, and return its sequence and delivery; None if it is not in flight."""
         self.version.increment()
         if self._comes_next(message_id):
             run = self._runs[0]
@@ -311,7 +308,7 @@ class InFlight:
         return delivery
 
     def touch(self, message_id: bytes, deadline_ns: int) -> None:
-        """Give a message that is in flight another deadline, later than its own. It is the last of all then."""
+        """Give a message in flight a later deadline, and move it to the end of the deadline order."""
         taken = self.take(message_id)
         assert taken is not None
         sequence, delivery = taken
@@ -321,13 +318,13 @@ class InFlight:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """That of the first, which is the earliest but for touched messages; None if nothing is in flight."""
+        """The first delivery's deadline; None if nothing is in flight. Only touched messages can be due earlier."""
         for delivery in self._deliveries:
             return delivery.deadline_ns
         return None
 
     def time_out(self, now_ns: int, at_most: int) -> list[tuple[int, Delivery]]:
-        """Forget what is due, up to the first that is not; (sequence, delivery) of each."""
+        """Remove due messages up to the first delivery that is not due; returns (sequence, delivery) of each."""
         due: list[Delivery] = []
         count = 0
         for delivery in self._deliveries:
@@ -352,12 +349,12 @@ class InFlight:
                 self._remove(delivery)
         return taken
 
-    # ------------------------------------------------------------------ what is in flight
+    # ------------------------------------------------------------------ inspection
 
     def _left_of(self, delivery: Delivery) -> Iterator[int]:
-        """The sequences of a delivery that are in flight, ascending."""
+        """Yield the sequences of a delivery that are in flight, ascending."""
         begins_at = delivery.begins_at
-        if not delivery.is_apart:
+        if not delivery.is_split:
             yield from range(begins_at, begins_at + delivery.left)
         else:
             for sequence in range(begins_at, delivery.next_sequence):
@@ -366,10 +363,11 @@ class InFlight:
 
     @property
     def oldest(self) -> int | None:
-        """The lowest sequence of the first thousand deliveries; None if there is none."""
+        """The lowest sequence of the first 1000 deliveries; None if there is none."""
         oldest: int | None = None
-        for delivery in sorted(islice(self._deliveries, LOOKED_AT), key=_BEGINS_AT):
-            # What began before the oldest found so far, and overlaps with it, is a single message, taken out of it.
+        for delivery in sorted(islice(self._deliveries, OLDEST_SEARCH_LIMIT), key=_BEGINS_AT):
+            # Sorted by lower bound, so later deliveries cannot have a lower sequence. One that begins below `oldest`
+            # is a single message taken from the split run before it, so its sequence is lower.
             if oldest is not None and oldest <= delivery.begins_at:
                 break
             oldest = next(self._left_of(delivery))
@@ -380,7 +378,7 @@ class InFlight:
 
 
 class InFlightCopy:
-    """What was in flight at one moment: (sequence, attempts) of each message. Making it is left to C."""
+    """A snapshot: yields (sequence, attempts) of each message in flight. C code makes the copies."""
 
     __slots__ = ("_by_id", "_left", "_runs")
 

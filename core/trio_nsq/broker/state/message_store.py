@@ -1,4 +1,4 @@
-"""The messages of one topic: the newest are in memory, decoded, and all of them are in the topic's log."""
+"""The message store of a topic: decoded batches in memory for the newest messages, and the log for all."""
 
 from bisect import bisect_right
 from collections import deque
@@ -16,22 +16,21 @@ from .batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches
 from .cache import BatchCache
 
 REDELIVERY_READ_BYTES = 16 * 1024
-"""Read ahead for requeued messages, which tend to be neighbours; not far, for they may be scattered."""
+"""Read size for requeued messages. They tend to be neighbours, but may be scattered, so it is small."""
 _READ_AGAIN_BYTES = 1024 * 1024
 BATCHES_KEPT = 16
-"""Batches that are merged are at most a sixteenth of what may be kept: they are forgotten together, too."""
+"""A merged batch is at most 1/16 of the cache, because a batch is evicted as a whole."""
 READ_BATCHES = 64
-"""As many batches that were read from disk, and are in the cache, are found again by any message of theirs."""
+"""Number of cached batches read from disk that are found by any of their messages, not only the first."""
 
 
 class Wanted(NamedTuple):
-    """What a channel wants to be read before it can go on.
+    """The reads that a channel needs before it can deliver more.
 
     Attributes:
-        ahead: The sequence at its cursor, and what comes then; None: nothing.
-        again: Messages that are to be delivered again.
-        since_ns: It wants to know where messages begin that were published at this time, Unix nanoseconds, or later;
-            None: it does not.
+        ahead: Read from this sequence, the cursor, on; None: not needed.
+        again: Read these requeued messages.
+        since_ns: Find the first sequence published at this time, Unix nanoseconds, or later; None: not needed.
     """
 
     ahead: int | None
@@ -41,14 +40,14 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """What was read of that.
+    """The results of the reads in `wanted`.
 
     Attributes:
-        end: Where the log ended before.
-        ahead: Batches from the cursor on; empty: nothing is left before `end`. None: not read.
-        again: The batch that holds each message, None if it is damaged. Those that were not read are not there.
-        since: The first sequence published then, or later. None: not read.
-        error: What of it could not be read failed with this, or with others like it.
+        end: The end of the log before the reads.
+        ahead: Batches from the cursor on; empty: no message is left before `end`. None: not read.
+        again: The batch that holds each message, or None if the message is damaged. Lacks messages that were not read.
+        since: The first sequence published at `since_ns` or later. None: not read.
+        error: The last error, if any read failed.
     """
 
     wanted: Wanted
@@ -63,10 +62,11 @@ class MessageStore:
     """Finds the messages of a topic, in memory or in its log.
 
     Args:
-        mem_queue_size: How many of the newest messages to keep decoded.
+        mem_queue_size: Number of the newest messages to keep decoded.
 
     Attributes:
-        waits_for_disk: `fetch` and `batch_holding` do. Otherwise the caller has to `read` what its channels want.
+        waits_for_disk: `fetch` and `batch_holding` block on disk reads. If False, they raise ReadWouldWaitError, and
+            the caller must `read` the messages that its channels need.
     """
 
     def __init__(self, name: str, log: Log, cache: BatchCache, mem_queue_size: int) -> None:
@@ -75,15 +75,15 @@ class MessageStore:
         self.waits_for_disk = True
         self._cache = cache
         self._mem_queue_size = mem_queue_size
-        # (first, after last) of the newest batches, as many as mem_queue_size allows, ascending. They are in the
-        # cache, unless it had no room: it alone holds them, so that its limit is one.
+        # (first, after last) of the newest batches, up to mem_queue_size messages, ascending. Only the cache holds the
+        # batches, so that its limit bounds all of them; it may have evicted some.
         self._recent: deque[tuple[int, int]] = deque()
         self._recent_messages = 0
         self._largest_merged = (
             min(MERGE_MESSAGES, mem_queue_size // BATCHES_KEPT),
             min(MERGE_BYTES, cache.max_bytes // BATCHES_KEPT),
         )
-        # The same of batches that were read, the latest last.
+        # The same for batches read from disk, latest last.
         self._read: deque[tuple[int, int]] = deque(maxlen=READ_BATCHES)
         self._last_held: Batch | None = None  # requeued messages tend to be neighbours
 
@@ -91,20 +91,20 @@ class MessageStore:
 
     @property
     def cached_from(self) -> int:
-        """The first sequence from which on messages are decoded in memory."""
+        """The sequence from which on all messages are decoded in memory."""
         while self._recent and (self.name, self._recent[0][0]) not in self._cache:
             start, after = self._recent.popleft()
             self._recent_messages -= after - start
         return self._recent[0][0] if self._recent else self.log.next_sequence
 
     def remember(self, batch: Batch) -> None:
-        """Keep a batch that was just published."""
+        """Cache a batch that was just published."""
         self._cache.put(self.name, batch)
         self._recent.append((batch.base_sequence, batch.next_sequence))
         self._record_recent(len(batch))
 
     def extend_newest(self, record: RecordBatch) -> bool:
-        """Remember a record with those before it, if they have not been delivered yet: that makes deliveries large."""
+        """Add a record to the newest batch unless it was delivered. Larger batches make larger deliveries."""
         if not self._recent:
             return False
         first = self._recent[-1][0]
@@ -118,7 +118,7 @@ class MessageStore:
 
     def _record_recent(self, count: int) -> None:
         self._recent_messages += count
-        # The newest batch stays even if it is larger, or the size 0: its consumers are about to ask for it.
+        # The newest batch stays even if it exceeds the limit: consumers are about to get it.
         while self._recent_messages > self._mem_queue_size and len(self._recent) > 1:
             start, after = self._recent.popleft()
             self._recent_messages -= after - start
@@ -134,9 +134,9 @@ class MessageStore:
     # ------------------------------------------------------------------ reading
 
     def fetch(self, sequence: int) -> list[Batch]:
-        """Batches from the one that holds `sequence` on; the first may begin later if messages are missing there.
+        """Return batches from the one that holds `sequence` on; the first begins later if messages are missing.
 
-        Empty at the end of the log. Raises LogReadError; that is ReadWouldWaitError unless it `waits_for_disk`.
+        Empty at the end of the log. Raises LogReadError, or ReadWouldWaitError unless `waits_for_disk`.
         """
         if (cached := self.in_memory(sequence)) is not None:
             return [cached]
@@ -146,13 +146,13 @@ class MessageStore:
         return batches
 
     def remember_read(self, batches: Iterable[Batch]) -> None:
-        """Keep what was read of the log, as far as there is room."""
+        """Cache batches that were read from the log."""
         for batch in batches:
             self._cache.put(self.name, batch)
             self._read.append((batch.base_sequence, batch.next_sequence))
 
     def read(self, wanted: Wanted) -> Found:
-        """Read what channels want of the log, however long that takes; may be called in a thread."""
+        """Read the messages that a channel needs from the log. Blocks on the disk; may be called in a thread."""
         found = Found(wanted, end=self.log.next_sequence)
         if wanted.ahead is not None:
             try:
@@ -175,7 +175,7 @@ class MessageStore:
         size_bytes = 0
         for sequence in sequences:
             batch = _holding(batches, sequence)
-            if batch is None and size_bytes < _READ_AGAIN_BYTES:  # others are for the next time
+            if batch is None and size_bytes < _READ_AGAIN_BYTES:  # the next call reads the others
                 try:
                     records = self.read_scattered(sequence, REDELIVERY_READ_BYTES)
                 except LogReadError as exc:
@@ -190,7 +190,7 @@ class MessageStore:
                 found.again[sequence] = batch
 
     def batch_holding(self, sequence: int) -> Batch | None:
-        """The batch with this very message, or None if the log no longer has it. Raises LogReadError, as `fetch`."""
+        """Return the batch that holds a message, or None if it is no longer in the log. Raises as `fetch`."""
         held = self._last_held
         if held is not None and held.base_sequence <= sequence < held.next_sequence:
             return held
@@ -223,12 +223,12 @@ class MessageStore:
         return records
 
     def timestamp_in_memory(self, sequence: int) -> int | None:
-        """When a message was published, Unix nanoseconds; None if only the log could tell."""
+        """Return when a message was published, Unix nanoseconds; None if it is not in memory."""
         batch = self.in_memory(sequence)
         return batch.timestamp_ns(sequence - batch.base_sequence) if batch is not None else None
 
     def in_memory(self, sequence: int) -> Batch | None:
-        """The batch with this message, if it need not be read."""
+        """Return the batch that holds a message, if it is in memory."""
         if (batch := self._cache.get((self.name, sequence))) is not None:
             return batch
         recent = bisect_right(self._recent, sequence, key=itemgetter(0)) - 1
@@ -240,10 +240,10 @@ class MessageStore:
                     return batch
         return None
 
-    # ------------------------------------------------------------------ facts from the log
+    # ------------------------------------------------------------------ lookups in the log
 
     def published_ns(self, sequence: int) -> int:
-        """When a message, or the next one that is there, was published, Unix nanoseconds; 0 at the end of the log.
+        """Return when a message, or the next existing one, was published, Unix nanoseconds; 0 at the log's end.
 
         Reads the log; may be called in a thread. Raises LogReadError.
         """
@@ -253,24 +253,24 @@ class MessageStore:
         return header.timestamp_ns if header is not None else 0
 
     def first_since(self, timestamp_ns: int) -> int:
-        """The first sequence published at this time or later. Reads the log; raises LogReadError."""
+        """Return the first sequence published at this time or later. Reads the log; raises LogReadError."""
         return sequence_at(self.log, timestamp_ns)
 
     def id_at(self, sequence: int) -> str | None:
-        """The id of a message, 16 hex digits; None if the log has not got it. Raises LogReadError; for any thread."""
+        """Return the id of a message, 16 hex digits; None if it is not in the log. Thread-safe. Raises LogReadError."""
         for record in self.read_scattered(sequence, 1):
             if record.base_sequence <= sequence < record.next_sequence:
                 return f"{record.first_id + sequence - record.base_sequence:016x}"
         return None
 
     def is_carried(self, sequence: int) -> bool:
-        """Whether a message was carried forward, and the file that had it is gone. Raises LogReadError."""
+        """Whether a message was carried forward and its original file removed. Raises LogReadError."""
         return sequence < self.log.first_sequence and bool(self.log.read_carried_forward(sequence))
 
 
 def _batches_from(records: Sequence[RecordBatch], sequence: int) -> list[Batch]:
-    """Batches of what was read to have this message, from the one that holds it on."""
-    # A record that was written by an earlier version may hold a million messages.
+    """Return batches of these records, without those before `sequence`."""
+    # Records of earlier versions may have a million messages: split them.
     pieces = [piece for record in records for piece in split_batch(record)]
     return make_batches([piece for piece in pieces if piece.next_sequence > sequence])
 

@@ -1,7 +1,7 @@
-"""What producers that number their batches have published in a topic: the greatest number of each.
+"""The greatest batch number of each idempotent producer of a topic.
 
-A number lies in the log with its batch (see `record_metadata`), and in the topic's saved state once the batch is
-behind its `end`.
+The log stores a number with its batch (see `record_metadata`). The topic's saved state stores the numbers of all
+batches before its `end`.
 """
 
 from collections import OrderedDict, deque
@@ -13,17 +13,17 @@ from .version import Version
 
 _NS_PER_S = 1_000_000_000
 MAX_PRODUCERS = 10_000
-"""As many are remembered, some 60 bytes each in every saved state."""
+"""Producers remembered per topic, at about 60 bytes each in every saved state."""
 KEPT_S = 3600
-"""How long a producer is remembered at least after its last batch, however many others there are."""
+"""Minimum time for which a producer is remembered after its last batch."""
 _FORGOTTEN = 100
 
 
 class LastBatch(NamedTuple):
-    """A producer's greatest number.
+    """The batch with a producer's greatest number.
 
     Attributes:
-        sequence: Of the first message of that batch.
+        sequence: Sequence of the batch's first message.
     """
 
     producer: str
@@ -32,27 +32,27 @@ class LastBatch(NamedTuple):
 
 
 class Producers:
-    """Those of one topic.
+    """The idempotent producers of one topic.
 
-    Times are Unix nanoseconds, by the clock that the messages' timestamps are by.
+    Times are Unix nanoseconds, from the same clock as the messages' timestamps.
 
     Attributes:
-        forgotten: The names of the last hundred that had to make room for others. Who reports them removes them.
+        forgotten: Names of the last 100 evicted producers. The code that reports them removes them.
     """
 
     def __init__(self, version: Version) -> None:
         self._version = version
-        self._last: OrderedDict[str, LastBatch] = OrderedDict()  # the one that is unused longest first
-        self._used_ns: dict[str, int] = {}  # when each was used last; 0: an older program did not save it
+        self._last: OrderedDict[str, LastBatch] = OrderedDict()  # least recently used first
+        self._used_ns: dict[str, int] = {}  # time of last use; 0: saved by a version without this time
         self.forgotten: deque[str] = deque(maxlen=_FORGOTTEN)
 
     def number_of(self, producer: str) -> int | None:
-        """The greatest number of a producer; None if it is not known."""
+        """Return a producer's greatest batch number, or None if the producer is unknown."""
         last = self._last.get(producer)
         return last.number if last is not None else None
 
     def has_published(self, producer: str, number: int, now_ns: int) -> bool:
-        """Whether a batch of this number would come too late: it, or one after it, is there. Who asks is in use."""
+        """Whether this batch, or a later one of the same producer, is published. Counts as a use of the producer."""
         last = self._last.get(producer)
         if last is None or number > last.number:
             return False
@@ -60,13 +60,13 @@ class Producers:
         return True
 
     def has_room(self, producer: str, now_ns: int) -> bool:
-        """Whether a batch of this producer can be remembered without forgetting one that was used lately."""
+        """Whether this producer can be remembered without evicting one that was used within `KEPT_S`."""
         return producer in self._last or len(self._last) < MAX_PRODUCERS or self._is_old(now_ns)
 
     def record(self, last: LastBatch, at_ns: int) -> None:
-        """Remember a batch that is in the log since then.
+        """Remember a batch that was appended to the log at `at_ns`.
 
-        Those that are unused longest are forgotten if there are too many, and nobody has used them for `KEPT_S`.
+        If there are more than `MAX_PRODUCERS`, evicts the least recently used ones that are older than `KEPT_S`.
         """
         known = self.number_of(last.producer)
         if known is None or known < last.number:
@@ -88,23 +88,23 @@ class Producers:
         self._last.move_to_end(producer)
 
     def _is_old(self, now_ns: int) -> bool:
-        """Whether the one that is unused longest may be forgotten."""
+        """Whether the least recently used producer may be evicted."""
         return self._used_ns[next(iter(self._last))] <= now_ns - KEPT_S * _NS_PER_S
 
     def state(self) -> list[LastBatch]:
-        """All, the one that is unused longest first; the list is the caller's."""
+        """Return a new list of all producers, least recently used first."""
         return list(self._last.values())
 
     def used_s(self) -> list[int]:
-        """When each of these was used last, Unix seconds."""
+        """Return when each producer of `state` was last used, Unix seconds."""
         return [self._used_ns[producer] // _NS_PER_S for producer in self._last]
 
     def restore(self, state: Iterable[tuple[str, int, int]], used_s: Iterable[int], end: int) -> None:
-        """Take up a state, but for the batches that the log, which ends at `end`, has lost.
+        """Load a saved state, without the batches that a log ending at `end` has lost.
 
-        `used_s` may have fewer entries, if an older program has saved it.
+        `used_s` has fewer entries than `state` if an earlier version saved it.
         """
-        # The order is right already: nothing is forgotten here.
+        # `state` is ordered by use and within the limit: no eviction is needed.
         for (producer, number, sequence), used in zip(state, chain(used_s, repeat(0)), strict=False):
             last = LastBatch(str(producer), int(number), int(sequence))
             if last.sequence < end:

@@ -2,15 +2,15 @@
 
 The sketch is DDSketch (Masson, Rim and Lee: "DDSketch: A Fast and Fully-Mergeable Quantile Sketch with
 Relative-Error Guarantees", PVLDB 12(12), 2019): values are counted in buckets whose bounds grow by a constant factor,
-so that any value of a bucket is within `RELATIVE_ERROR` of the bucket's middle. Two sketches merge by adding their
-counts, and the result is the sketch of all values: nothing is lost on the way from channels to their topic.
+so that any value of a bucket is within `RELATIVE_ERROR` of the bucket's middle. Adding the counts of two sketches gives
+the exact sketch of all values, so channels' sketches merge into their topic's without loss.
 """
 
 from collections.abc import Iterable
 from math import ceil, log
 
 RELATIVE_ERROR = 0.01
-"""As nsqd's. From a microsecond to a day takes some 1250 buckets, of which those that are used cost memory."""
+"""As in nsqd. The range from 1 us to 1 day has about 1250 buckets; only used buckets cost memory."""
 
 _GROWTH = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GROWTH = log(_GROWTH)
@@ -32,7 +32,7 @@ class Sketch:
         ] = {}  # bucket i holds the values above _GROWTH ** (i - 1), up to _GROWTH ** i
 
     def add(self, value: int, count: int = 1) -> None:
-        """Add a value `count` times; what is below 1 counts as 1."""
+        """Add a value `count` times; values below 1 count as 1."""
         bucket = ceil(log(value) / _LOG_GROWTH) if value > 1 else 0
         self._buckets[bucket] = self._buckets.get(bucket, 0) + count
         self.count += count
@@ -43,7 +43,7 @@ class Sketch:
         self.count += other.count
 
     def quantiles(self, fractions: Iterable[float]) -> list[int]:
-        """For each fraction in (0, 1] the least value that is not less than so much of all; 0 if there is none."""
+        """Return the quantile of each fraction in (0, 1]; 0 if there are no values."""
         buckets = sorted(self._buckets.items())
         return [self._value_at(buckets, ceil(fraction * self.count)) for fraction in fractions]
 
@@ -57,10 +57,10 @@ class Sketch:
 
 
 class RecentSketch:
-    """A sketch of the values of the last `window_ns`, or of half as much at least.
+    """A sketch of the values of between half and all of the last `window_ns`.
 
-    As nsqd has it: one sketch for each half of the window, and every half window the older one begins anew. Time
-    comes in as `now_ns`; a clock that steps ends the current half early.
+    As in nsqd, it keeps one sketch for each half of the window, and replaces the older one every half window. Time is
+    the parameter `now_ns`; a clock step ends the current half early.
 
     Args:
         window_ns: More than 0.
@@ -80,7 +80,7 @@ class RecentSketch:
         self._current.add(value, count)
 
     def recent(self, now_ns: int) -> Sketch:
-        """A sketch of its own of what is in the window now."""
+        """Return a new sketch of the values in the current window."""
         if not self._since_ns <= now_ns < self._until_ns:
             self._turn(now_ns)
         merged = Sketch()

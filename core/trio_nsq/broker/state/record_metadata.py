@@ -1,16 +1,17 @@
-"""Record metadata: what the broker stores with messages in their record. JSON objects of three kinds.
+"""Record metadata: JSON that the broker stores in a record with its messages. There are three kinds.
 
     {"channel": "billing"}
-        Only this channel of the topic gets them. Their record has a due time, so that nobody reads them in their turn.
+        Only this channel of the topic gets the messages. Their record has a due time, so that other channels do not
+        read them in sequence order.
 
     {"dead_letters": {"topic": "orders", "channel": "billing", "messages": [[id, sequence, attempts, timestamp_ns,
                                                                              reason], ...]}}
-        Dead letters, and where they come from, in the order of the messages in the record.
+        The origins of dead letters, in the order of the messages in the record.
 
     {"producer": "load-17", "number": 4}
-        A batch that is to be published once, and all of it; see `Producers`.
+        The number of an idempotent producer's batch; see `Producers`.
 
-It lies in the record of its messages, so that both are stored or neither is. Clients do not see it.
+Metadata is in the same record as its messages, so that both are stored or neither is. Clients do not see it.
 """
 
 import json
@@ -22,7 +23,7 @@ _OF_BATCH = b'{"producer":'
 
 
 class Reason(StrEnum):
-    """How a message came back from its last delivery."""
+    """Why a message returned from its last delivery."""
 
     REQUEUED = "requeued"
     TIMED_OUT = "timed_out"
@@ -31,15 +32,15 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a dead letter comes from.
+    """The origin of a dead letter.
 
     Attributes:
-        topic, channel: Where it was given up.
-        id: It had this id there, 16 hex digits.
-        sequence: Its place in that topic.
-        attempts: How often it was delivered there.
-        timestamp_ns: When it was published there, Unix nanoseconds.
-        reason: How it came back the last time.
+        topic, channel: The channel that exhausted the message's attempts.
+        id: Its id in that topic, 16 hex digits.
+        sequence: Its sequence in that topic.
+        attempts: How often that channel delivered it.
+        timestamp_ns: When it was published in that topic, Unix nanoseconds.
+        reason: Why it returned from its last delivery.
     """
 
     topic: str
@@ -52,7 +53,7 @@ class Origin:
 
 
 def only_channel(metadata: bytes) -> str | None:
-    """The only channel that gets the messages with this metadata; None: all do. Raises ValueError."""
+    """Return the only channel that gets the messages with this metadata; None: all do. Raises ValueError."""
     channel: str | None = json.loads(metadata).get("channel") if metadata else None
     return channel
 
@@ -62,7 +63,7 @@ def metadata_for_channel(channel: str) -> bytes:
 
 
 def origins(metadata: bytes) -> list[Origin]:
-    """Where the messages with this metadata come from, in their order; empty if they are no dead letters."""
+    """Return the origins of the messages with this metadata, in order; empty if they are not dead letters."""
     letters = json.loads(metadata).get("dead_letters") if metadata else None
     if letters is None:
         return []
@@ -74,7 +75,7 @@ def origins(metadata: bytes) -> list[Origin]:
 
 
 def metadata_for_dead_letters(found: Sequence[Origin]) -> bytes:
-    """The metadata of messages that come from there, at least one and all from the same channel."""
+    """Return the metadata of dead letters: at least one, all from the same channel."""
     messages = [
         [each.id, each.sequence, each.attempts, each.timestamp_ns, each.reason.value] for each in found
     ]
@@ -87,7 +88,7 @@ def metadata_for_batch(producer: str, number: int) -> bytes:
 
 
 def batch_number(metadata: bytes) -> tuple[str, int] | None:
-    """The producer whose batch it is that has this metadata, and its number; None: nobody has numbered it."""
+    """Return the producer and the batch number in this metadata; None if the batch has no number."""
     if not metadata.startswith(_OF_BATCH):
         return None
     found = json.loads(metadata)
@@ -95,5 +96,5 @@ def batch_number(metadata: bytes) -> tuple[str, int] | None:
 
 
 def is_about_messages(metadata: bytes) -> bool:
-    """Whether metadata tells something of the messages that is needed wherever they go."""
+    """Whether metadata describes single messages, and not only their batch."""
     return bool(metadata) and not metadata.startswith(_OF_BATCH)

@@ -1,4 +1,4 @@
-"""Moving a channel to another place in its topic's log, back or forth."""
+"""Seek: moves a channel backward or forward in its topic's log."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from .withdrawn import Withdrawn
 
 
 class Move(NamedTuple):
-    """What moving a channel does.
+    """The effect of a seek on a channel.
 
     Attributes:
-        from_sequence: Its cursor before.
-        to_sequence: Where it begins again.
-        delivered_again: Messages from there on that it was done with: finished, dropped or sampled out.
-        skipped: Messages before it that it was not done with: ready, in flight or deferred.
-        in_flight: Messages that consumers have now and cannot finish any more.
+        from_sequence: The cursor before the seek.
+        to_sequence: The cursor after the seek.
+        delivered_again: Messages from `to_sequence` on that were finished, dropped or sampled out.
+        skipped: Messages before `to_sequence` that were ready, in flight or deferred.
+        in_flight: Messages in flight, which consumers can no longer finish.
     """
 
     from_sequence: int
@@ -33,22 +33,22 @@ class Move(NamedTuple):
 
 
 class Seek:
-    """Moves a channel to a sequence, as though it had been made there.
+    """Moves a channel to a sequence, as if the channel had been created there.
 
-    Every message from there on is delivered, attempts counted from 1, whatever has become of it. Only those that their
-    publisher deferred, and that are not due yet, wait for their time. With every message before it the channel is done;
-    unless it goes back to the beginning of the log: then it keeps what it has of messages that are no longer there.
-    What is in flight cannot be finished any more. Counters are kept.
+    The channel delivers every message from the sequence on, with attempts counted from 1. Messages that their publisher
+    deferred and that are not due yet stay deferred. The channel drops every message before the sequence. Exception: if
+    it seeks to the beginning of the log, it keeps its unfinished messages that are no longer in the log. Consumers can
+    no longer finish messages in flight. Counters are kept.
 
-    The channel may have a million messages, so this is done in steps, between which others have their turn:
-    `prepare`, then `apply` or not, and `close` in any case. The channel goes on to deliver meanwhile. Changes to
-    messages from `sequence` on do not matter, for all of them are delivered again; but deferred ones that arrive do.
+    A channel may have a million messages, so a seek runs in steps, and the event loop serves other tasks between them:
+    `prepare`, then optionally `apply`, and always `close`. The channel delivers messages meanwhile. Changes to messages
+    from `sequence` on need no tracking, because all of them are delivered again; newly deferred messages are tracked.
     A channel has one seek at a time.
 
     Args:
-        channel: Which one.
-        sequence: Where to; the high watermark if that is lower.
-        now_ns: Deferred messages that are due by then need not wait, Unix nanoseconds.
+        channel: The channel to move.
+        sequence: The target sequence; capped at the high watermark.
+        now_ns: Messages deferred until this time or earlier become ready, Unix nanoseconds.
     """
 
     def __init__(self, channel: Channel, sequence: int, now_ns: int) -> None:
@@ -56,13 +56,13 @@ class Seek:
         self._channel = channel
         self._messages = messages
         self._now_ns = now_ns
-        self._end = messages.end  # what arrives after this is in `_late`
+        self._end = messages.end  # deferred messages that arrive later are in `_late`
         self._to = min(sequence, self._end)
         self._keeps_before = self._to <= channel.store.log.first_sequence
         self._late: list[tuple[range, int, Batch | None]] = []
         messages.arrivals = self._late
-        # What `prepare` finds: the deferred messages and the holes of the moved channel, and how many unfinished
-        # messages there are before `_to`.
+        # Set by `prepare`: the deferred messages and holes of the moved channel, and the number of unfinished
+        # messages before `_to`.
         self._deferred = DeferredMessages()
         self._holes: deque[tuple[int, int]] = deque()
         self._hole_messages = 0
@@ -73,7 +73,7 @@ class Seek:
         self._undistributed_count = 0
 
     def prepare(self) -> Iterator[None]:
-        """Find out what becomes of the messages, in steps."""
+        """Compute the state after the seek, in steps."""
         messages, to = self._messages, self._to
         unfinished = messages.unfinished_parts()
         self._before = max(0, to - messages.cursor.position)
@@ -115,12 +115,12 @@ class Seek:
             runs.add(list(spans(sorted(part.sequence))))
 
     def close(self) -> None:
-        """Let the channel forget the seek, whether it was applied or not."""
+        """Detach the seek from its channel, whether it was applied or not."""
         if self._messages.arrivals is self._late:
             self._messages.arrivals = None
 
     def effect(self) -> Move:
-        """What `apply` would do, once it is prepared."""
+        """Return the effect of `apply`. Call it after `prepare`."""
         messages = self._messages
         in_flight = messages.in_flight_count
         waiting = messages.depth + in_flight + len(messages.deferred)
@@ -129,7 +129,7 @@ class Seek:
         return Move(messages.cursor.position, self._to, again, skipped, in_flight)
 
     def _kept_before(self) -> tuple[DeferredMessages, list[Requeued], list[Withdrawn]]:
-        """What the channel keeps of messages before the beginning of the log."""
+        """Return the unfinished messages before the beginning of the log that the channel keeps."""
         messages, to = self._messages, self._to
         if not self._keeps_before or not to:
             return DeferredMessages(), [], []
@@ -137,7 +137,7 @@ class Seek:
         return messages.deferred.before(to), messages.unanswered_before(to), withdrawn
 
     def state(self) -> ChannelState:
-        """The state that the channel would have after `apply`, to be saved before that."""
+        """Return the channel's state after `apply`. The caller saves it before it calls `apply`."""
         cursor, deferred = Cursor(self._to), self._deferred.clone()
         cursor.restart(self._to, self._holes.copy(), self._hole_messages)
         for sequences, due_ns, held in self._late:
@@ -156,21 +156,21 @@ class Seek:
         )
 
     def apply(self) -> Iterator[None]:
-        """Move the channel, all of it in the first step; in others free what was here before."""
-        self.close()  # what arrives from now on arrives in the moved channel
+        """Move the channel in the first step, and free its previous messages in further steps."""
+        self.close()  # messages that arrive from now on go to the moved channel
         messages, deferred = self._messages, self._deferred
         deferred_before, requeued, withdrawn = self._kept_before()
         deferred.merge(deferred_before)
-        given_up = set(messages.withdrawn.take_all_waiting())
+        exhausted = set(messages.withdrawn.take_all_waiting())
         forgotten = self._channel.empty()
         messages.cursor.restart(self._to, self._holes, self._hole_messages)
         messages.deferred.merge(deferred)
         for sequences, due_ns, held in self._late:
             messages.defer(sequences, due_ns, held)
         messages.requeued.add(requeued)
-        messages.withdrawn.hold(message for message in withdrawn if message not in given_up)
+        messages.withdrawn.hold(message for message in withdrawn if message not in exhausted)
         for message in withdrawn:
-            if message in given_up:
-                messages.withdrawn.give_up(message)
+            if message in exhausted:
+                messages.withdrawn.add_exhausted(message)
         yield
         yield from forget(forgotten)

@@ -1,6 +1,6 @@
-"""What can be set for a single topic or channel, while the broker runs; it is kept with the topic's state.
+"""Settings of single topics and channels. They can change while the broker runs, and are saved with the topic's state.
 
-Nothing of it is there for a client of the V2 protocol to see, unless it is switched on.
+The defaults behave as nsqd: a client of the V2 protocol sees no difference unless a setting is changed.
 """
 
 from collections.abc import Mapping
@@ -10,25 +10,26 @@ from typing import Any, Literal, TypeVar, get_args
 from ...protocol import NSQError, is_valid_name
 
 WhenFull = Literal["reject", "drop-oldest"]
-FOREVER = -1
+UNLIMITED = -1
 
 
 class SettingsError(NSQError):
-    """A setting that is not there, or a value that it cannot have; the text is for whoever sent it."""
+    """A setting is unknown, or its value is invalid. The text is the answer to the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """One topic's settings. 0 means "no such rule", except where it says otherwise.
+    """One topic's settings. 0 disables a rule unless stated otherwise.
 
     Attributes:
-        retention_time_ms: Messages that every channel has passed stay readable for this long; -1: for ever.
-        retention_bytes: And no more than the newest so many bytes of them; -1: whatever their size. With both at 0
-            they go as soon as a segment is passed; with one at 0 the other alone decides.
-        ttl_ms: A message that has waited longer than this since it was published is dropped instead of delivered.
-        max_messages: Messages that a channel of the topic, or the topic itself, may have waiting: its depth.
-        max_bytes: Bytes of the topic's log, about, from the oldest message that a channel has yet to deliver.
-        when_full: What happens to a publish that would exceed one of the two: it is refused, or the oldest make room.
+        retention_time_ms: How long messages that every channel has passed stay readable; -1: without limit.
+        retention_bytes: Maximum bytes of such messages, the newest are kept; -1: without limit. If both are 0, the
+            broker removes a segment as soon as every channel has passed it. If one is 0, only the other applies.
+        ttl_ms: Maximum age of a message. Older messages are dropped instead of delivered.
+        max_messages: Maximum depth of each channel, and of the topic.
+        max_bytes: Approximate maximum bytes of the topic's log from the oldest undelivered message on.
+        when_full: What the broker does if a publish would exceed `max_messages` or `max_bytes`: refuse it (`reject`),
+            or drop the oldest messages (`drop-oldest`).
     """
 
     retention_time_ms: int = 0
@@ -40,22 +41,22 @@ class TopicSettings:
 
     @property
     def keeps(self) -> bool:
-        """Whether messages stay readable that every channel has passed."""
+        """Whether messages stay readable after every channel has passed them."""
         return bool(self.retention_time_ms or self.retention_bytes)
 
     @property
     def is_limited(self) -> bool:
-        """Whether only so much may wait."""
+        """Whether the number or bytes of waiting messages are limited."""
         return bool(self.max_messages or self.max_bytes)
 
     @property
     def limits(self) -> tuple[int, int, WhenFull]:
-        """What limits how much may wait."""
+        """The settings that limit waiting messages."""
         return self.max_messages, self.max_bytes, self.when_full
 
     @property
     def drops(self) -> bool:
-        """Whether the oldest make room when it is full."""
+        """Whether a full topic drops its oldest messages."""
         return self.is_limited and self.when_full == "drop-oldest"
 
 
@@ -64,9 +65,9 @@ class ChannelSettings:
     """One channel's settings.
 
     Attributes:
-        max_attempts: After so many deliveries a message that comes back goes to the dead-letter topic, or is dropped
-            if there is none. 0: it is delivered for ever. At most 65535: nobody counts further.
-        dead_letter_topic: Where it goes; empty: nowhere.
+        max_attempts: Maximum deliveries of a message. After the last one fails, the message goes to the dead-letter
+            topic, or is dropped if there is none. 0: without limit. At most 65535, the limit of the protocol's field.
+        dead_letter_topic: The topic for exhausted messages; empty: drop them.
     """
 
     max_attempts: int = 0
@@ -75,46 +76,46 @@ class ChannelSettings:
 
 Settings = TypeVar("Settings", TopicSettings, ChannelSettings)
 
-_MAY_BE_FOREVER = ("retention_time_ms", "retention_bytes")
-_BIGGEST = 2**53  # what every JSON reader can hold
-_MOST_ATTEMPTS = 0xFFFF  # what a message frame has room for
+_MAY_BE_UNLIMITED = ("retention_time_ms", "retention_bytes")
+_MAX_VALUE = 2**53  # the largest integer that every JSON reader represents exactly
+_MAX_ATTEMPTS = 0xFFFF  # the message frame has 16 bits for attempts
 
 
 def change(
     defaults: Settings, own: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[Settings, dict[str, Any]]:
-    """Settings with some of them changed.
+    """Return settings with some values changed.
 
     Args:
-        defaults: What holds where nothing else is said.
-        own: Values by name that are said already.
-        changes: New ones, as JSON has them; None goes back to the default.
+        defaults: Values of settings that are not set.
+        own: Values by name that are set already.
+        changes: New values by name, as in JSON; None restores the default.
 
     Returns:
-        The settings in force, and the values that are now said.
+        The settings in force, and the values by name that are now set.
 
     Raises:
-        SettingsError: One of the changes is none.
+        SettingsError: A name is unknown or a value invalid.
     """
     kinds = {field.name: field.default for field in fields(defaults)}
-    said = dict(own)
+    own = dict(own)
     for name, value in changes.items():
         if name not in kinds:
-            raise SettingsError(f"there is no setting {name}; there are {', '.join(kinds)}")
+            raise SettingsError(f"unknown setting {name}; the settings are {', '.join(kinds)}")
         if value is None:
-            said.pop(name, None)
+            own.pop(name, None)
         else:
-            said[name] = _checked(name, value, kinds[name])
-    return replace(defaults, **said), said
+            own[name] = _checked(name, value, kinds[name])
+    return replace(defaults, **own), own
 
 
 def _checked(name: str, value: Any, default: object) -> Any:
     if isinstance(default, int):
-        least = FOREVER if name in _MAY_BE_FOREVER else 0
-        if type(value) is not int or not least <= value <= _BIGGEST:
+        least = UNLIMITED if name in _MAY_BE_UNLIMITED else 0
+        if type(value) is not int or not least <= value <= _MAX_VALUE:
             raise SettingsError(f"{name} is {value!r}; it must be a whole number, {least} or more")
-        if name == "max_attempts" and value > _MOST_ATTEMPTS:
-            raise SettingsError(f"{name} is {value}; {_MOST_ATTEMPTS} is the most")
+        if name == "max_attempts" and value > _MAX_ATTEMPTS:
+            raise SettingsError(f"{name} is {value}; the maximum is {_MAX_ATTEMPTS}")
     elif name == "when_full":
         if value not in get_args(WhenFull):
             raise SettingsError(f"{name} is {value!r}; it must be {' or '.join(get_args(WhenFull))}")

@@ -1,4 +1,4 @@
-"""When the messages that a channel's consumers have in flight time out."""
+"""Timeouts of the messages that a channel's consumers have in flight."""
 
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
@@ -14,15 +14,15 @@ class Timeouts:
     """The deadlines of one channel.
 
     Attributes:
-        first_ns: The first deadline at the head of any consumer's deliveries, or earlier; None if there is none.
+        first_ns: A lower bound of the deadlines at the heads of the consumers' deliveries; None if there is none.
     """
 
     __slots__ = ("_capped", "_capped_count", "first_ns")
 
     def __init__(self) -> None:
         self.first_ns: int | None = None
-        # TOUCH near its cap gives a deadline earlier than those made before it: such messages are watched one by
-        # one. A heap of (deadline_ns, a number that decides ties, consumer, message id).
+        # TOUCH near its cap sets a deadline earlier than those of older deliveries, so such messages are watched
+        # singly. A heap of (deadline_ns, tie breaker, consumer, message id).
         self._capped: list[tuple[int, int, Consumer, bytes]] = []
         self._capped_count = 0
 
@@ -33,7 +33,7 @@ class Timeouts:
 
     @property
     def next_ns(self) -> int | None:
-        """When to look for due messages next; None is never."""
+        """When to call `take_due` next; None: never."""
         if not self._capped:
             return self.first_ns
         capped_ns = self._capped[0][0]
@@ -42,9 +42,9 @@ class Timeouts:
     def take_due(
         self, consumers: Iterable[Consumer], now_ns: int, at_most: int
     ) -> Iterator[tuple[Consumer, TimedOut]]:
-        """Take messages that are due out of flight, at most so many; those of a consumer together.
+        """Remove due messages from flight, at most `at_most`, grouped by consumer.
 
-        A message that is watched and was answered meanwhile counts, too: it yields an empty list.
+        A watched message that was answered meanwhile also counts, and yields an empty list.
         """
         taken = 0
         if self.first_ns is not None and self.first_ns <= now_ns:

@@ -1,14 +1,14 @@
-"""A topic: one log, the channels over it, and the point up to which the channels may read.
+"""A topic: one log, its channels, and the high watermark.
 
 The *high watermark* is the sequence up to which messages belong to the channels. It is the end of the topic,
-except while the topic is paused or has no channel: then it stays put, and what arrives waits behind it for the
-first channel, or for the pause to end.
+except while the topic is paused or has no channel: then it does not move, and new messages wait beyond it for the
+first channel or the end of the pause.
 
-A *private channel* (see `Channel.private`) is no part of this. It begins at the end of the topic, gets each message
-when it is published, also while the topic is paused, and moves nothing: to all other channels, and to what waits for
-a first one, the topic is the same as without it. It never makes a topic full, but loses its oldest messages instead.
+A *private channel* (see `Channel.private`) ignores the high watermark. It starts at the end of the topic and gets each
+message when it is published, even while the topic is paused. It does not affect other channels, or messages that wait
+for the first channel. It never makes a topic full; it loses its oldest messages instead.
 
-The end of the topic is the end of the log as far as `accept` was told of it.
+The end of the topic is the end of the last records passed to `accept`.
 """
 
 import json
@@ -37,11 +37,11 @@ _NS_PER_MS = 1_000_000
 
 
 class StateError(ValueError):
-    """A topic's saved state is not one this program can read."""
+    """A topic's saved state is damaged or has an unknown format."""
 
 
-def _give(channels: Iterable[Channel], count: int, deferred: Sequence[Waiting]) -> None:
-    """Let channels have `count` messages that can be read in their turn, and those that cannot."""
+def _distribute_to(channels: Iterable[Channel], count: int, deferred: Sequence[Waiting]) -> None:
+    """Give channels `count` messages to read in sequence order, and the deferred ones."""
     for channel in channels:
         channel.arrived(count)
         for waiting in deferred:
@@ -53,21 +53,21 @@ def _give(channels: Iterable[Channel], count: int, deferred: Sequence[Waiting]) 
 
 
 class Topic:
-    """One topic, synchronous and pure but for reading its log.
+    """One topic: synchronous state, with no IO except reading its log.
 
     Args:
-        log: Where its messages lie; the topic does not close it.
-        defaults: Its settings, but for those that `configure` changes.
+        log: Stores the messages; the topic does not close it.
+        defaults: Settings that apply unless `configure` changes them.
 
     Attributes:
-        view: What its channels know of it.
-        paused: Nothing is distributed.
-        ephemeral: It lives in memory only.
+        view: The part of its state that its channels use.
+        paused: The topic does not distribute messages to its channels.
+        ephemeral: The topic is only in memory.
         message_count: Messages published since the broker started.
-        held_back: Why nothing may be published until its state is saved; empty: it may.
-        may_refuse: Whether `limits.why_full` ever says anything, or it is held back.
-        producers: What those that number their batches have published.
-        has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
+        held_back: Why publishes are refused until the state is saved; empty: they are allowed.
+        may_refuse: The topic can refuse publishes: it rejects when full, or is held back.
+        producers: The last batch of each idempotent producer.
+        has_distributed_deferred: Channels got deferred messages. The code that schedules their delivery clears it.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Topic:
         self._defaults = defaults
         self._own_settings: dict[str, Any] = {}  # by name
         self.channels: dict[str, Channel] = {}
-        self._private: dict[str, Channel] = {}  # those of them that are
+        self._private: dict[str, Channel] = {}  # subset of `channels`
         self._undistributed = UndistributedMessages(self.view, self.version)
         self.limits = TopicLimits(self.view, log, self._undistributed, self.channels, self._private)
         self.held_back = ""
@@ -101,30 +101,30 @@ class Topic:
         self.dead_letters = DeadLetterLedger(self.version)
 
     def configure(self, changes: Mapping[str, Any]) -> None:
-        """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
+        """Change settings by name; None restores the default. Raises SettingsError without changing any."""
         self.settings, self._own_settings = change(self._defaults, self._own_settings, changes)
         self.version.increment()
         self.view.ttl_ns = self.settings.ttl_ms * _NS_PER_MS
         self.view.is_limited = self.settings.is_limited
         self.limits.settings = self.settings
-        self._find_may_refuse()
+        self._update_may_refuse()
 
     def hold_back(self, reason: str) -> None:
-        """Let nothing be published until its state is saved; an empty reason: let it be."""
+        """Refuse publishes with this reason until the state is saved; an empty reason allows them."""
         self.held_back = reason
-        self._find_may_refuse()
+        self._update_may_refuse()
 
-    def _find_may_refuse(self) -> None:
+    def _update_may_refuse(self) -> None:
         self.may_refuse = bool(self.held_back) or (self.settings.is_limited and not self.settings.drops)
 
     @property
     def depth(self) -> int:
-        """Messages waiting for a channel, or for the pause to end."""
+        """Number of messages that wait for a channel, or for the end of a pause."""
         return self._undistributed.depth
 
     @property
     def is_finished(self) -> bool:
-        """Nothing of its log will be read again: no message waits, is deferred or in flight, in any channel."""
+        """Whether the log is no longer needed: no channel has a waiting, deferred or in-flight message."""
         return self.oldest_waiting == self.dead_letters.confirmed_before(
             self.view.end
         ) == self.view.end and not any(
@@ -153,7 +153,7 @@ class Topic:
     # ------------------------------------------------------------------ publishing
 
     def accept(self, records: Sequence[RecordBatch]) -> None:
-        """Take records that are now in the log: remember them decoded, and distribute them."""
+        """Add records that are now in the log: cache them decoded, and distribute them."""
         view = self.view
         start, view.end = view.end, records[-1].next_sequence
         self.version.increment()
@@ -165,7 +165,7 @@ class Topic:
         if not (len(records) == 1 and self.store.extend_newest(records[0])):
             self._remember_all(records)
         if self._private:
-            self._show(start)
+            self._distribute_to_private(start)
         self.distribute()
         self._follow_log()
 
@@ -185,7 +185,7 @@ class Topic:
             self.dead_letters.record_here(metadata, record.base_sequence)
 
     def _follow_log(self) -> None:
-        """Take note of what a log that is bounded has dropped at its beginning."""
+        """Follow the beginning of a bounded log, which drops its oldest messages."""
         if self.log.first_sequence > self._first:
             self._first = self.log.first_sequence
             self.view.high_watermark = max(self.view.high_watermark, self._first)
@@ -193,43 +193,43 @@ class Topic:
                 channel.messages.cursor.move_to(self._first)
 
     def distribute(self) -> None:
-        """Let the channels have what is behind the high watermark, unless it is frozen."""
+        """Give the channels the messages beyond the high watermark, unless the topic is paused or has no channel."""
         channels = self.limits.shared if self._private else self.channels.values()
         if self.paused or not channels:
             return
         count, deferred = self._undistributed.take()
         if deferred:
             self.has_distributed_deferred = True
-            _give(channels, count, deferred)
+            _distribute_to(channels, count, deferred)
         else:
             for channel in channels:
                 channel.arrived(count)
 
-    def _show(self, start: int) -> None:
-        """Let the private channels have what was accepted from `start` on."""
+    def _distribute_to_private(self, start: int) -> None:
+        """Give the private channels the messages accepted from `start` on."""
         new = list(self._undistributed.waiting.since(start))
         self.has_distributed_deferred |= bool(new)
         count = self.view.end - start - sum(len(waiting.sequences) for waiting in new)
-        _give(self._private.values(), count, new)
+        _distribute_to(self._private.values(), count, new)
 
     # ------------------------------------------------------------------ limits
 
     @property
     def oldest_waiting(self) -> int:
-        """The oldest sequence that some channel has yet to deliver, or that waits for one; the end if there is none."""
+        """The oldest sequence that a channel has not delivered, or that waits for one; the end if there is none."""
         return self.limits.oldest_of(self.channels.values())
 
     def settings_with(self, changes: Mapping[str, Any]) -> TopicSettings:
-        """The settings that `configure` would put in force. Raises SettingsError."""
+        """Return the settings that `configure` would apply. Raises SettingsError."""
         return change(self._defaults, self._own_settings, changes)[0]
 
     # ------------------------------------------------------------------ operators
 
     def add_channel(self, name: str, *, private: bool = False) -> Channel:
-        """Return the channel of this name.
+        """Return the channel of this name, creating it if it does not exist.
 
-        If there is none it is made: at the high watermark, or, a private one, at the end of the topic. One that is
-        there stays as it is, private or not.
+        A new channel starts at the high watermark; a new private channel, at the end of the topic. `private` does not
+        change an existing channel.
         """
         channel = self.channels.get(name)
         if channel is not None:
@@ -255,7 +255,7 @@ class Topic:
             for consumer in list(channel.consumers):
                 channel.remove(consumer)
                 consumer.subscriber.close()
-            channel.empty()  # an alarm may yet keep it in memory for a while
+            channel.empty()  # frees the messages now: an alarm may keep the channel in memory for a while
             self.version.increment()
 
     def pause(self) -> None:
@@ -268,12 +268,12 @@ class Topic:
         self.distribute()
 
     def plan_configure(self, checkpoint: Checkpoint, changes: Mapping[str, Any]) -> None:
-        """Have a checkpoint save what `configure` would do. Raises SettingsError."""
+        """Apply the effect of `configure` to a checkpoint. Raises SettingsError."""
         checkpoint.settings, own = change(self._defaults, self._own_settings, changes)
         checkpoint.change_topic(settings=own)
 
     def plan_empty(self, checkpoint: Checkpoint) -> None:
-        """Have a checkpoint save what `empty` would do."""
+        """Apply the effect of `empty` to a checkpoint."""
         for channel in self.channels.values():
             if not channel.ephemeral:
                 checkpoint.change_channel(channel.state_if_skipped(self.view.high_watermark, self.view.end))
@@ -281,14 +281,16 @@ class Topic:
         checkpoint.change_topic(distribution_point=self.view.end)
 
     def empty(self) -> None:
-        """Drop what is behind the high watermark; channels keep what they have."""
+        """Drop the messages beyond the high watermark; channels keep their messages."""
         for channel in self.limits.shared:
             channel.skip(self.view.high_watermark, self.view.end)
         self._undistributed.clear()
 
     def close(self) -> None:
-        """Let go of everything: the topic is being deleted, or the broker stops."""
-        self.dead_letters.confirm_moved(self.dead_letters.moved_count)  # no saved state has them any more
+        """Remove all channels and cached messages: the topic is being deleted, or the broker stops."""
+        self.dead_letters.confirm_moved(
+            self.dead_letters.moved_count
+        )  # no saved state contains them any more
         for channel in list(self.channels.values()):
             self.remove_channel(channel)
         self.store.clear()
@@ -316,13 +318,13 @@ class Topic:
         )
 
     def saved(self, checkpoint: Checkpoint) -> None:
-        """Act on a checkpoint that is on disk: publishing may go on, and dead letters that it lacks are confirmed."""
+        """Handle a checkpoint that is on disk: allow publishes, and confirm the dead letters it no longer has."""
         if self.held_back:
             self.hold_back("")
         self.dead_letters.confirm_moved(checkpoint.moved_letters)
 
     def snapshot(self) -> dict[str, Any]:
-        """The same at once, as JSON data: for a topic that nobody waits for."""
+        """Return a checkpoint as JSON data, encoded in one step. Blocks the event loop if the topic is large."""
         checkpoint = self.checkpoint()
         for _ in checkpoint.encode():
             pass
@@ -330,18 +332,18 @@ class Topic:
         return data
 
     def restore(self, state: dict[str, Any] | None) -> bool:
-        """Take up a snapshot, and what came into the log after it.
+        """Load a snapshot, and add the messages that the log received after it.
 
         Args:
-            state: None if none was ever written: the topic then has its log and no channel.
+            state: The snapshot; None if none was ever written: the topic has no channels then.
 
         Returns:
-            Whether the snapshot was ahead of the log, after a power cut with `--sync=interval`. Then save a new one
-            before anything is published: sequences that the old one takes for finished are going to be used again.
+            Whether the snapshot is ahead of the log, after a power cut with `--sync=interval`. Then the caller must
+            save a new one before any publish: sequences that the old one counts as finished will be used again.
 
         Raises:
-            StateError: It is not a snapshot of this topic.
-            LogReadError: The operating system refused.
+            StateError: `state` is not a snapshot of this topic.
+            LogReadError: The operating system failed to read.
         """
         end, scanned, ahead = self.view.end, self._first, False
         unconfirmed = scanned
@@ -350,15 +352,22 @@ class Topic:
                 ahead = int(state["end"]) > end
                 scanned = min(int(state["end"]), end)
                 unconfirmed = min(int(state.get("settled", scanned)), scanned)
-                self._take_up(state)
+                self._load(state)
             except (KeyError, TypeError, ValueError, OverflowError, SettingsError) as exc:
-                raise StateError(f"it lacks {exc}" if isinstance(exc, KeyError) else str(exc)) from exc
+                raise StateError(
+                    f"the field {exc} is missing" if isinstance(exc, KeyError) else str(exc)
+                ) from exc
         self._scan(scanned, unconfirmed)
         self.distribute()
         return ahead
 
     def _scan(self, new: int, unconfirmed: int) -> None:
-        """Look for what is not in the saved state, from one sequence on, and for dead letters, from another on."""
+        """Read the log after the saved state.
+
+        Args:
+            new: Finds deferred messages and batch numbers from this sequence on.
+            unconfirmed: Finds dead letters from this sequence on.
+        """
         for header in self.log.headers(min(new, unconfirmed)):
             metadata = b""
             if header.metadata_bytes:
@@ -370,7 +379,7 @@ class Topic:
             if metadata and header.base_sequence >= (new if batch_number(metadata) else unconfirmed):
                 self._record_metadata(metadata, header)
 
-    def _take_up(self, state: dict[str, Any]) -> None:
+    def _load(self, state: dict[str, Any]) -> None:
         if state["format"] != STATE_FORMAT:
             raise StateError(f"its format is {state['format']}, this program reads {STATE_FORMAT}")
         if state["name"] != self.name:

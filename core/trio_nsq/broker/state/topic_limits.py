@@ -1,4 +1,4 @@
-"""What happens when too much waits in a topic, or for too long: publishes are refused, or messages dropped."""
+"""Limits on the number, size and age of a topic's waiting messages: publishes are refused or messages dropped."""
 
 from collections.abc import Collection, Iterable
 
@@ -13,9 +13,9 @@ class TopicLimits:
     """The limits of one topic.
 
     Attributes:
-        settings: Those in force; the topic sets them.
-        expired_count, dropped_count: Messages dropped since the broker started before any channel had them: they had
-            waited for longer than `ttl_ms`, or there were too many.
+        settings: The settings in force; set by the topic.
+        expired_count: Messages older than `ttl_ms` dropped before any channel had them, since the broker started.
+        dropped_count: Messages dropped to make room before any channel had them, since the broker started.
     """
 
     def __init__(
@@ -42,13 +42,15 @@ class TopicLimits:
         return [channel for channel in channels if not channel.private] if self._private else channels
 
     def oldest_of(self, channels: Iterable[Channel]) -> int:
-        """The oldest sequence that some of these channels has yet to deliver, or that no channel has."""
+        """Return the oldest sequence that one of these channels has not delivered, or that no channel has."""
         return min([self._topic.high_watermark, *[channel.cursor for channel in channels]])
 
     def why_full(self, messages: int, size: int, coming_messages: int = 0, coming_bytes: int = 0) -> str:
-        """Why so many more messages, in records of so many bytes, have to be refused; empty if they need not be.
+        """Return why a publish must be refused, or an empty string if it may proceed.
 
-        Those that are on their way to the log already count as waiting.
+        Args:
+            messages, size: Messages to publish, and the bytes of their records.
+            coming_messages, coming_bytes: Messages that are being appended; they count as waiting.
         """
         limits = self.settings
         if self.settings.drops:
@@ -74,9 +76,9 @@ class TopicLimits:
         return self._log.bytes_from(self.oldest_of(self._channels.values()))
 
     def make_room(self) -> None:
-        """Drop the oldest messages that are ready, if there are more than there may be.
+        """Drop the oldest ready messages that exceed the limits.
 
-        That is in private channels, and if the settings say so, everywhere.
+        Applies to private channels, and with `drop-oldest` also to the other channels and undistributed messages.
         """
         limits, drops = self.settings, self.settings.drops
         if not (drops or (self._private and limits.is_limited)):
@@ -97,12 +99,12 @@ class TopicLimits:
                 self.dropped_count += self._pass_over(sequence)
 
     def would_drop(self, settings: TopicSettings, expired_before: int) -> int:
-        """How many messages other settings would drop at once: each counts once for every channel that loses it.
+        """Count the messages that other settings would drop at once; each counts once per channel that loses it.
 
-        What the settings now in force already drop is not counted, nor what is in flight or deferred.
+        Does not count messages that the current settings drop, nor messages in flight or deferred.
 
         Args:
-            expired_before: Messages below this sequence would have waited for too long; 0: none.
+            expired_before: Messages below this sequence would be older than the TTL; 0: none.
         """
         limited = settings.drops and settings.limits != self.settings.limits
         too_many = 0
@@ -123,17 +125,17 @@ class TopicLimits:
 
     @staticmethod
     def _lost(waiting: int, ready: int, most: int | None, passed: int) -> int:
-        """How many of `ready` messages go if `most` of the `waiting` may stay, and `passed` of them go anyway."""
+        """Count the dropped of `ready` messages if `most` of `waiting` may stay; at least `passed` are dropped."""
         return max(passed, 0 if most is None else min(waiting - most, ready))
 
     def expire_before(self, sequence: int) -> None:
-        """Drop what has not been delivered yet, below `sequence`: it has waited for too long."""
+        """Drop undelivered messages below `sequence`: they are older than the TTL."""
         for channel in self._channels.values():
             channel.messages.expire_before(sequence)
         self.expired_count += self._pass_over(sequence)
 
     def _pass_over(self, sequence: int) -> int:
-        """Drop what is behind the high watermark and before `sequence`; returns how many messages that were."""
+        """Drop the messages from the high watermark up to `sequence`, and return their number."""
         point = self._topic.high_watermark
         dropped = self._undistributed.pass_over(sequence)
         if self._topic.high_watermark > point:

@@ -1,4 +1,4 @@
-"""What the channels of a topic know of it. The topic writes it, and its channels read it for every delivery."""
+"""The part of a topic's state that its channels use. The topic writes it; channels read it for every delivery."""
 
 from dataclasses import dataclass, field
 
@@ -7,18 +7,18 @@ from .deferred import WaitingMessages
 
 @dataclass(slots=True, eq=False)
 class TopicView:
-    """A topic's name, and the figures of it that delivery depends on.
+    """A topic's name, and the values that delivery depends on.
 
     Attributes:
-        ephemeral: Nothing but memory has its messages.
-        e2e_window_ns: Over how long channels measure the time from publish to FIN; 0: they do not.
+        ephemeral: The topic's messages are only in memory.
+        e2e_window_ns: Window of the publish-to-FIN latency metrics; 0: not measured.
         high_watermark: The sequence up to which messages belong to the channels.
         end: The sequence after the last message.
-        message_bytes: Bytes of the bodies published since the broker started.
-        ttl_ns: A message that was published longer ago than this is not delivered; 0: whenever it was published.
-        is_limited: Only so much may wait in the topic.
+        message_bytes: Bytes of the message bodies published since the broker started.
+        ttl_ns: Messages older than this are not delivered; 0: no limit.
+        is_limited: The topic limits the number or bytes of waiting messages.
         waiting: Messages deferred by their producer, or for one channel only, that the channels do not have yet. Most
-            are past the high watermark. Messages before it stay here if it moved past them (`expire_before`).
+            are beyond the high watermark. Earlier ones are kept if the high watermark moved past them (`expire_before`).
     """
 
     name: str

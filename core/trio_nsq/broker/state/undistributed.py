@@ -1,4 +1,4 @@
-"""The messages of a topic that no channel has yet: those from the high watermark on."""
+"""The undistributed messages of a topic: those beyond the high watermark, which no channel has."""
 
 from .deferred import Waiting, WaitingMessages
 from .topic_view import TopicView
@@ -18,13 +18,13 @@ class UndistributedMessages:
 
     @property
     def depth(self) -> int:
-        """How many there are, without those that wait for their time."""
+        """Number of messages, without the deferred ones."""
         topic = self._topic
-        # A bounded memory may have lost the place of a deferred message, though not the message.
+        # A bounded log in memory may have dropped the range of a deferred message, but `waiting` keeps the message.
         return topic.end - topic.high_watermark - self.waiting.messages_from(topic.high_watermark)
 
     def defer(self, waiting: Waiting) -> None:
-        """Let messages wait for their time, or for one channel."""
+        """Add messages that are deferred or for one channel only."""
         self.waiting.add(waiting)
         self._version.increment()
 
@@ -32,7 +32,7 @@ class UndistributedMessages:
         """Move the high watermark to the end of the topic.
 
         Returns:
-            How many messages can be read in their turn, and those that cannot.
+            The number of messages to read in sequence order, and the others.
         """
         topic = self._topic
         end, point = topic.end, topic.high_watermark
@@ -46,13 +46,13 @@ class UndistributedMessages:
         return count, deferred
 
     def clear(self) -> None:
-        """Move the high watermark to the end of the topic: channels do not get these messages."""
+        """Move the high watermark to the end of the topic, and drop the messages."""
         self._topic.high_watermark = self._topic.end
         self._topic.waiting = WaitingMessages()
         self._version.increment()
 
     def after(self, count: int) -> int:
-        """The sequence after the first `count` of the messages that `depth` counts."""
+        """Return the sequence after the first `count` of the messages that `depth` counts."""
         to = self._topic.high_watermark
         for waiting in self.waiting:
             start = waiting.sequences.start
@@ -63,14 +63,14 @@ class UndistributedMessages:
         return to + count
 
     def count_before(self, sequence: int) -> int:
-        """How many of the messages that `depth` counts are below `sequence`."""
+        """Count the messages below `sequence`, without the deferred ones."""
         point = self._topic.high_watermark
         if (sequence := min(sequence, self._topic.end)) <= point:
             return 0
         return sequence - point - self.waiting.messages_from(point) + self.waiting.messages_from(sequence)
 
     def pass_over(self, sequence: int) -> int:
-        """Move the high watermark; returns how many messages that drops. What waits for its time goes on to wait."""
+        """Move the high watermark, and return how many messages that drops. Deferred messages are kept."""
         for waiting in self.waiting:
             if waiting.sequences.start < sequence < waiting.sequences.stop:
                 sequence = waiting.sequences.stop

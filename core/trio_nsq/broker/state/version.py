@@ -1,18 +1,18 @@
-"""Version numbers: how a checkpointer finds the topics and channels that have changed since they were saved."""
+"""Version numbers: the checkpointer uses them to find the topics and channels with unsaved changes."""
 
 
 class Version:
-    """Counts the changes of what a checkpoint saves, of a topic or of one of its channels.
+    """Counts the changes to the saved state of a topic or a channel.
 
-    Every part that is saved (a cursor, messages in flight, ...) is given the version of its owner, and increments it in
-    each of its methods that changes the part. So nobody who calls these methods has to remember it.
+    Each saved part (a cursor, messages in flight, ...) has its owner's version. Every method that changes the part
+    increments it, so callers need not.
 
     Args:
-        topic: The version of the channel's topic, which counts the changes of all its channels, too. None: this is the
-            version of a topic.
+        topic: The version of the channel's topic, which also counts the changes of its channels. None: this is a
+            topic's version.
 
     Attributes:
-        number: Of a topic: how many changes there were. Of a channel: the topic's number after its last change.
+        number: For a topic: the number of changes. For a channel: the topic's number after the channel's last change.
     """
 
     __slots__ = ("_changed", "_name", "_topic", "number")
@@ -24,7 +24,7 @@ class Version:
         self._changed: set[str] | None = None
 
     def report_to(self, changed: set[str] | None, name: str) -> None:
-        """Add a topic's name to a set whenever the topic changes, from now on; None: to no set."""
+        """From now on, add a topic's name to this set when the topic changes; None: to no set."""
         self._changed = changed
         self._name = name
 

@@ -1,4 +1,4 @@
-"""Messages of a channel that are withdrawn: neither ready, in flight nor deferred, while the broker moves them."""
+"""Withdrawn messages of a channel: neither ready, in flight nor deferred, while the broker moves them."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
@@ -10,11 +10,11 @@ from .version import Version
 
 
 class Withdrawn(NamedTuple):
-    """A message that is withdrawn.
+    """A withdrawn message.
 
     Attributes:
-        reason: How it came back from the last delivery that it may have; None: it may have more.
-        held: The batch that holds it, if nothing but memory has it.
+        reason: Why its last permitted delivery failed; None if its attempts are not exhausted.
+        held: The batch that holds it, if it is only in memory.
     """
 
     sequence: int
@@ -26,7 +26,7 @@ class Withdrawn(NamedTuple):
 class WithdrawnMessages:
     """A channel's messages withdrawn from delivery; exhausted ones wait for the dead-letter mover.
 
-    Iterating yields all of them, whether the mover has taken them or not.
+    Iterating yields all messages, both taken by the mover and waiting.
     """
 
     __slots__ = ("_taken", "_version", "_waiting")
@@ -47,22 +47,22 @@ class WithdrawnMessages:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def given_up_after(self, attempts: int) -> int:
-        """Count the messages that were given up after this number of deliveries or more, taken or not."""
+    def count_exhausted(self, attempts: int) -> int:
+        """Count the exhausted messages with at least this number of attempts, taken and waiting."""
         return sum(message.reason is not None and message.attempts >= attempts for message in self)
 
-    def give_up(self, message: Withdrawn) -> None:
+    def add_exhausted(self, message: Withdrawn) -> None:
         self._waiting.append(message)
         self._version.increment()
 
     def take(self, at_most: int) -> list[Withdrawn]:
-        """Take messages, those that waited longest."""
+        """Take the messages that have waited longest."""
         found = [self._waiting.popleft() for _ in range(min(at_most, len(self._waiting)))]
         self.hold(found)
         return found
 
     def take_of(self, sequences: Collection[int]) -> list[Withdrawn]:
-        """Take those of these messages that wait."""
+        """Take the waiting messages among these."""
         found = [message for message in self._waiting if message.sequence in sequences]
         if found:
             self._waiting = deque(message for message in self._waiting if message.sequence not in sequences)
@@ -70,13 +70,13 @@ class WithdrawnMessages:
         return found
 
     def hold(self, messages: Iterable[Withdrawn]) -> None:
-        """Count messages that do not wait here as taken."""
+        """Add messages as taken."""
         self._taken.update((message.sequence, message) for message in messages)
         self._version.increment()
 
     def release(self, messages: Iterable[Withdrawn]) -> list[Withdrawn]:
-        """Forget messages that were taken; returns those that were not forgotten meanwhile."""
-        # A message that was dropped may be here once more: its channel was moved back, and it was taken again.
+        """Remove taken messages; returns those that were still here."""
+        # Compare by identity: after a seek, a dropped message may have been taken again as a new object.
         released = [message for message in messages if self._taken.get(message.sequence) is message]
         for message in released:
             del self._taken[message.sequence]
