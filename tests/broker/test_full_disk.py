@@ -126,10 +126,10 @@ def test_nothing_is_appended_while_the_room_is_not_whole(tmp_path: Path) -> None
     reason = f"cannot write to {tmp_path}: messages are refused until 1048576 bytes are free: No space left on device"
     assert room.begin_append() == room.shortage == reason
     assert not path.exists()
-    room.look_again()
+    room.reclaim()
     assert room.begin_append() == reason
     files.full = False
-    room.look_again()
+    room.reclaim()
     assert room.begin_append() == room.shortage == ""
     assert path.stat().st_size == SPARE_BYTES
 

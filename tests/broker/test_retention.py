@@ -17,7 +17,7 @@ from trio_nsq.broker.storage import retention
 from trio_nsq.broker.storage.retention import (
     RetentionManager,
     kept_from,
-    look_again_ns,
+    next_check_ns,
     wants_new_file,
 )
 from trio_nsq.log import DiskLog, RecordBatch
@@ -110,14 +110,14 @@ def test_when_to_look_again() -> None:
     """When the first of the files that is kept has had its time, or the last one has to make way."""
     settings = TopicSettings(retention_time_ms=32 * MINUTE)
     begun = File(30, 0, first_ns=NOW - MINUTE * MS)
-    assert look_again_ns(FILES, settings, NOW) == NOW + 2 * MINUTE * MS
-    assert look_again_ns(FILES[:1], settings, NOW) is None
-    assert look_again_ns(FILES[3:], settings, NOW) is None
-    assert look_again_ns(FILES[:2], TopicSettings(retention_time_ms=40 * MINUTE), NOW) == NOW
-    assert look_again_ns([*FILES[:1], begun], settings, NOW) == NOW + 3 * MINUTE * MS
-    assert look_again_ns([*FILES[:3], begun], settings, NOW) == NOW + 2 * MINUTE * MS
+    assert next_check_ns(FILES, settings, NOW) == NOW + 2 * MINUTE * MS
+    assert next_check_ns(FILES[:1], settings, NOW) is None
+    assert next_check_ns(FILES[3:], settings, NOW) is None
+    assert next_check_ns(FILES[:2], TopicSettings(retention_time_ms=40 * MINUTE), NOW) == NOW
+    assert next_check_ns([*FILES[:1], begun], settings, NOW) == NOW + 3 * MINUTE * MS
+    assert next_check_ns([*FILES[:3], begun], settings, NOW) == NOW + 2 * MINUTE * MS
     for nothing_to_come in (TopicSettings(), TopicSettings(-1), TopicSettings(0, 5)):
-        assert look_again_ns([*FILES, begun], nothing_to_come, NOW) is None
+        assert next_check_ns([*FILES, begun], nothing_to_come, NOW) is None
 
 
 def test_the_schedule_tells_each_topic_when_its_time_comes() -> None:
@@ -200,7 +200,7 @@ FORTY = TopicSettings(retention_time_ms=40 * MINUTE)
 @pytest.mark.parametrize("kept", [FORTY], indirect=True)
 async def test_a_topic_that_was_loaded_is_looked_at_when_its_first_file_may_be_too_old(kept: Kept) -> None:
     kept.topic.channels["c"].empty()
-    kept.retention.found(kept.topic)
+    kept.retention.schedule_loaded(kept.topic)
     kept.set_clock(39.9)
     assert not kept.is_due()
     kept.set_clock(40)
@@ -217,7 +217,7 @@ async def test_a_topic_that_was_loaded_is_looked_at_when_its_first_file_may_be_t
 
 @pytest.mark.parametrize("kept", [FORTY, TopicSettings()], indirect=True)
 async def test_what_a_channel_needs_is_not_looked_at(kept: Kept) -> None:
-    kept.retention.found(kept.topic)
+    kept.retention.schedule_loaded(kept.topic)
     kept.set_clock(100)
     assert not kept.is_due()
     assert not await kept.retention.has_work(kept.topic)
@@ -228,7 +228,7 @@ async def test_what_a_channel_needs_is_not_looked_at(kept: Kept) -> None:
 @pytest.mark.parametrize("kept", [TopicSettings(), TopicSettings(retention_bytes=1000)], indirect=True)
 async def test_of_a_topic_that_was_loaded_goes_at_once_what_is_not_to_be_kept(kept: Kept) -> None:
     kept.topic.channels["c"].empty()
-    kept.retention.found(kept.topic)
+    kept.retention.schedule_loaded(kept.topic)
     assert kept.is_due()
     assert await kept.retention.has_work(kept.topic)
 
@@ -236,14 +236,14 @@ async def test_of_a_topic_that_was_loaded_goes_at_once_what_is_not_to_be_kept(ke
 @pytest.mark.parametrize("kept", [TopicSettings(-1), TopicSettings(retention_bytes=9000)], indirect=True)
 async def test_a_topic_that_was_loaded_and_keeps_all_is_not_looked_at(kept: Kept) -> None:
     kept.topic.channels["c"].empty()
-    kept.retention.found(kept.topic)
+    kept.retention.schedule_loaded(kept.topic)
     kept.set_clock(10**6)
     assert not kept.is_due()
 
 
 @pytest.mark.parametrize("kept", [TopicSettings(ttl_ms=60 * MINUTE)], indirect=True)
 async def test_what_waits_is_looked_at_and_saved_when_it_is_too_old(kept: Kept) -> None:
-    kept.retention.found(kept.topic)
+    kept.retention.schedule_loaded(kept.topic)
     kept.set_clock(5 + 60 / 16)
     assert kept.is_due()
     assert not await kept.retention.has_work(kept.topic)

@@ -19,7 +19,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with the true numbers, a thousand times smaller."""
     monkeypatch.setattr(retention, "PINNED_BYTES", 20_000)
     monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 0.1)
-    monkeypatch.setattr(retention, "TRY_AGAIN_NS", 20_000_000)
+    monkeypatch.setattr(retention, "RETRY_NS", 20_000_000)
 
 
 def body(number: int) -> bytes:

@@ -160,7 +160,7 @@ async def test_after_a_start_topics_with_nothing_to_lose_cost_nothing(
 
 async def test_a_start_begins_a_new_file_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or else the only file of a topic on which nothing happens would stay for ever."""
-    monkeypatch.setattr(retention, "LEAST_FILE_NS", 0)
+    monkeypatch.setattr(retention, "MIN_FILE_NS", 0)
     async with running_api(tmp_path / "d", **FAST) as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -270,7 +270,7 @@ async def test_publishes_wait_while_a_new_file_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With either sync mode nothing gets lost or out of order between the files."""
-    monkeypatch.setattr(retention, "LEAST_FILE_NS", 0)
+    monkeypatch.setattr(retention, "MIN_FILE_NS", 0)
     for sync in ("always", "interval"):
         folder = tmp_path / sync
         keep = TopicSettings(retention_time_ms=80)

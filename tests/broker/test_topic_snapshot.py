@@ -442,9 +442,9 @@ def test_a_log_that_begins_after_what_waits_in_the_topic() -> None:
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (lambda state: state.pop("format"), "lacks 'format'"),
-        (lambda state: state.pop("channels"), "lacks 'channels'"),
-        (lambda state: state["channels"][0].pop("cursor"), "lacks 'cursor'"),
+        (lambda state: state.pop("format"), "the field 'format'"),
+        (lambda state: state.pop("channels"), "the field 'channels'"),
+        (lambda state: state["channels"][0].pop("cursor"), "the field 'cursor'"),
         (lambda state: state.update(format=2), "its format is 2, this program reads 1"),
         (lambda state: state.update(name="other"), "it is the state of topic other"),
         (lambda state: state.update(end="x"), "invalid literal"),

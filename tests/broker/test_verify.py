@@ -109,7 +109,7 @@ def test_a_state_that_can_be_replaced_by_the_one_before(folder: Path) -> None:
     path.write_text("{")
     (finding,) = verify_topic(folder).findings
     assert (finding.kind, finding.path) == (Kind.DAMAGE, path)
-    assert finding.what.endswith("; a broker takes the state saved before, state.json.previous")
+    assert finding.what.endswith("; a broker uses the previous state, state.json.previous")
     path.unlink()
     (finding,) = verify_topic(folder).findings
     assert (finding.kind, finding.path) == (Kind.NOTE, path)
@@ -117,7 +117,7 @@ def test_a_state_that_can_be_replaced_by_the_one_before(folder: Path) -> None:
     previous.write_text("{")
     (finding,) = verify_topic(folder).findings
     assert (finding.kind, finding.path) == (Kind.DAMAGE, previous)
-    assert finding.what.endswith("; it is needed only if state.json is, too")
+    assert finding.what.endswith("; it is needed only if state.json is damaged too")
 
 
 def test_a_log_that_was_cut(folder: Path) -> None:
@@ -286,7 +286,7 @@ def test_broker_json(tmp_path: Path) -> None:
     assert finding.what.endswith("a broker does not start over it")
     (tmp_path / "broker.json.copy").write_text('{"format": 1, "next_id": 7}')
     (finding,) = verify_broker_file(tmp_path)
-    assert finding.what.endswith("a broker goes on from the other copy")
+    assert finding.what.endswith("a broker uses the other copy")
 
 
 class Meanwhile(Files):

@@ -388,7 +388,7 @@ async def test_without_its_state_a_topic_keeps_its_messages(
     path = data.folder / "state.json"
     path.unlink()
     assert await missing_after(data, clock) == set()
-    assert f"{path} is missing: the state saved before is taken" in caplog.text
+    assert f"{path} is missing: the previous state is used" in caplog.text
     data.restore()
     path.unlink()
     (data.folder / "state.json.previous").unlink()
@@ -408,7 +408,7 @@ async def test_without_broker_json_ids_go_on_from_the_clock(
     path.unlink()
     (data.path / "broker.json.copy").unlink()
     assert await missing_after(data, clock) == set()
-    assert f"{path} is missing: ids go on from the machine's clock" in caplog.text
+    assert f"{path} is missing: ids continue from the machine's clock" in caplog.text
 
 
 async def test_what_a_broker_does_not_know_is_left_alone(data: Data, clock: trio.testing.MockClock) -> None:

@@ -57,7 +57,7 @@ class TopicLoader:
             self._loaded(topic)
 
     def _loaded(self, topic: Topic) -> None:
-        self.retention.found(topic)
+        self.retention.schedule_loaded(topic)
         self.broker.publishable[topic.name] = topic
         for channel in topic.channels.values():
             self.delivery.collect_dead_letters(channel)

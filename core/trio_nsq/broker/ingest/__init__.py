@@ -1,1 +1,1 @@
-"""What is published, on its way into the log."""
+"""Ingest: the path of published messages into the log."""

@@ -1,10 +1,10 @@
-"""Group commit: threads that bring topics' logs to stable storage, each for several topics.
+"""Group commit: threads that sync topics' logs, each thread for several topics.
 
 The event loop writes, and requests a sync for each log that it wrote to. A sync that begins after a request serves it:
-while one sync runs, more is written, and the next sync serves all of that at once. A thread goes on by itself with what
-was requested meanwhile, so that nothing waits for the event loop in between.
+the event loop writes more during a sync, and the next sync serves all of that at once. A thread continues with new
+requests by itself, without waiting for the event loop.
 
-The threads stay: to begin one takes as long as a sync.
+Threads are kept, because starting one takes as long as a sync.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,21 +20,21 @@ from ...reactor import Poller
 from ..state.topic import Topic
 
 _SMOOTHING = 1 / 16
-"""How much one sync counts in the average of what they take."""
+"""Weight of one sync in the moving average of sync durations."""
 _ROUNDS_AT_A_TIME = 16
-"""After so many rounds a thread lets go of its topics: no thread keeps many while others have none."""
+"""A thread releases its topics after this many rounds, so that topics are balanced over the threads."""
 _IDLE_NAME = "trio_nsq group commit, idle"
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What came of one sync of a topic's log.
+    """The result of one sync of a topic's log.
 
     Attributes:
-        request: The last request, by its number, that the sync served.
-        writes: As many writes, counted by `Log.writes`, are on stable storage, unless there is an `error`.
-        error: Why it failed. The log is not synced again before this is told.
-        goes_on: The thread syncs the log again at once.
+        request: The number of the last request that the sync served.
+        writes: The number of writes, as `Log.writes` counts, that are on stable storage unless there is an `error`.
+        error: Why the sync failed. The log is not synced again before `on_synced` receives this.
+        continues: The thread syncs the log again at once.
     """
 
     topic: Topic
@@ -42,17 +42,17 @@ class Synced:
     writes: int
     took_s: float
     error: Exception | None
-    goes_on: bool = False
+    continues: bool = False
 
 
 class GroupCommitter:
-    """Syncs logs in threads. One for a broker.
+    """Syncs logs in threads. One per broker.
 
     Args:
-        nursery: Hosts the threads. When it is cancelled, what was requested is synced all the same.
-        poller: What is requested in its rounds waits for `begin`; in them results are told, too.
-        on_synced: Called in the event loop with what came of some syncs, in their order.
-        clock_s: Seconds, by any clock that never steps; called in the threads, too.
+        nursery: Hosts the threads. If it is cancelled, requested syncs still run.
+        poller: Requests made in its rounds wait for `begin`. Its rounds also deliver results.
+        on_synced: Called in the event loop with the results of one or more syncs, in order.
+        clock_s: Returns seconds by a clock that never steps; also called in the threads.
     """
 
     def __init__(
@@ -68,26 +68,24 @@ class GroupCommitter:
         self._on_synced = on_synced
         self._pacing = pacing
         self._clock_s = clock_s
-        self._lock = Lock()  # of all that follows, but for what says otherwise
-        self._requested: dict[
-            Topic, int
-        ] = {}  # a sync that begins from now on serves these: the last request
+        self._lock = Lock()  # guards the attributes up to `_ending`
+        self._requested: dict[Topic, int] = {}  # last request per topic that no sync has begun to serve
         self._requests = 0
-        self._queue: dict[Topic, None] = {}  # these wait for a thread
+        self._queue: dict[Topic, None] = {}  # topics that wait for a thread
         self._queue_grew = Condition(self._lock)  # threads wait for it while the queue is empty
-        self._threads = self._idle_threads = 0  # how many there are, and how many of them have nothing to do
+        self._threads = self._idle_threads = 0  # number of threads, and of those without work
         self._ending = False
-        # For the event loop alone.
-        self._busy: dict[Topic, None] = {}  # in the queue, with a thread, or not told of yet
+        # Used only by the event loop.
+        self._busy: dict[Topic, None] = {}  # in the queue, with a thread, or with a result not reported yet
         self._limiter = trio.CapacityLimiter(pacing.max_commit_threads)
-        self._queued_s = 0.0  # since when something waits for `begin`
-        self._sync_s = 0.0  # what a sync takes, on average
+        self._queued_s = 0.0  # when the queue became non-empty
+        self._sync_s = 0.0  # average duration of a sync
         self._idle: dict[Topic, trio.Event] = {}  # set when the topic is no longer busy
 
     # ------------------------------------------------------------------ in the event loop
 
     def request(self, topic: Topic) -> int:
-        """Have a sync begin that serves all that was written to a topic's log before. Returns the request's number."""
+        """Request a sync of all earlier writes to a topic's log. Returns the request's number."""
         with self._lock:
             self._requests = number = self._requests + 1
             self._requested[topic] = number
@@ -106,7 +104,7 @@ class GroupCommitter:
 
     @property
     def is_late(self) -> bool:
-        """Something waits for `begin` for too long."""
+        """Whether requests have waited for `begin` longer than the pacing allows."""
         return bool(self._queue) and self._clock_s() > self._queued_s + self._pacing.gather_s
 
     def begin(self) -> None:
@@ -130,12 +128,12 @@ class GroupCommitter:
         ended = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_if_cancelled, ended)
-            with trio.CancelScope(shield=True):  # it begins, too: what was requested is synced
+            with trio.CancelScope(shield=True):  # the thread must start even if cancelled, to serve requests
                 await trio.to_thread.run_sync(self._work, limiter=self._limiter)
             ended.set()
 
     async def _end_if_cancelled(self, ended: trio.Event) -> None:
-        """Threads cannot be cancelled."""
+        """Turn a cancellation into `end`, because threads cannot be cancelled."""
         try:
             await ended.wait()
         except trio.Cancelled:
@@ -143,22 +141,22 @@ class GroupCommitter:
             raise
 
     def end(self) -> None:
-        """Let the threads end once they have synced what was requested."""
+        """Let the threads end after they have served all requests."""
         with self._lock:
             self._ending = True
             self._queue_grew.notify_all()
 
     @property
     def is_busy(self) -> bool:
-        """A thread is at some topic's log, or soon will be."""
+        """Whether a thread uses any topic's log, or will soon."""
         return bool(self._busy)
 
     def is_at(self, topic: Topic) -> bool:
-        """Whether a thread is at the topic's log, or soon will be."""
+        """Whether a thread uses the topic's log, or will soon."""
         return topic in self._busy
 
     async def until_idle(self, topic: Topic) -> None:
-        """Wait until no thread is at the topic's log; none is until the caller's next checkpoint."""
+        """Wait until no thread uses the topic's log. None does until the caller's next trio checkpoint."""
         while topic in self._busy:
             await self._idle.setdefault(topic, trio.Event()).wait()
 
@@ -166,17 +164,17 @@ class GroupCommitter:
         for topic in list(self._busy):
             await self.until_idle(topic)
 
-    def _tell(self, results: Sequence[Synced]) -> None:
+    def _report(self, results: Sequence[Synced]) -> None:
         for result in results:
             self._sync_s += _SMOOTHING * (result.took_s - self._sync_s)
         self._on_synced(results)
         for result in results:
-            if not result.goes_on:
-                self._let_go(result.topic)
+            if not result.continues:
+                self._release(result.topic)
 
-    def _let_go(self, topic: Topic) -> None:
+    def _release(self, topic: Topic) -> None:
         del self._busy[topic]
-        if topic in self._requested:  # meanwhile
+        if topic in self._requested:  # during the sync
             self._start(topic)
         elif (idle := self._idle.pop(topic, None)) is not None:
             idle.set()
@@ -193,7 +191,7 @@ class GroupCommitter:
                     topics += self._take_locked()
 
     def _wait_for_queue(self) -> list[Topic]:
-        """Some topics of the queue; none: the thread is not needed any more."""
+        """Take topics from the queue, waiting for some; empty if the thread must end."""
         thread = current_thread()
         name = thread.name
         with self._lock:
@@ -209,14 +207,18 @@ class GroupCommitter:
             return self._take_locked()
 
     def _take_locked(self) -> list[Topic]:
-        """This thread's share of the queue: the other threads come for theirs."""
+        """Take this thread's share of the queue, and leave the rest to the other threads."""
         taken = list(islice(self._queue, -(-len(self._queue) // self._wanted_threads)))
         for topic in taken:
             del self._queue[topic]
         return taken
 
     def _sync_all(self, topics: Sequence[Topic], *, is_last: bool) -> list[Topic]:
-        """Sync these, and tell of it; returns those that this thread syncs again, none of them with `is_last`."""
+        """Sync these topics, and report the results.
+
+        Returns:
+            The topics with new requests, which this thread syncs again; empty with `is_last`.
+        """
         again: list[Topic] = []
         results: list[Synced] = []
         began_s = self._clock_s()
@@ -224,13 +226,13 @@ class GroupCommitter:
             result = self._sync(topic)
             if result.error is None and not is_last and topic in self._requested:
                 again.append(topic)
-                result = replace(result, goes_on=True)
+                result = replace(result, continues=True)
             results.append(result)
             if self._clock_s() > began_s + self._pacing.tell_s:
-                self._poller.call_soon(self._tell, results)
+                self._poller.call_soon(self._report, results)
                 results, began_s = [], self._clock_s()
         if results:
-            self._poller.call_soon(self._tell, results)
+            self._poller.call_soon(self._report, results)
         return again
 
     def _sync(self, topic: Topic) -> Synced:

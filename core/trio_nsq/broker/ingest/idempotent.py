@@ -1,4 +1,4 @@
-"""Batches that are published once, however often they are sent. See docs/how-to/idempotent-publishing.md."""
+"""Idempotent publishing: stores a numbered batch once. See docs/how-to/idempotent-publishing.md."""
 
 import logging
 import time
@@ -20,10 +20,10 @@ logger = logging.getLogger("trio_nsq.broker")
 
 @dataclass(frozen=True, slots=True)
 class BatchNumber:
-    """What a producer calls a batch.
+    """A producer's identification of a batch.
 
     Attributes:
-        number: Greater than those of all its batches before, in the same topic.
+        number: Greater than the numbers of all the producer's earlier batches in the same topic.
     """
 
     producer: str
@@ -31,7 +31,7 @@ class BatchNumber:
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class _InProgress:
     """A batch that is being stored."""
 
     done: trio.Event = field(default_factory=trio.Event)
@@ -39,39 +39,39 @@ class _UnderWay:
 
 
 class IdempotentPublisher:
-    """Stores each numbered batch once. One for a broker.
+    """Stores each numbered batch once. One per broker.
 
-    A producer's batches are stored one after the other: if a later one were while an earlier one fails, that would be
-    taken for a repetition when it is sent again.
+    A producer's batches are stored sequentially. If a later batch were stored while an earlier one fails, a retry of
+    the earlier one would count as a duplicate.
     """
 
     def __init__(self, broker: Broker, topics: Topics) -> None:
         self._broker = broker
         self._topics = topics
-        self._under_way: dict[tuple[str, str], _UnderWay] = {}  # by topic and producer
+        self._in_progress: dict[tuple[str, str], _InProgress] = {}  # by topic and producer
 
     async def publish(self, topic: str, name: BatchNumber, sets: Sequence[MessageSet], due_ns: int) -> bool:
-        """Store a batch, unless it, or one after it, was stored before; returns whether this did.
+        """Store a batch unless it, or a later one, is stored already; returns whether this call stored it.
 
         Args:
-            topic: Made if need be.
-            due_ns: When they may be delivered, Unix nanoseconds; 0: at once.
+            topic: Created if it does not exist.
+            due_ns: Earliest delivery time, Unix nanoseconds; 0: at once.
 
         Raises:
-            PublishRefused: It is not stored, or one that was under way could not be. Or its number could not be
-                remembered without forgetting another producer's.
+            PublishRefused: The batch was not stored, because storing it failed, or storing the producer's batch in
+                progress failed, or the topic cannot remember another producer.
         """
         key = topic, name.producer
-        while (other := self._under_way.get(key)) is not None:
+        while (other := self._in_progress.get(key)) is not None:
             await other.done.wait()
             if other.error is not None:
                 raise other.error
         if self.has_published(topic, name):
             return False
         self._refuse_too_many(topic, name.producer)
-        this = self._under_way[key] = _UnderWay()
+        this = self._in_progress[key] = _InProgress()
         try:
-            # Bounded by the disk: it may be stored, and others wait to hear of it.
+            # Shielded, because the batch may be stored already and other calls wait for the result. The disk bounds it.
             with trio.CancelScope(shield=True):
                 metadata = metadata_for_batch(name.producer, name.number)
                 await self._topics.publish(topic, [Publication(sets, due_ns, metadata)])
@@ -79,13 +79,13 @@ class IdempotentPublisher:
             this.error = exc
             raise
         finally:
-            del self._under_way[key]
+            del self._in_progress[key]
             this.done.set()
         self._report_forgotten(topic)
         return True
 
     def has_published(self, topic: str, name: BatchNumber) -> bool:
-        """Whether a batch, or one after it, is stored in a topic, which need not be there."""
+        """Whether a batch, or a later one, is stored in a topic. The topic need not exist."""
         found = self._broker.topics.get(topic)
         return found is not None and found.producers.has_published(name.producer, name.number, time.time_ns())
 
@@ -94,15 +94,15 @@ class IdempotentPublisher:
         if found is not None and not found.producers.has_room(producer, time.time_ns()):
             raise PublishRefused(
                 f"topic {topic} remembers {MAX_PRODUCERS} producers that have published within {KEPT_S // 60} minutes, "
-                "and cannot remember one more: use a name that it knows, publish without producer and number, or try "
-                "again later"
+                "and cannot remember one more: use a known producer name, publish without producer and "
+                "number, or retry later"
             )
 
     def _report_forgotten(self, topic: str) -> None:
         found = self._broker.topics.get(topic)
         while found is not None and found.producers.forgotten:
             logger.warning(
-                "%s: the number of producer %s is forgotten: there are %d others, and it was not used for %d minutes",
+                "%s: forgot the batch number of producer %s: there are %d others, and it was not used for %d minutes",
                 topic,
                 found.producers.forgotten.popleft(),
                 MAX_PRODUCERS,

@@ -1,4 +1,4 @@
-"""What is published together: by one command, and, of one topic, by one write."""
+"""Publications: the messages of one command, and their grouping into writes and records."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ from ..state.record_metadata import is_about_messages
 
 @dataclass(slots=True)
 class Publication:
-    """What one command publishes.
+    """The messages that one command publishes.
 
     Attributes:
-        sets: The messages, in order, at least one: sets of any size. Each takes at least one record of the log, unless
-            the publication has only one, and shares its record with others. `SetsForRecords` makes sets that fill one.
-        due_ns: When it may be delivered, Unix nanoseconds; 0: at once.
-        metadata: What the broker has to know of it besides, see `record_metadata.py`; empty: nothing.
+        sets: The messages, in order: one or more sets of any size. Each set takes at least one record of the log; only
+            a single set may share a record with other publications. `SetsForRecords` makes sets that fill records.
+        due_ns: Earliest delivery time, Unix nanoseconds; 0: at once.
+        metadata: Record metadata, see `record_metadata.py`; may be empty.
     """
 
     sets: Sequence[MessageSet]
@@ -33,12 +33,12 @@ class Publication:
 
     @property
     def record_bytes(self) -> int:
-        """What it takes in the log at most: if it shares its record with none."""
+        """Maximum bytes in the log: the size if it shares no record."""
         size = len(self.metadata)
         for messages in self.sets:
             own = HEADER_BYTES + len(messages.data)
             if own > MAX_RECORD_BYTES or len(messages.sizes) > MAX_RECORD_MESSAGES:
-                # Of two neighbouring records that have fewer messages than they may, one is more than half full.
+                # Of two consecutive records below the message limit, at least one is more than half full.
                 own += HEADER_BYTES * (
                     len(messages.sizes) // MAX_RECORD_MESSAGES + 2 * own // MAX_RECORD_BYTES
                 )
@@ -47,9 +47,9 @@ class Publication:
 
 
 class SetsForRecords:
-    """Gathers messages, in order, into sets that fit one record each, and that are as large as they may be.
+    """Collects messages, in order, into the largest sets that fit into one record each.
 
-    A million messages that are taken apart here in steps need not be when they are written.
+    The caller can add a million messages in steps, so that the write need not split them all at once.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class SetsForRecords:
             self._last.append(piece)
 
     def take(self) -> list[MessageSet]:
-        """The sets; none if there are no messages."""
+        """Return the sets; empty if there are no messages."""
         if self._last:
             self._end_last()
         return self._sets
@@ -79,12 +79,12 @@ class SetsForRecords:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Publications of one topic that will be stored by one write.
+    """Publications of one topic that one write will store.
 
     Attributes:
-        publications: What to store, in order.
-        size: Bytes of their records, if none shares its own.
-        on_complete: Called when they are stored, or are not, in order.
+        publications: The publications, in order.
+        size: Maximum bytes of their records.
+        on_complete: Called, in order, when the publications are stored or refused.
     """
 
     publications: list[Publication] = field(default_factory=list)
@@ -105,8 +105,8 @@ class Write:
     """A group that is written and not committed.
 
     Attributes:
-        number: Of the write, as `Log.writes` counts.
-        records: What was written, at least one.
+        number: The number of the write, as `Log.writes` counts.
+        records: The written records, at least one.
     """
 
     number: int
@@ -116,10 +116,10 @@ class Write:
 
 
 def records_for(publications: Sequence[Publication], sequence: int, ids: MessageIds) -> list[RecordBatch]:
-    """Records for these publications, from a sequence on; neighbours share one while it is small.
+    """Return records for these publications, from a sequence on; small neighbours share a record.
 
-    What is too large for one record has several, which recovery keeps together. But not if its metadata tells of
-    each of its messages, in their order: there are few of those.
+    A publication that is too large for one record gets several linked records, which recovery treats as a unit.
+    Publications whose metadata describes single messages, in order, always get one record: they have few messages.
     """
     records: list[RecordBatch] = []
     timestamp_ns = time.time_ns()
@@ -144,7 +144,7 @@ def records_for(publications: Sequence[Publication], sequence: int, ids: Message
 
 
 def _sharing_records(publications: Sequence[Publication]) -> Sequence[Sequence[Publication]]:
-    """Neighbours that share a record: while it is small, and nothing is to be said of them that is not said of all."""
+    """Group neighbours that share a record: plain publications (not deferred, no metadata) within the record limits."""
     if len(publications) == 1:
         return [publications]
     shares: list[list[Publication]] = []

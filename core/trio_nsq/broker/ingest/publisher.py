@@ -1,17 +1,18 @@
-"""From publishes to the log: one write path for both sync modes.
+"""The publisher: one write path to the log for both sync modes.
 
-Publications of a topic gather while clients are served. At the end of the round the event loop writes what has gathered
-for a topic with one write. Then, always in this order, what was written is
+The broker collects publications while it serves clients. At the end of the round, the event loop stores a topic's
+publications with one write. The following steps are, always in this order:
 
-1. synced: with `--sync=always` a thread does that, see `GroupCommitter`. With `--sync=interval` the next steps do not
-   wait for it: syncs follow a schedule. Ephemeral topics are not synced;
-2. committed: readers of the log see it, and the topic takes it over;
-3. acknowledged: its publishers are told, and can prepare the next meanwhile;
-4. delivered.
+1. Sync: with `--sync=always`, a thread syncs the log, see `GroupCommitter`. With `--sync=interval`, syncs follow a
+   schedule and the next steps do not wait for them. Ephemeral topics are not synced.
+2. Commit: readers of the log can see the messages, and the topic accepts them.
+3. Acknowledge: the publishers get OK, and can prepare their next command.
+4. Deliver.
 
-When a sync fails, nothing that was written after the last good one is acknowledged or delivered: it is taken back.
+If a sync fails, all messages written after the last good sync are removed from the log, and their publishers get an
+error.
 
-A new file of a log waits for the disk. So a thread makes it, and what is published to the topic meanwhile gathers.
+Creating a file of a log blocks on the disk, so a thread does it. Publications to the topic are collected meanwhile.
 """
 
 import logging
@@ -37,23 +38,23 @@ from .scheduled_syncs import ScheduledSyncs
 logger = logging.getLogger("trio_nsq.broker")
 
 _THREADS = 16
-"""For new files of logs, alone."""
+"""Threads for creating files of logs only."""
 
 
 class Publisher:
-    """Stores what is published. One for a broker.
+    """Stores published messages. One per broker.
 
     Args:
-        nursery: Runs the threads. When it is cancelled, what was submitted is stored all the same.
-        poller: In its rounds, what is submitted gathers until the end of the round.
-        delivery: Told whenever messages were added to a topic. Their publishers have been told before, unless the topic
-            may refuse messages.
+        nursery: Runs the threads. If it is cancelled, submitted publications are still stored.
+        poller: Publications submitted in its rounds are collected until the end of the round.
+        delivery: Delivers messages added to a topic. Publishers are acknowledged first, unless the topic may refuse
+            messages.
 
     Attributes:
         error: Why the last write or sync failed; empty if it succeeded. A full disk is in `SpareRoom.failed_with`.
-        append_duration: What a write to a log took each time, its sync included with `--sync=always`.
-        sync_count: How often a log was brought to stable storage.
-        syncs: Those of `--sync=interval`.
+        append_duration: Durations of writes to logs; with `--sync=always` they include the sync.
+        sync_count: Number of successful syncs.
+        syncs: The schedule of `--sync=interval`.
     """
 
     def __init__(
@@ -78,27 +79,29 @@ class Publisher:
         self._committer = GroupCommitter(nursery, poller, self._complete_synced, options.pacing)
         self.syncs = ScheduledSyncs(options, self._committer)
         self._threads = trio.CapacityLimiter(_THREADS)
-        self._gathered: dict[Topic, Group] = {}  # not written
-        self._due: dict[Topic, None] = {}  # what has gathered there can be written
-        self._is_called = False  # `_write_gathered` is going to be
-        self._written: dict[Topic, deque[Write]] = {}  # waits for a sync, in order; none is empty
-        self._holds: dict[Topic, trio.Semaphore] = {}  # nothing is written to these logs
+        self._gathered: dict[Topic, Group] = {}  # collected, not written
+        self._due: dict[Topic, None] = {}  # topics in `_gathered` that can be written now
+        self._is_called = False  # a call of `_write_gathered` is scheduled
+        self._written: dict[
+            Topic, deque[Write]
+        ] = {}  # writes that wait for a sync, in order; no deque is empty
+        self._holds: dict[Topic, trio.Semaphore] = {}  # topics whose logs must not be written
         self._changes: dict[Topic, trio.Event] = {}  # set when a hold or a sync of the topic ends
         self._closed = False
 
     # ------------------------------------------------------------------ submitting
 
     async def publish(self, topic: Topic, publications: Sequence[Publication]) -> None:
-        """Store publications; when this returns, they are as safe as the sync mode says.
+        """Store publications, and return when they are as durable as the sync mode says.
 
-        One write stores them and what other tasks publish in the same turn of the event loop. Cancelling it does not
-        take back what is being stored.
+        One write stores them together with those that other tasks publish in the same turn of the event loop.
+        Cancellation does not undo the write.
 
         Args:
             publications: At least one.
 
         Raises:
-            PublishRefused: Nothing of them was stored. TopicFull, if a limit of the topic's is the reason.
+            PublishRefused: None of them was stored. TopicFull, if a limit of the topic is the reason.
         """
         done = trio.Event()
         error: PublishRefused | None = None
@@ -116,7 +119,7 @@ class Publisher:
             try:
                 raise error
             finally:
-                del error  # its traceback leads here, and so would keep what was to be stored
+                del error  # break the reference cycle through its traceback, which keeps the messages
 
     def submit(
         self,
@@ -124,13 +127,13 @@ class Publisher:
         publications: Sequence[Publication],
         on_complete: Callable[[PublishRefused | None], None],
     ) -> None:
-        """Have publications stored, and `on_complete` called with None when they are, or with the reason why not.
+        """Submit publications. Calls `on_complete` with None when they are stored, or with the error if that fails.
 
-        It is called after this has returned, and must not raise.
+        `on_complete` is called after this method returns, and must not raise.
 
         Raises:
-            PublishRefused: Nothing of them will be stored, nor `on_complete` called. TopicFull, if a limit of the
-                topic's is the reason.
+            PublishRefused: None of them will be stored, and `on_complete` is not called. TopicFull, if a limit of the
+                topic is the reason.
         """
         self._gather(topic, publications, on_complete)
         if not self._poller.in_round:
@@ -148,7 +151,7 @@ class Publisher:
             raise PublishRefused(reason)
         size = sum([publication.record_bytes for publication in publications])
         if topic.may_refuse:
-            self._find_room(topic, publications, size)
+            self._check_limits(topic, publications, size)
         group = self._gathered.get(topic)
         if group is None:
             group = self._gathered[topic] = Group()
@@ -158,8 +161,8 @@ class Publisher:
         group.size += size
         group.on_complete.append(on_complete)
 
-    def _find_room(self, topic: Topic, publications: Sequence[Publication], size: int) -> None:
-        """Raise TopicFull if there is no room for these, whose records have so many bytes; or PublishRefused."""
+    def _check_limits(self, topic: Topic, publications: Sequence[Publication], size: int) -> None:
+        """Raise TopicFull if publications with records of `size` bytes exceed a limit; PublishRefused if held back."""
         if topic.held_back:
             raise PublishRefused(topic.held_back)
         messages = sum(publication.count for publication in publications)
@@ -173,14 +176,14 @@ class Publisher:
     # ------------------------------------------------------------------ rounds
 
     def end_round(self) -> None:
-        """Clients had their turn: write what they published, then deliver. See `Rounds`."""
+        """Write the publications of this round, then deliver. See `Rounds`."""
         self._write_gathered()
         if self._committer.is_late:
             self._committer.begin()
         self._delivery.end_round()
 
     def idle(self) -> bool:
-        """No client has anything more to send: have threads sync what was written, and deliver what could wait."""
+        """Begin the requested syncs, and make deliveries that could wait. Called when no client has input."""
         if self._due:
             self._write_gathered()
         self._committer.begin()
@@ -188,7 +191,7 @@ class Publisher:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread uses some topic's log."""
+        """Whether a thread uses any topic's log."""
         return self._committer.is_busy or bool(self._holds)
 
     # ------------------------------------------------------------------ writing
@@ -203,11 +206,11 @@ class Publisher:
         self._write_gathered()
 
     def _write_gathered(self) -> None:
-        """Write what has gathered, and what its publishers publish when they hear of it, while the turn lasts."""
+        """Write collected publications, including those that publishers submit on completion, for at most one turn."""
         turn_over_s = perf_counter() + self._turn_s
         while self._due:
             topics, self._due = self._due, {}
-            # Those who wait for an OK can send the next while there is more to do here.
+            # Write and acknowledge first, deliver second: publishers can prepare the next command meanwhile.
             for topic in [topic for topic in topics if self._write_group(topic)]:
                 self._delivery.deliver_published(topic)
             if self._due and perf_counter() > turn_over_s:
@@ -215,10 +218,10 @@ class Publisher:
                 return
 
     def _write_group(self, topic: Topic) -> bool:
-        """Write what has gathered for a topic; whether there is something to deliver now."""
+        """Write a topic's collected publications; returns whether there are messages to deliver now."""
         group = self._gathered[topic]
         if topic.log.begins_file(group.size):
-            if topic not in self._written:  # else when that is committed
+            if topic not in self._written:  # otherwise after the written ones are committed
                 self._nursery.start_soon(self._begin_file, topic)
                 self._holds[topic] = trio.Semaphore(0)
             return False
@@ -254,7 +257,7 @@ class Publisher:
     # ------------------------------------------------------------------ committing
 
     def _complete_synced(self, results: Sequence[Synced]) -> None:
-        """Commit, acknowledge and deliver what was synced, or take it back."""
+        """Commit, acknowledge and deliver synced writes, or remove them if the sync failed."""
         delivering: list[Topic] = []
         for result in results:
             topic = result.topic
@@ -268,14 +271,14 @@ class Publisher:
                 if result.error is None:
                     self.error = ""
                 self.syncs.record_sync(result)
-            self._go_on(topic)
+            self._resume(topic)
         for topic in delivering:
             self._delivery.deliver_published(topic)
         if not self._poller.in_round:
             self._write_gathered()
 
     def _commit_synced(self, result: Synced) -> bool:
-        """Commit the writes that a sync has served; whether there is something to deliver."""
+        """Commit the writes that a sync has served; returns whether there are messages to deliver."""
         topic, writes = result.topic, self._written.get(result.topic)
         to_deliver = False
         while writes and writes[0].number <= result.writes:
@@ -287,7 +290,7 @@ class Publisher:
         return to_deliver
 
     def _commit(self, topic: Topic, write: Write) -> bool:
-        """Let readers see a write, and acknowledge it; whether it is still to be delivered."""
+        """Commit and acknowledge a write; returns whether its messages are still to be delivered."""
         error: PublishRefused | None = None
         try:
             topic.log.commit(write.records[-1].next_sequence)
@@ -296,15 +299,15 @@ class Publisher:
             topic.accept(write.records)
         except Exception as exc:
             error = self._refusal(topic, exc, write.group.size)
-        # Where there may be no room for what they publish next, consumers come first: they make some.
-        first = error is None and topic.may_refuse
-        if first:
+        # If the topic may be full, deliver before acknowledging, because consumers make room for the next publish.
+        delivers_first = error is None and topic.may_refuse
+        if delivers_first:
             self._delivery.deliver_published(topic)
         write.group.complete(error)
-        return error is None and not first
+        return error is None and not delivers_first
 
     def _refuse_written(self, topic: Topic, error: Exception) -> None:
-        """A sync failed: refuse what was written since the last good one."""
+        """Remove the writes since the last good sync, and refuse their publications."""
         writes = self._written.pop(topic, ())
         if not writes:
             if isinstance(error, LogError):
@@ -318,18 +321,18 @@ class Publisher:
             write.group.complete(reason)
 
     def _refusal(self, topic: Topic, error: Exception, size: int) -> PublishRefused:
-        """Return the answer to publishers if storing so many bytes failed."""
+        """Return the answer to publishers after storing `size` bytes failed."""
         if isinstance(error, PublishRefused):
             return error
         if isinstance(error, LogError):
             self._record_error(error, size)
             return PublishRefused(str(error))
-        # A defect in the broker: it ends neither the broker nor what comes next, and the publishers hear of it.
+        # A defect in the broker must not stop it, nor later publishes. The publishers get the error.
         logger.error("%s: a publish failed", topic.name, exc_info=error)
         return PublishRefused("internal error")
 
     def _record_error(self, error: LogError, size: int = 0) -> None:
-        """Log and remember why a write of so many bytes, or a sync, failed."""
+        """Log and record why a write of `size` bytes, or a sync, failed."""
         text = str(error)
         if text not in (self.error, self._spare_room.failed_with):
             logger.error("%s", text)
@@ -338,7 +341,7 @@ class Publisher:
         else:
             self.error = text
 
-    def _go_on(self, topic: Topic) -> None:
+    def _resume(self, topic: Topic) -> None:
         """Continue with a topic after a sync of its log or a hold on it has ended."""
         if topic in self._gathered and topic not in self._holds:
             self._due[topic] = None
@@ -346,13 +349,13 @@ class Publisher:
             change.set()
 
     async def sync(self, topic: Topic) -> bool:
-        """Return when what a topic has accepted is on stable storage; False if that failed, which is logged."""
+        """Return when all messages of a topic are on stable storage; False if that failed, which is logged."""
         return self._is_synced_first or await self.syncs.sync(topic)
 
-    # ------------------------------------------------------------------ a log of one's own
+    # ------------------------------------------------------------------ exclusive use of a log
 
     async def roll(self, topic: Topic) -> bool:
-        """Let a topic's log begin a new file, also on a full disk; False if that failed."""
+        """Begin a new file of a topic's log, even on a full disk; False if that failed."""
         self._write_gathered()
         await self._hold(topic)
         try:
@@ -365,10 +368,10 @@ class Publisher:
         return True
 
     async def _begin_file(self, topic: Topic) -> None:
-        """Have a thread begin a file for what has gathered for a topic, whose log is held."""
+        """Begin a file, in a thread, for the publications of a topic whose log is held."""
         error: Exception | None = None
         try:
-            with trio.CancelScope(shield=True):  # what was submitted is stored
+            with trio.CancelScope(shield=True):  # submitted publications are stored even if cancelled
                 await trio.to_thread.run_sync(self._begin_file_now, topic, limiter=self._threads)
         except Exception as exc:
             error = exc
@@ -385,7 +388,7 @@ class Publisher:
             self._spare_room.end_append()
 
     async def _hold(self, topic: Topic) -> None:
-        """Have a topic's log: all that was written is committed, and nothing is written before `_release`."""
+        """Take exclusive use of a topic's log: all writes are committed, and none follows before `_release`."""
         if topic in self._holds:
             await self._holds[topic].acquire()
         else:
@@ -399,12 +402,12 @@ class Publisher:
             raise
 
     def _release(self, topic: Topic) -> None:
-        """Let the next in line have a topic's log, or write what has gathered."""
+        """Hand a topic's log to the next waiting task, or write the collected publications."""
         if self._holds[topic].statistics().tasks_waiting:
             self._holds[topic].release()
             return
         del self._holds[topic]
-        self._go_on(topic)
+        self._resume(topic)
         if not self._poller.in_round:
             self._write_soon()
 
@@ -413,10 +416,10 @@ class Publisher:
         await self._changes.setdefault(topic, trio.Event()).wait()
 
     async def until_idle(self, topic: Topic) -> None:
-        """Wait until nothing is being stored or synced; none is until the caller's next checkpoint."""
+        """Wait until no message is being stored or synced. None is until the caller's next trio checkpoint."""
         while True:
             self._write_gathered()
-            if topic in self._due:  # the turn was over
+            if topic in self._due:  # `_write_gathered` stopped at the end of its turn
                 await trio.lowlevel.checkpoint()
             elif topic in self._gathered or topic in self._written or topic in self._holds:
                 await self._change(topic)
@@ -426,7 +429,7 @@ class Publisher:
                 return
 
     async def close(self) -> None:
-        """Refuse further publishes, and wait for those under way and for a last sync."""
+        """Refuse further publishes, and wait for those in progress and for a last sync."""
         self._closed = True
         self._write_gathered()
         self._committer.begin()

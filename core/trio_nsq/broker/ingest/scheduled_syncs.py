@@ -1,4 +1,4 @@
-"""Which logs are to be synced, and when, with `--sync=interval`; and who waits for that."""
+"""Scheduled syncs: with `--sync=interval`, decides when each log is synced, and lets callers wait for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ from ..state.topic import Topic
 from .group_commit import GroupCommitter, Synced
 
 _SYNC_BYTES = 16 * 1024 * 1024
-"""A sync is requested after so many bytes, however few messages they are: docs/decisions/0004."""
+"""Unsynced bytes after which a sync is requested, even if they are few messages: docs/decisions/0004."""
 
 
 @dataclass(slots=True)
 class _Unsynced:
-    """What of a log is not on stable storage.
+    """The part of a log that is not on stable storage.
 
     Attributes:
-        messages, size: All of that: messages, and bytes of their records.
-        requested_messages, requested_size: The part of that for which a sync was requested.
+        messages, size: Messages, and bytes of their records.
+        requested_messages, requested_size: The part of these for which a sync was requested.
         last_request: The number of the last request.
     """
 
@@ -34,7 +34,7 @@ class _Unsynced:
 
 @dataclass(slots=True)
 class _Wait:
-    """A caller of `sync` waits for the sync that serves its request."""
+    """A caller of `sync` that waits for the sync that serves its request."""
 
     request: int
     done: trio.Event = field(default_factory=trio.Event)
@@ -42,7 +42,7 @@ class _Wait:
 
 
 class ScheduledSyncs:
-    """Syncs what was written after every so many messages or so much time. One for a broker."""
+    """Syncs logs after a number of messages or bytes, or after a time. One per broker."""
 
     def __init__(self, options: BrokerOptions, committer: GroupCommitter) -> None:
         self.duration = Histogram()
@@ -53,7 +53,7 @@ class ScheduledSyncs:
         self._is_due = trio.Event()
 
     def record_write(self, topic: Topic, records: Sequence[RecordBatch]) -> None:
-        """Have what was written to a topic's log synced in time."""
+        """Record a write to a topic's log, so that it is synced in time."""
         unsynced = self._unsynced.get(topic)
         if unsynced is None:
             unsynced = self._unsynced[topic] = _Unsynced()
@@ -66,7 +66,7 @@ class ScheduledSyncs:
             self._is_due.set()
 
     def record_sync(self, result: Synced) -> None:
-        """A sync has ended: what it brought to stable storage need not be synced again."""
+        """Record the result of a sync, and wake the callers of `sync` that it serves."""
         topic, unsynced = result.topic, self._unsynced.get(result.topic)
         if result.error is None:
             self.duration.observe(result.took_s)
@@ -86,7 +86,7 @@ class ScheduledSyncs:
             self._waits[topic] = later
 
     async def sync(self, topic: Topic) -> bool:
-        """Return when what was written to a topic's log is on stable storage; False if that failed."""
+        """Return when all earlier writes to a topic's log are on stable storage; False if the sync failed."""
         if (unsynced := self._unsynced.get(topic)) is None:
             return True
         wait = _Wait(self._committer.request(topic))
@@ -97,13 +97,13 @@ class ScheduledSyncs:
         return wait.is_synced
 
     async def sync_all(self) -> None:
-        """Return when all that was written is on stable storage, as far as that does not fail."""
+        """Sync all logs with unsynced writes, and return when all syncs have ended or failed."""
         async with trio.open_nursery() as nursery:
             for topic in list(self._unsynced):
                 nursery.start_soon(self.sync, topic)
 
     async def run(self) -> None:
-        """Sync when it is time; runs until cancelled."""
+        """Sync on schedule; runs until cancelled."""
         while True:
             with trio.move_on_after(self._options.sync_timeout_ms / 1000):
                 await self._is_due.wait()

@@ -1,1 +1,1 @@
-"""What survives a restart: the data folder, saved states, retention."""
+"""Persistent storage: the data folder, checkpoints, retention."""

@@ -1,4 +1,4 @@
-"""Writing what has to survive a restart besides the messages: the topics' states, and the ids in use."""
+"""The checkpointer: writes the topics' states and the reserved ids, which a restart needs in addition to the logs."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,19 +21,19 @@ from .retention import RetentionManager
 logger = logging.getLogger("trio_nsq.broker")
 
 _THREADS = 16
-"""For saves alone, which wait for no other kind of work."""
+"""Threads for saves only, so that saves do not wait for other work."""
 _WRITERS_AT_THE_END = 8
-"""Syncs that run side by side share the disk's work. While clients are served one has to do, to leave them the disk."""
+"""Concurrent saves at shutdown, when syncs share disk work. While clients are served, one save leaves them the disk."""
 _TOPICS_AT_ONCE = 100
-"""So many are looked at before clients have their turn."""
+"""Topics examined before the event loop serves other tasks."""
 
 
 @dataclass(slots=True, eq=False)
 class _Change:
-    """A change of a topic on its way to disk; arguments as of `Checkpointer.change`.
+    """A pending change of a topic; arguments as for `Checkpointer.change`.
 
     Attributes:
-        done: It was made or refused.
+        done: The change was made or refused.
         error: Why it was refused.
     """
 
@@ -63,23 +63,23 @@ class _Change:
 
 
 def _first_of(changes: Sequence[_Change]) -> Sequence[_Change]:
-    """The changes that the next write saves: the first, with those behind it that may be saved together."""
+    """Return the changes that the next write saves: the first, and the following ones that may share its write."""
     if not changes[0].with_others:
         return changes[:1]
     return list(takewhile(attrgetter("with_others"), changes))
 
 
 class Checkpointer:
-    """Saves topics: at once where somebody waits for it, the others on a schedule.
+    """Saves topics: at once if a caller waits for it, the others on a schedule.
 
     Args:
-        ids: The ids of messages; more are reserved before they are used up.
-        now_ns: The time by the clock of the messages' timestamps, Unix nanoseconds.
+        ids: The message ids; the checkpointer reserves more before they are used up.
+        now_ns: Returns the time by the clock of the messages' timestamps, Unix nanoseconds.
         roll: See `RetentionManager`.
-        sync: Brings what a topic has accepted to stable storage; returns whether it did, an error being noted.
+        sync: Syncs a topic's log; returns whether that succeeded, and logs errors.
 
     Attributes:
-        error: Empty, or what the last write failed with.
+        error: The error of the last write; empty if it succeeded.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class Checkpointer:
         self._ids = ids
         self._reserving = trio.Lock()
         self._saved: dict[Topic, int] = {}  # the version of the state last saved
-        # Names of topics that are to be saved though they have not changed: something failed, or messages may go.
+        # Names of topics to save although they have not changed: a save failed, or files may be deleted.
         self._due: set[str] = set()
         self._locks: dict[Topic, trio.Lock] = {}
-        self._changes: dict[Topic, list[_Change]] = {}  # that wait for the lock, in its order
+        self._changes: dict[Topic, list[_Change]] = {}  # waiting for the lock, in its order
 
     # ------------------------------------------------------------------ one topic
 
@@ -122,17 +122,18 @@ class Checkpointer:
         *,
         with_others: bool = False,
     ) -> None:
-        """Change a topic durably: save the state with the change first, and make the change only then.
+        """Change a topic durably: first save the state with the change, then make the change.
 
         Args:
-            topic: Which topic. If it is ephemeral, nothing is written.
-            plan: Puts the change into the checkpoint that is saved. What it raises is raised here, and nothing changes.
-            apply: Makes the change. No other state of the topic is saved between the two.
-            with_others: One write may save this change together with others of its kind.
+            topic: The topic. If it is ephemeral, nothing is written.
+            plan: Puts the change into the checkpoint to save. If it raises, nothing changes and this method raises the
+                same exception.
+            apply: Makes the change. No other state of the topic is saved between `plan` and `apply`.
+            with_others: One write may save this change together with other such changes.
 
         Raises:
             SaveError: The state cannot be saved; nothing has changed.
-            DeletedError: The topic is deleted; likewise.
+            DeletedError: The topic is deleted; nothing has changed.
         """
         if topic.ephemeral:
             self._change_ephemeral(topic, plan, apply)
@@ -148,7 +149,7 @@ class Checkpointer:
                     try:
                         await self._save(topic, _first_of([each for each in changes if not each.done]))
                     except SaveError:
-                        pass  # each of these changes knows
+                        pass  # each of these changes has the error
         finally:
             changes.remove(change)
             if not changes:
@@ -171,20 +172,20 @@ class Checkpointer:
     def _change_ephemeral(
         self, topic: Topic, plan: Callable[[Checkpoint], None], apply: Callable[[], None]
     ) -> None:
-        """As `change`; the checkpoint is thrown away, but what refuses the change is found in `plan`."""
+        """As `change`, without saving. Calls `plan` on a temporary checkpoint, because it may refuse the change."""
         if self._broker.topics.get(topic.name) is not topic:
             raise DeletedError(topic.name)
         plan(topic.checkpoint())
         apply()
 
     async def save(self, topic: Topic) -> None:
-        """Return when the topic's state, as it is now or later, is on disk.
+        """Return when the topic's state, current or newer, is on disk.
 
-        Callers that wait for the same version are served by one write. What the log need not keep any more is deleted
-        from it. If that fails, it is logged, and tried again at the next checkpoint.
+        One write serves all callers that wait for the same version. It also deletes files that the log no longer
+        needs; if that fails, the error is logged and the next checkpoint retries.
 
         Raises:
-            SaveError: It is not; likewise.
+            SaveError: The state cannot be saved. The error is logged, and the next checkpoint retries.
         """
         version = topic.version.number
         if topic.ephemeral:
@@ -195,9 +196,9 @@ class Checkpointer:
                 await self._save(topic)
 
     async def _save(self, topic: Topic, changes: Sequence[_Change] = ()) -> None:
-        """Save the state of a topic that is `locked`, with changes, and make these."""
+        """Save the state of a topic that is `locked`, with these changes, and make the changes."""
         try:
-            await self.retention.look(topic)
+            await self.retention.maintain(topic)
             self._saved[topic] = topic.version.number
             self._broker.changed.discard(topic.name)
             self._due.discard(topic.name)
@@ -206,18 +207,18 @@ class Checkpointer:
                 change.put_into(checkpoint)
             for _ in checkpoint.encode():
                 await trio.lowlevel.checkpoint()
-            # A number that outlasts its messages in a power cut would have them taken for published.
+            # If a batch number survived a power cut without its messages, the batch would count as published.
             if checkpoint.names_batches and not await self._sync(topic):
                 raise OSError(EIO, "its log cannot be synced")
-            look_at_ns, error = await trio.to_thread.run_sync(
+            next_check_ns, error = await trio.to_thread.run_sync(
                 self._write, topic, checkpoint, limiter=self._threads
             )
-        except BaseException as exc:  # cancelled, too: then nothing was written
+        except BaseException as exc:  # if cancelled, nothing was written
             self._saved.pop(topic, None)
             self._due.add(topic.name)
             if not isinstance(exc, Exception):
                 raise
-            if not isinstance(exc, OSError):  # a defect of ours: it ends neither the broker nor the next save
+            if not isinstance(exc, OSError):  # a defect in the broker must not stop it, nor the next save
                 logger.exception("topic %s: internal error", topic.name)
             reason = exc.strerror if isinstance(exc, OSError) else "internal error"
             self._report_error(f"cannot save the state of topic {topic.name}: {reason}")
@@ -227,22 +228,21 @@ class Checkpointer:
         self._broker.never_saved.discard(topic)
         for change in changes:
             change.make()
-            # It has changed by what happened since the checkpoint; and the second copy of the state lacks the change.
+            # Save again: the topic changed after the checkpoint, and the previous state lacks the change.
             self._due.add(topic.name)
         topic.saved(checkpoint)
-        self.retention.schedule.watch(topic.name, look_at_ns)
+        self.retention.schedule.watch(topic.name, next_check_ns)
         if error is None:
             self.error = ""
         else:
             self._report_error(str(error))
-            self._due.add(topic.name)  # it is tried again at the next checkpoint
+            self._due.add(topic.name)  # the next checkpoint retries
 
     def _write(self, topic: Topic, checkpoint: Checkpoint) -> tuple[int | None, LogError | None]:
-        """Save a topic's state, and let its log lose what nobody needs any more.
+        """Save a topic's state, and delete files that its log no longer needs.
 
         Returns:
-            As `RetentionManager.discard`, and what went wrong there: the state is saved all the same, and that is what
-            callers wait for.
+            The result of `RetentionManager.discard`, or its error. The state is saved in both cases.
         """
         self._folder.write_state(topic.name, checkpoint.content)
         try:
@@ -251,7 +251,7 @@ class Checkpointer:
             return None, exc
 
     def locked(self, topic: Topic) -> trio.Lock:
-        """For `async with`: keep a topic from being saved meanwhile; waits for a save under way."""
+        """Return a lock for `async with` that prevents saves of a topic; acquiring it waits for a save in progress."""
         return self._locks.setdefault(topic, trio.Lock())
 
     def forget(self, topic: Topic) -> None:
@@ -266,31 +266,31 @@ class Checkpointer:
     # ------------------------------------------------------------------ all topics
 
     async def save_on_schedule(self, interval_s: float) -> None:
-        """Save what changed every so often, and less often if it takes longer than that; runs until cancelled."""
+        """Save changed topics at this interval, or longer if a save takes longer; runs until cancelled."""
         took_s = 0.0
         while True:
             await trio.sleep(max(interval_s, took_s))
             started_s = trio.current_time()
             for step in (
-                self._look_at_due,
-                self._find_room,
+                self._mark_due,
+                self._mark_reclaimable,
                 partial(self._save_changed, 1),
-                self._look_for_room,
+                self._reclaim_spare_room,
             ):
                 try:
                     await step()
                 except Exception:
-                    # A defect of ours: the other steps go on, and the next checkpoint tries again.
-                    logger.exception("a part of the checkpoint failed")
+                    # A defect in the broker must not stop the other steps; the next checkpoint retries.
+                    logger.exception("a checkpoint step failed; the next checkpoint retries")
             took_s = trio.current_time() - started_s
 
-    async def _look_for_room(self) -> None:
-        """If there was no room lately: find out whether there is some again."""
+    async def _reclaim_spare_room(self) -> None:
+        """After the disk was full: check whether it has space again."""
         if not self._spare_room.is_well:
-            await trio.to_thread.run_sync(self._spare_room.look_again, limiter=self._threads)
+            await trio.to_thread.run_sync(self._spare_room.reclaim, limiter=self._threads)
 
-    async def _find_room(self) -> None:
-        """On a full disk: have those topics saved that have something to lose then."""
+    async def _mark_reclaimable(self) -> None:
+        """On a full disk: mark topics for saving if that lets the broker delete their files."""
         if not self._spare_room.is_short:
             return
         for number, topic in enumerate(list(self._broker.topics.values())):
@@ -299,8 +299,8 @@ class Checkpointer:
             if number % _TOPICS_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
 
-    async def _look_at_due(self) -> None:
-        """Have those topics saved whose time has come and that have something to lose: a save costs milliseconds."""
+    async def _mark_due(self) -> None:
+        """Mark scheduled topics for saving if files can be deleted. Checks first, because a save takes milliseconds."""
         for name in self.retention.schedule.take_all_due(self._now_ns()):
             topic = self._broker.topics.get(name)
             if topic is None or name in self._broker.changed or name in self._due:
@@ -311,14 +311,16 @@ class Checkpointer:
                     if is_there and not topic.ephemeral and await self.retention.has_work(topic):
                         self._due.add(name)
                 except Exception:
-                    # A defect of ours: the save that follows says what is wrong, and the others are looked at.
+                    # A defect in the broker must not stop the others. The save that follows reports it.
                     logger.exception("topic %s: retention failed", name)
                     self._due.add(name)
 
     async def save_all(self) -> None:
         self._due.update(self._broker.topics)
         await self._save_changed(_WRITERS_AT_THE_END)
-        await self._reserve_ids(self._ids.next)  # if it fails: what is reserved is above every id in use
+        await self._reserve_ids(
+            self._ids.next
+        )  # if this fails, the earlier reservation is above every id in use
 
     async def _save_changed(self, writers: int) -> None:
         names = iter(self._broker.changed | self._due)
@@ -332,7 +334,7 @@ class Checkpointer:
                 try:
                     await self.save(topic)
                 except SaveError:
-                    pass  # it is noted, and next time is soon
+                    pass  # logged; the next checkpoint retries
 
         async with trio.open_nursery() as nursery:
             for _ in range(writers):
@@ -345,7 +347,7 @@ class Checkpointer:
             try:
                 await trio.to_thread.run_sync(self._folder.reserve_ids, below, limiter=self._threads)
             except OSError as exc:
-                # Tried again at the next checkpoint; until then there is what was reserved before.
+                # The next checkpoint retries; until then the broker uses the ids reserved before.
                 self._report_error(f"cannot write to {self._folder.path}: {exc.strerror}")
             else:
                 self._ids.reserved = below

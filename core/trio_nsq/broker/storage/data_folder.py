@@ -1,20 +1,20 @@
-"""The data folder: who owns it, what topics lie in it, and their saved state.
+"""The data folder: its lock, its topics, and their saved state.
 
 broker.json                     {"crc32": C, "format": 1, "next_id": N}: message ids below N may have been used
-broker.json.copy                the same again, for when the other is damaged
+broker.json.copy                a copy, used if broker.json is damaged
 spare-room                      see `SpareRoom`
 topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
-    state.json                  `Checkpoint`: pause flags, channels, what is unfinished; with a "crc32" before it
-    state.json.previous         the one saved before, for when the other is damaged
-    state.json.damaged          one that was damaged, set aside for people to look at
+    state.json                  `Checkpoint`: pause flags, channels, unfinished messages; starts with a "crc32"
+    state.json.previous         the previous state, used if state.json is damaged
+    state.json.damaged          a damaged state.json, kept for inspection
     00000000000000000000.log    segments of its log
-    00000000000000000000.log.*  a segment that was set aside: `.foreign` is another topic's, `.damaged` cannot be read
-    incarnation                 which segments are the topic's, see `Identity`
-topics/NAME.topic-deleted-N/    what is left of a deleted topic; no topic's folder can be called so
-topics/NAME.topic-importing/    a topic that is being imported, or the import was cut short
+    00000000000000000000.log.*  a quarantined segment: `.foreign` is another topic's, `.damaged` cannot be read
+    incarnation                 identifies the topic's segments, see `Identity`
+topics/NAME.topic-deleted-N/    remains of a deleted topic; not a valid name of a topic's folder
+topics/NAME.topic-importing/    a topic during its import, or after an interrupted one
 
-In the JSON files "crc32", eight hex digits, is of all that follows it and the comma: a number that has changed on the
-disk would else be as good as any, and messages be skipped by it.
+In the JSON files, "crc32" has eight hex digits and covers all bytes after the comma that follows it. Without it, a
+number that changed on the disk would go unnoticed and could make the broker skip messages.
 """
 
 import fcntl
@@ -50,30 +50,31 @@ BROKER_COPY_FILE = "broker.json.copy"
 NSQD_FILE = "nsqd.dat"
 _RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
 DAMAGE = NO_FILE | {EIO, EBADMSG, EUCLEAN, EFBIG}
-"""Errors of a read that another attempt does not cure: the disk cannot read a place, the file system is damaged, what
-has the file's name is no file, or the file is too large to be the broker's."""
-MOST_STATE_BYTES = 1024**3
-"""A topic's state is smaller: this is room for 40 million deferred messages."""
-MOST_BROKER_BYTES = 64 * 1024
+"""Read errors that a retry does not cure: a bad sector, a damaged file system, a path that is not a file, or a file too
+large to be the broker's."""
+MAX_STATE_BYTES = 1024**3
+"""Maximum size of a topic's state; enough for 40 million deferred messages."""
+MAX_BROKER_BYTES = 64 * 1024
 _IDS_PER_SECOND_BITS = 20
 _CHECKED_FROM = len('{"crc32":"00000000",')
+_WITHOUT_STATE = "the topic has no channels, and its first channel gets all messages in the log"
 ID_RESERVE = 2**32
-"""Ids reserved at a time: after a crash the broker goes on above all it can have used."""
+"""Ids reserved at a time. After a crash, ids continue above the reserved ones, so none repeats."""
 
 
 class DataFolder:
-    """A data folder, locked against any other broker until `close`.
+    """A data folder, locked against other brokers until `close`.
 
     Args:
-        path: Made if it is missing; its parent must be there.
-        files: The file system; a test may bring its own.
+        path: Created if missing; its parent must exist.
+        files: The file system; tests may pass their own.
 
     Attributes:
-        open_files: The topics' logs share it.
-        spare_room: Who appends to logs has to ask it first.
+        open_files: Shared by the topics' logs.
+        spare_room: Must permit every append to a log.
 
     Raises:
-        StartupError: It cannot be used.
+        StartupError: The folder cannot be used.
     """
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
@@ -91,12 +92,12 @@ class DataFolder:
                 raise StartupError(f"--data-path: {path} is not a folder") from exc
             raise StartupError(f"--data-path: cannot use {path}: {exc.strerror}") from exc
         try:
-            self._take()
+            self._lock()
         except BaseException:
             os.close(self._lock_fd)
             raise
 
-    def _take(self) -> None:
+    def _lock(self) -> None:
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
@@ -109,7 +110,7 @@ class DataFolder:
         topics = self.path / "topics"
         try:
             self.files.make_folder(topics)
-            # A broker that was killed may have made names that are there, but not stable yet.
+            # A broker that was killed may have created folders and files without syncing their names.
             self.files.sync_folder(topics)
             if not (self.path / BROKER_FILE).exists():
                 self.files.sync_folder(self.path)
@@ -121,7 +122,7 @@ class DataFolder:
         try:
             self.files.sync_folder(self.path.parent)
         except PermissionError:
-            pass  # then it was somebody else who made a folder there
+            pass  # without write permission there, the broker did not create the folder either
 
     def close(self) -> None:
         os.close(self._lock_fd)
@@ -129,20 +130,20 @@ class DataFolder:
     # ------------------------------------------------------------------ ids
 
     def first_id(self) -> int:
-        """A counter value above every id given out so far; `reserve_ids` before using it. Raises StartupError.
+        """Return a counter value above all ids used so far; call `reserve_ids` before using it. Raises StartupError.
 
-        It is at least the time in seconds times 2**20, so that ids do not repeat even when the folder is wiped.
+        The value is at least the time in seconds times 2**20, so ids do not repeat even if the folder is wiped.
         """
         by_time = int(time.time()) << _IDS_PER_SECOND_BITS
         return max(self._reserved_ids(), by_time) % (1 << COUNTER_BITS)
 
     def _reserved_ids(self) -> int:
-        """The counter value in `broker.json`, or its copy if it is damaged; 0 if there is none. Raises StartupError."""
+        """Return the counter in `broker.json`, or in its copy if damaged; 0 if neither exists. Raises StartupError."""
         paths = self.path / BROKER_FILE, self.path / BROKER_COPY_FILE
         problem = ""
         for path in paths:
             try:
-                saved = decode_ids(self.files.content(path, MOST_BROKER_BYTES))
+                saved = decode_ids(self.files.content(path, MAX_BROKER_BYTES))
             except FileNotFoundError:
                 problem = problem or f"{path} is missing"
             except (OSError, ValueError) as exc:
@@ -152,14 +153,14 @@ class DataFolder:
                     logger.error("%s: %s is used instead", problem, path)
                 return saved
         if any(path.exists() for path in paths):
-            advice = "if you move it and its copy away, ids go on from the machine's clock, which has to be right then"
+            advice = "if you move it and its copy away, ids continue from the machine's clock, which must be right then"
             raise StartupError(f"{problem}; {advice}")
         if any((self.path / "topics").iterdir()):
-            logger.warning("%s: ids go on from the machine's clock, which has to be right", problem)
+            logger.warning("%s: ids continue from the machine's clock, which must be right", problem)
         return 0
 
     def reserve_ids(self, below: int) -> None:
-        """Remember that ids below this may be used. Raises OSError."""
+        """Save that ids below this may be used. Raises OSError."""
         content = encode_checked(json.dumps({"format": FORMAT, "next_id": below}).encode())
         for name in (BROKER_FILE, BROKER_COPY_FILE):
             self.spare_room.replace(self.path / name, content + b"\n")
@@ -173,7 +174,7 @@ class DataFolder:
         return self.path / "topics" / f"{name}{SUFFIX}-importing"
 
     def topic_names(self) -> Iterator[str]:
-        """The topics that have a folder, sorted. What a deletion or an import left unfinished is removed.
+        """Yield the topics that have a folder, sorted. Removes the remains of interrupted deletions and imports.
 
         Raises:
             StartupError: The folder cannot be read.
@@ -185,21 +186,21 @@ class DataFolder:
             raise StartupError(f"cannot read {topics}: {exc.strerror}") from exc
         for path in paths:
             if _RETIRED.search(path.name):
-                self.files.remove_folder(path)  # what resists is tried again at the next start
+                self.files.remove_folder(path)  # the next start retries what could not be removed
             elif path.name.endswith(SUFFIX) and is_valid_name(path.name.removesuffix(SUFFIX)):
                 yield path.name.removesuffix(SUFFIX)
 
     def read_state(self, name: str) -> tuple[dict[str, Any] | None, bool]:
-        """A topic's saved state.
+        """Read a topic's saved state.
 
-        If `state.json` is damaged, it is set aside, the state saved before is taken, and that is reported.
+        If `state.json` is damaged, renames it, uses the previous state, and logs that.
 
         Returns:
-            The state, None if there is none; and whether it is the one saved before.
+            The state, None if there is none; and whether it is the previous one.
 
         Raises:
-            StateError: Neither can be used.
-            OSError, LogReadError: The operating system refused.
+            StateError: Neither state can be used.
+            OSError, LogReadError: The operating system failed to read.
         """
         folder = self.topic_folder(name)
         path, previous = folder / STATE_FILE, folder / PREVIOUS_STATE_FILE
@@ -215,24 +216,24 @@ class DataFolder:
         except FileNotFoundError:
             if not path.exists():
                 return None, False
-            advice = "if you move it away, the topic has no channel, and all messages in its log wait for a first one"
+            advice = f"if you move it away, {_WITHOUT_STATE}"
             raise StateError(f"{problem}; {advice}") from None
         except ValueError as exc:
-            advice = "if you move both away, the topic has no channel, and all messages in its log wait for a first one"
+            advice = f"if you move both away, {_WITHOUT_STATE}"
             raise StateError(f"{problem}; {exc}; {advice}") from None
         if path.exists():
             self.files.rename(path, folder / DAMAGED_STATE_FILE)
         what = (
-            "%s: the state saved before is taken; messages that were finished since come again, and "
-            "what was changed of the topic and its channels since is lost"
+            "%s: the previous state is used; messages finished since then are delivered again, and changes to the "
+            "topic and its channels since then are lost"
         )
         logger.error(what, problem)
         return state, True
 
     def _read_state(self, path: Path, name: str) -> dict[str, Any]:
-        """Raises ValueError, which names the file; FileNotFoundError; LogReadError if it may be better later."""
+        """Raises ValueError, which names the file; FileNotFoundError; LogReadError if a retry may succeed."""
         try:
-            return decode_state(self.files.content(path, MOST_STATE_BYTES), name)
+            return decode_state(self.files.content(path, MAX_STATE_BYTES), name)
         except FileNotFoundError:
             raise
         except OSError as exc:
@@ -243,20 +244,22 @@ class DataFolder:
             raise ValueError(_problem(path, exc)) from exc
 
     def write_state(self, name: str, content: bytes, *, keep_previous: bool = True) -> None:
-        """Save a topic's state, a JSON object, atomically and durably, and keep the one before it.
+        """Save a topic's state, a JSON object, atomically and durably, and keep the previous one.
 
-        Without `keep_previous` nothing is kept of the states before: they must never be taken up again.
+        Without `keep_previous`, removes the previous states, because they must not be loaded again.
 
         Raises:
-            OSError: The one before is still in force, or this one, whole.
+            OSError: Either the previous or the new state is on disk, complete.
         """
         folder = self.topic_folder(name)
         content = encode_checked(content)
-        if len(content) > MOST_STATE_BYTES:
-            reason = f"the state of topic {name} has {len(content):,} bytes, and at most {MOST_STATE_BYTES:,} are read"
+        if len(content) > MAX_STATE_BYTES:
+            reason = (
+                f"the state of topic {name} has {len(content):,} bytes; the maximum is {MAX_STATE_BYTES:,}"
+            )
             raise OSError(EFBIG, reason)
         if self.spare_room.shortage and not folder.is_dir():
-            # A new topic would take what the others need to be emptied.
+            # A new topic would take the space that the others need to free theirs.
             raise OSError(ENOSPC, os.strerror(ENOSPC))
         self.files.make_folder(folder)
         path, previous = folder / STATE_FILE, folder / PREVIOUS_STATE_FILE
@@ -274,9 +277,8 @@ class DataFolder:
             except OSError as exc:
                 if kept:
                     self._remove(linked)
-                    if is_disk_full(
-                        exc
-                    ):  # the spare room, which lets the disk become empty, is worth more than a copy
+                    if is_disk_full(exc):
+                        # Freeing space matters more than a copy of the state.
                         self._remove(previous)
                 raise
 
@@ -285,23 +287,23 @@ class DataFolder:
             try:
                 self.files.rename(linked, previous)
             except OSError:
-                pass  # the state is saved; there is no copy, or the next time keeps it
+                pass  # the state is saved, without a copy of the previous one
 
     def _link(self, path: Path, to: Path) -> bool:
-        """Give a file a second name, instead of whatever has that; False if there is no file, or it cannot be done."""
+        """Link a file to a second name, replacing a file of that name; False if that fails or there is no file."""
         for _ in range(2):
             try:
                 self.files.link(path, to)
             except FileExistsError:
-                self._remove(to)  # it is left from a broker that was killed
+                self._remove(to)  # left by a broker that was killed
             except OSError:
-                return False  # on a file system without links there is no second copy
+                return False  # a file system without links keeps no previous state
             else:
                 return True
         return False
 
     def _remove(self, path: Path) -> bool:
-        """Remove a file; False if there is none, or it resists."""
+        """Remove a file; False if it does not exist or cannot be removed."""
         try:
             self.files.unlink(path)
         except OSError:
@@ -309,13 +311,13 @@ class DataFolder:
         return True
 
     def retire_topic(self, name: str) -> Path | None:
-        """Put a topic's folder out of use, in one step; who has its files open may go on.
+        """Rename a topic's folder so that it no longer counts as the topic's; open files stay usable.
 
         Returns:
-            What is then to be removed; None if the topic has no folder.
+            The renamed folder, which the caller removes; None if the topic has no folder.
 
         Raises:
-            OSError: The folder is as it was.
+            OSError: The folder is unchanged.
         """
         folder = self.topic_folder(name)
         if not folder.exists():
@@ -337,31 +339,31 @@ def _problem(path: Path, error: OSError | ValueError) -> str:
 
 
 def encode_checked(content: bytes) -> bytes:
-    """A JSON object that is not empty, with a checksum put in front."""
+    """Add a checksum at the start of a JSON object, which must not be empty."""
     rest = content[1:]
     return b'{"crc32":"%08x",%s' % (crc32(rest), rest)
 
 
 def decode_checked(content: bytes) -> dict[str, Any]:
-    """What was encoded; objects without a checksum, as people write them, are taken, too.
+    """Decode a JSON object and verify its checksum. Accepts objects without one, for files written by hand.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: The content is damaged.
     """
     try:
         state = json.loads(content)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(state, dict):
-        raise ValueError("it holds no JSON object")
-    noted = state.pop("crc32", None)
-    if noted is not None and noted != f"{crc32(content.rstrip()[_CHECKED_FROM:]):08x}":
-        raise ValueError("its checksum does not match what it says")
+        raise ValueError("it is not a JSON object")
+    expected = state.pop("crc32", None)
+    if expected is not None and expected != f"{crc32(content.rstrip()[_CHECKED_FROM:]):08x}":
+        raise ValueError("its checksum does not match its content")
     return state
 
 
 def decode_state(content: bytes, name: str) -> dict[str, Any]:
-    """The saved state of the topic of this name. Raises ValueError: it is damaged, or another topic's."""
+    """Decode the saved state of the topic of this name. Raises ValueError if it is damaged or another topic's."""
     state = decode_checked(content)
     if state.get("name", name) != name:
         raise ValueError(f"it is the state of topic {state['name']}")
@@ -369,9 +371,9 @@ def decode_state(content: bytes, name: str) -> dict[str, Any]:
 
 
 def decode_ids(content: bytes) -> int:
-    """What `DataFolder.reserve_ids` has written. Raises ValueError."""
+    """Decode the output of `DataFolder.reserve_ids`. Raises ValueError."""
     state = decode_checked(content)
     next_id = state.get("next_id")
     if state.get("format") != FORMAT or not isinstance(next_id, int):
-        raise ValueError("it is from another version of this program, or none of its files")
+        raise ValueError("it is from another version of this program, or not one of its files")
     return next_id

@@ -1,9 +1,9 @@
-"""Room on the disk that only saved state may use, so that a full disk can become empty again.
+"""Spare room: disk space reserved for saved state, so that the broker can free space on a full disk.
 
-The files of a log are deleted once everything in them is finished, and that is saved. So if messages took the last
-block of a disk, no consumer could ever make room for others. A file holds the room. When something else than an append
-needs it, appends are refused, the file is deleted, the work is done, and the file is made again; appends are refused
-until it has all its room. So blocks that become free belong to this file first, however often publishers try again.
+The broker deletes a log's file after all its messages are finished and a checkpoint says so. If messages took the last
+block of a disk, no checkpoint could be written, and nothing could be deleted. So a file reserves the room. When other
+work than an append needs the room, the broker refuses appends, deletes the file, does the work, and creates the file
+again. It refuses appends until the file has its full size, so freed blocks go to this file before publishers get any.
 """
 
 import logging
@@ -19,31 +19,31 @@ from ...log import Files, LogError, is_disk_full
 logger = logging.getLogger("trio_nsq.broker")
 
 SPARE_BYTES = 1024 * 1024
-"""A state of some ten thousand unfinished messages fits in, and nobody misses it on a disk of today."""
-_LEAST_PROBE_BYTES = 64 * 1024
-"""With less room than this for messages, a disk is still full."""
+"""Room for a state with about 10,000 unfinished messages."""
+_MIN_PROBE_BYTES = 64 * 1024
+"""A disk with less free space than this counts as full."""
 
 _Result = TypeVar("_Result")
 
 
 class SpareRoom:
-    """The file, and whether appends may use the disk. Any thread may call any method; `use` and `look_again` wait.
+    """The reserved file, and whether appends may use the disk. Thread-safe; `use` and `reclaim` block.
 
     Args:
-        path: The file. It is gone while the disk is too full for it.
+        path: The file. It does not exist while the disk is too full for it.
 
     Attributes:
-        closed_because: Why appends are refused; empty: they are not.
-        shortage: The same, unless they are refused only while the room is in use.
-        failed_with: What the last append, or something else, failed with, if it found no room; empty: it did not fail,
-            or there is room again.
+        closed_because: Why appends are refused; empty: they are allowed.
+        shortage: The same, but empty if appends are refused only while the room is in use.
+        failed_with: The error of the last append or other write that found the disk full; empty: none failed, or there
+            is room again.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
         self.closed_because = ""
         self.shortage = ""
         self.failed_with = ""
-        self._lacking_bytes = 0  # what that append would have taken
+        self._lacking_bytes = 0  # size of that append
         self._path = path
         self._probe = path.with_name(f"{path.name}.probe")
         self._files = files
@@ -56,31 +56,35 @@ class SpareRoom:
         self._appending = 0
 
     def begin_append(self) -> str:
-        """Keep the room from being used until `end_append`. Returns why an append is refused; then it did nothing."""
+        """Start an append, which delays the use of the room until `end_append`.
+
+        Returns:
+            Why the append is refused; then `end_append` must not be called. Empty: it may proceed.
+        """
         with self._lock:
             if not self.closed_because:
                 self._appending += 1
             return self.closed_because
 
     def end_append(self) -> None:
-        """The append has succeeded, or has taken back what it wrote."""
+        """End an append: it has succeeded, or has removed its partial write."""
         with self._lock:
             self._appending -= 1
             if self.closed_because:
                 self._appends_ended.notify_all()
 
     def record_failure(self, reason: str, size: int) -> None:
-        """An append of so many bytes found no room."""
-        self._lacking_bytes = max(size, _LEAST_PROBE_BYTES)
+        """Record that an append of `size` bytes found the disk full."""
+        self._lacking_bytes = max(size, _MIN_PROBE_BYTES)
         self.failed_with = reason
 
     @property
     def is_short(self) -> bool:
-        """The disk is full, as far as is known."""
+        """Whether the disk is full, as far as known."""
         return bool(self.shortage or self.failed_with)
 
     def _close(self, code: int) -> None:
-        """Refuse appends, and wait for those under way."""
+        """Refuse appends, and wait for those in progress."""
         with self._lock:
             self.closed_because = (
                 f"cannot write to {self._path.parent}: messages are refused until {self._size} bytes are free: "
@@ -90,9 +94,9 @@ class SpareRoom:
                 self._appends_ended.wait()
 
     def use(self, work: Callable[[], _Result]) -> _Result:
-        """Do something that a full disk must not prevent: if it finds no room, again in the spare room.
+        """Do work that must succeed on a full disk. If it finds the disk full, repeats it in the spare room.
 
-        Raises what `work` raises.
+        Raises the exceptions of `work`.
         """
         try:
             return work()
@@ -104,44 +108,44 @@ class SpareRoom:
         with self._using:
             was_whole = self._is_whole
             self._close(ENOSPC)
-            self._give()
+            self._release()
             try:
                 return work()
             finally:
                 if was_whole:
-                    self._take()
+                    self._reserve()
 
     def replace(self, path: Path, content: bytes) -> None:
-        """As `Files.replace`, in the spare room if there is no other. Raises OSError."""
+        """As `Files.replace`, in the spare room if the disk is full. Raises OSError."""
         self.make_fit(len(content))
         self.use(lambda: self._files.replace(path, content))
 
     def make_fit(self, size: int) -> None:
-        """Have room for a second file of this size, and more: it takes that to replace one."""
+        """Enlarge the room so that a file of this size can be replaced, which needs space for a second one."""
         if size + SPARE_BYTES // 2 > self._size:
             with self._using:
                 self._size = max(self._size, size * 2)
                 if self._is_whole:
-                    self._take()
+                    self._reserve()
 
     def start(self) -> None:
-        """Take the room before anything is appended, or refuse appends until it is there."""
+        """Reserve the room before any append, or refuse appends until that succeeds."""
         self._remove(self._probe)  # left by a broker that was killed
-        self.look_again()
+        self.reclaim()
 
     @property
     def is_well(self) -> bool:
-        """It is all there, and the disk is not full, as far as is known."""
+        """Whether the room is reserved and the disk is not full, as far as known."""
         return self._is_whole and not self.failed_with
 
-    def look_again(self) -> None:
-        """Take the room if it is there again, and let appends go on; find out whether there is more.
+    def reclaim(self) -> None:
+        """Reserve the room again if the disk has space, allow appends, and probe for more space.
 
-        To be called when all is saved that has to be before anything is appended.
+        Call it after saving all state that must be saved before appends continue.
         """
         with self._using:
             if not self._is_whole:
-                self._take()
+                self._reserve()
             if self.failed_with and not self.closed_because and self._has_more(self._lacking_bytes):
                 self.failed_with = ""
 
@@ -154,10 +158,10 @@ class SpareRoom:
                 self._files.close(fd)
                 self._remove(self._probe)
         except OSError:
-            return False  # the next append says why
+            return False  # the next append reports the error
         return True
 
-    def _give(self) -> None:
+    def _release(self) -> None:
         self._is_whole = False
         self._remove(self._path)
 
@@ -165,9 +169,9 @@ class SpareRoom:
         try:
             self._files.unlink(path)
         except OSError:
-            pass  # there is none, or it stays where it is
+            pass  # it does not exist, or cannot be removed
 
-    def _take(self) -> None:
+    def _reserve(self) -> None:
         try:
             fd = self._open()
             try:
@@ -181,9 +185,11 @@ class SpareRoom:
                 self.shortage = self.closed_because
                 self._report(self.shortage)
             else:
-                self.closed_because = self.shortage = ""  # messages can be stored all the same
-                self._report(f"cannot write {self._path}: {exc.strerror}: a full disk may stay full")
-            self._give()  # what it got of it
+                self.closed_because = self.shortage = ""  # messages can still be stored
+                self._report(
+                    f"cannot write {self._path}: {exc.strerror}: without this spare room, a full disk may stay full"
+                )
+            self._release()  # a partly allocated file
         else:
             self._is_whole = True
             self.closed_because = self.shortage = ""

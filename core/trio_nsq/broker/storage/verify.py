@@ -1,4 +1,4 @@
-"""Checking a data folder without a broker, or beside one: each topic's log, and its saved state against it."""
+"""Verification of a data folder, with or without a running broker: each topic's log, and its saved state against it."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -21,8 +21,8 @@ from .data_folder import (
     BROKER_COPY_FILE,
     BROKER_FILE,
     DAMAGE,
-    MOST_BROKER_BYTES,
-    MOST_STATE_BYTES,
+    MAX_BROKER_BYTES,
+    MAX_STATE_BYTES,
     PREVIOUS_STATE_FILE,
     STATE_FILE,
     SUFFIX,
@@ -31,7 +31,7 @@ from .data_folder import (
     decode_state,
 )
 
-_TAKES_PREVIOUS = f"a broker takes the state saved before, {PREVIOUS_STATE_FILE}"
+_TAKES_PREVIOUS = f"a broker uses the previous state, {PREVIOUS_STATE_FILE}"
 
 
 def topic_name(folder: Path) -> str:
@@ -39,26 +39,26 @@ def topic_name(folder: Path) -> str:
 
 
 def topic_folders(data_path: Path) -> list[Path]:
-    """The topics' folders in a data folder, sorted. Raises OSError."""
+    """Return the topics' folders in a data folder, sorted. Raises OSError."""
     folders = (path for path in (data_path / "topics").iterdir() if path.name.endswith(SUFFIX))
     return sorted(folder for folder in folders if is_valid_name(topic_name(folder)))
 
 
 def verify_broker_file(data_path: Path) -> list[Finding]:
-    """What is wrong with `broker.json` and its copy. Raises OSError."""
+    """Verify `broker.json` and its copy. Raises OSError."""
     files = Files()
     damaged: dict[Path, ValueError] = {}
     whole = 0
     for name in (BROKER_FILE, BROKER_COPY_FILE):
         path = data_path / name
         try:
-            decode_ids(_content(files, path, MOST_BROKER_BYTES))
+            decode_ids(_content(files, path, MAX_BROKER_BYTES))
             whole += 1
         except FileNotFoundError:
-            pass  # no broker has run here yet, or an older one
+            pass  # no broker has run here, or an earlier version without this file
         except ValueError as exc:
             damaged[path] = exc
-    instead = "goes on from the other copy" if whole else "does not start over it"
+    instead = "uses the other copy" if whole else "does not start"
     return [
         _damage(path, f"damaged, or from another version of this program ({exc}); a broker {instead}")
         for path, exc in damaged.items()
@@ -66,17 +66,18 @@ def verify_broker_file(data_path: Path) -> list[Finding]:
 
 
 def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
-    """Read all of a topic's log, and compare its saved state with it. Arguments as `verify_log`.
+    """Read a topic's whole log, and compare its saved state with it. Arguments as `verify_log`.
 
     Raises:
-        LogReadError, OSError: The operating system refused.
+        LogReadError, OSError: The operating system failed to read.
     """
     path = folder / STATE_FILE
-    # A broker may be running. The log only grows at its end, so it may not lack what the state knew before; and
-    # what is deleted at its beginning, no state needs that was saved later, unless it was carried forward before.
+    # A broker may be running. The log only grows at its end, so it must contain all messages that a state read before
+    # the log refers to. A state read after the log needs no message that was deleted from the log's beginning, unless
+    # the message was carried forward.
     files = files or Files()
     before = None
-    with suppress(StateError):  # it is read again below
+    with suppress(StateError):  # reported when it is read again below
         before = _read_state(files, path)
     report = verify_log(folder, files=files, progress=progress)
     is_carried = _check_carried_forward(folder, files, report)
@@ -91,8 +92,8 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
         if has_previous:
             report.findings.append(Finding(Kind.NOTE, path, 0, 0, f"missing; {_TAKES_PREVIOUS}"))
         elif report.segments:
-            what = "missing: the topic has no channels, and its first channel gets all messages in the log"
-            report.findings.append(Finding(Kind.NOTE, path, 0, 0, what))
+            text = "missing: the topic has no channels, and its first channel gets all messages in the log"
+            report.findings.append(Finding(Kind.NOTE, path, 0, 0, text))
         return report
     before = before or after
     try:
@@ -105,22 +106,24 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
 
 
 def _check_previous(folder: Path, files: Files, report: LogReport) -> bool:
-    """Check the state that a broker takes if the last one is damaged; returns whether it could."""
+    """Verify the previous state, and return whether a broker could use it."""
     path = folder / PREVIOUS_STATE_FILE
     try:
         state = _read_state(files, path)
         if state is not None:
             _restore(folder, state, report)
     except StateError as exc:
-        report.findings.append(_damage(path, f"damaged ({exc}); it is needed only if {STATE_FILE} is, too"))
+        report.findings.append(
+            _damage(path, f"damaged ({exc}); it is needed only if {STATE_FILE} is damaged too")
+        )
         return False
     return state is not None
 
 
 def _read_state(files: Files, path: Path) -> dict[str, Any] | None:
-    """Read a topic's saved state; None if there is none. Raises StateError: a broker cannot use it; OSError."""
+    """Read a topic's saved state; None if there is none. Raises StateError if a broker cannot use it, and OSError."""
     try:
-        content = _content(files, path, MOST_STATE_BYTES)
+        content = _content(files, path, MAX_STATE_BYTES)
         if _is_named_after_topic(path.parent):
             return decode_state(content, topic_name(path.parent))
         return decode_checked(content)
@@ -131,7 +134,7 @@ def _read_state(files: Files, path: Path) -> dict[str, Any] | None:
 
 
 def _content(files: Files, path: Path, most: int) -> bytes:
-    """The content of a file. Raises ValueError: a broker would not be able to read it either; OSError."""
+    """Return the content of a file. Raises ValueError if a broker could not read it either, and OSError."""
     try:
         return files.content(path, most)
     except OSError as exc:
@@ -141,12 +144,12 @@ def _content(files: Files, path: Path, most: int) -> bytes:
 
 
 def _is_named_after_topic(folder: Path) -> bool:
-    """Whether a folder has its topic's name. Otherwise it is a copy, and may have any name."""
+    """Whether a folder has its topic's name. Otherwise it is a copy with an arbitrary name."""
     return folder.resolve().name.endswith(SUFFIX)
 
 
 class _Outline(MemoryLog):
-    """All that a topic has to know of its log to take up a state."""
+    """An empty log with a report's first and next sequence, which is enough for a topic to load a state."""
 
     def __init__(self, report: LogReport) -> None:
         super().__init__(first_sequence=report.first_sequence)
@@ -154,7 +157,7 @@ class _Outline(MemoryLog):
 
 
 def _restore(folder: Path, state: dict[str, Any], report: LogReport) -> None:
-    """Let a topic take up a state, as a broker does at its start. Raises StateError."""
+    """Load a state into a topic, as a broker does at its start. Raises StateError."""
     name = topic_name(folder) if _is_named_after_topic(folder) else str(state.get("name"))
     Topic(name, _Outline(report), BatchCache(0), 0).restore(state)
 
@@ -164,7 +167,7 @@ def _damage(path: Path, what: str, sequence: int | None = None, messages: int | 
 
 
 def _check_carried_forward(folder: Path, files: Files, report: LogReport) -> Callable[[int], bool]:
-    """Read the messages that were carried forward; returns what tells whether a message is, or was, among them."""
+    """Verify the carried-forward messages. Returns a function: whether a message is, or was, one of them."""
     carried: list[range] = []
     for found in scan_carried_forward(folder, files):
         if not isinstance(found, Finding):
@@ -172,7 +175,7 @@ def _check_carried_forward(folder: Path, files: Files, report: LogReport) -> Cal
             continue
         report.findings.append(found)
         if found.sequence is not None:
-            carried.append(range(found.sequence, found.next_sequence))  # that it is damaged is said
+            carried.append(range(found.sequence, found.next_sequence))  # carried forward, though damaged
 
     def is_carried(sequence: int) -> bool:
         at = bisect_right(carried, sequence, key=lambda span: span.start) - 1
@@ -188,13 +191,13 @@ def _compare(
     report: LogReport,
     is_carried: Callable[[int], bool],
 ) -> Iterator[Finding]:
-    """What is not plausible in states that could be restored."""
+    """Yield inconsistencies between restorable states and the log."""
     end, needed = int(before["end"]), first_needed(before, is_carried)
     if end > report.next_sequence:
         start = max(report.next_sequence, needed)
         what = (
-            f"the topic went on to sequence {end}, its log ends at {report.next_sequence}: somebody cut it, or the "
-            "power was cut under --sync=interval"
+            f"the topic ends at sequence {end}, but its log at {report.next_sequence}: the log was truncated, or the "
+            "power failed under --sync=interval"
         )
         if start < end:
             yield _damage(path, what, start, end - start)
@@ -203,18 +206,18 @@ def _compare(
     lost = _needed_before(after, report.first_sequence, is_carried)
     if lost:
         needed = lost[0].start
-        what = f"messages from sequence {needed} on are needed, the log begins at {report.first_sequence}"
+        what = f"messages from sequence {needed} on are needed, but the log begins at {report.first_sequence}"
         yield _damage(path, what, needed, sum(map(len, lost)))
     point = int(after["distribution_point"])
     if point > int(after["end"]):
-        yield _damage(path, f"the distribution point, {point}, lies past the end, {after['end']}")
+        yield _damage(path, f"the distribution point, {point}, is after the end, {after['end']}")
     for channel in after["channels"]:
         for what in _implausible(channel, point):
             yield _damage(path, f"channel {channel['name']}: {what}")
 
 
 def _needed_before(state: dict[str, Any], begin: int, is_carried: Callable[[int], bool]) -> list[range]:
-    """The messages before the beginning of a log that a topic of this state would read from it."""
+    """Return the messages before the beginning of a log that a topic of this state needs."""
     all_from = min(first_needed(state, lambda _: True), begin)
     single = {each for channel in state["channels"] for each in _waiting(channel)} | {
         int(state["ephemeral_needed"])
@@ -229,14 +232,14 @@ def _waiting(channel: dict[str, Any]) -> Iterator[int]:
 
 
 def _implausible(channel: dict[str, Any], point: int) -> Iterator[str]:
-    """What contradicts itself in a channel's state: messages would be delivered twice, or never."""
+    """Yield contradictions in a channel's state, by which messages would be delivered twice or never."""
     cursor = int(channel["cursor"])
     if cursor > point:
-        yield f"the cursor, {cursor}, lies past the distribution point, {point}"
+        yield f"the cursor, {cursor}, is after the distribution point, {point}"
     last = cursor
     for start, end in channel["holes"]:
         if not last <= start < end <= point:
-            yield f"the hole from {start} to {end} is out of place"
+            yield f"the hole from {start} to {end} is out of order or out of range"
             return
         last = end
     previous = None
