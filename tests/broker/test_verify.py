@@ -283,7 +283,7 @@ def test_broker_json(tmp_path: Path) -> None:
         (tmp_path / "broker.json").write_text(text)
         assert bool(verify_broker_file(tmp_path)) is damaged, text
     (finding,) = verify_broker_file(tmp_path)
-    assert finding.what.endswith("a broker does not start over it")
+    assert finding.what.endswith("a broker does not start")
     (tmp_path / "broker.json.copy").write_text('{"format": 1, "next_id": 7}')
     (finding,) = verify_broker_file(tmp_path)
     assert finding.what.endswith("a broker uses the other copy")

@@ -18,7 +18,7 @@ class TopicView:
         ttl_ns: Messages older than this are not delivered; 0: no limit.
         is_limited: The topic limits the number or bytes of waiting messages.
         waiting: Messages deferred by their producer, or for one channel only, that the channels do not have yet. Most
-            are beyond the high watermark. Earlier ones are kept if the high watermark moved past them (`expire_before`).
+            are beyond the high watermark. Earlier ones stay if the high watermark moved past them (`expire_before`).
     """
 
     name: str
