@@ -63,7 +63,7 @@ def test_wrong_answers_leave_what_others_have_in_flight_as_it_is() -> None:
         (received[4].id, NOT_OWNED),
     ]
     assert other.requeue(received[2]) == other.touch(received[2]) == NOT_OWNED
-    assert not any(delivery.is_apart for _, delivery in owner.consumer.in_flight)
+    assert not any(delivery.is_split for _, delivery in owner.consumer.in_flight)
     owner.finish(received[2:3])  # out of order
     assert other.touch(received[2]) == NOT_IN_FLIGHT
     assert other.touch(received[3]) == NOT_OWNED
@@ -92,7 +92,7 @@ def test_ids_of_nobodys_messages_do_not_have_everybodys_searched(monkeypatch: py
     assert sender.touch(Received(UNKNOWN, b"", 1, 0)) == NOT_IN_FLIGHT
     assert looks <= 1000
     for owner in owners:
-        assert not any(delivery.is_apart for _, delivery in owner.consumer.in_flight)
+        assert not any(delivery.is_split for _, delivery in owner.consumer.in_flight)
 
 
 @pytest.mark.parametrize("ending", ["FIN", "REQ", "timeout", "empty", "leave"])
@@ -535,7 +535,7 @@ def test_a_delivery_finds_each_of_its_sequences() -> None:
     ids = [b"%016x" % number for number in (5, 6, 7, 50, 51, 900)]  # ids of other topics lie in between
     delivery = Delivery(encode_finish(ids), 100, 1, 0, 10)
     assert [delivery.id_of(sequence) for sequence in range(100, 106)] == ids
-    assert delivery.take_apart() == ids
+    assert delivery.split() == ids
     assert [delivery.sequence_of(message_id) for message_id in ids] == [100, 101, 102, 103, 104, 105]
     touched = delivery.touched(103, 77)
     assert (touched.lines, touched.sequence_of(ids[3])) == (encode_finish([ids[3]]), 103)
