@@ -1,4 +1,4 @@
-"""The root command, and how a command line runs: errors, signals and closed pipes become exit codes here."""
+"""The root command, and how a command line runs: errors, signals and closed pipes become exit codes."""
 
 import os
 import signal
@@ -36,6 +36,7 @@ _MODULES = {
     "dlq": "qcli.commands.dlq.command",
     "deferred": "qcli.commands.deferred",
     "log": "qcli.commands.log.command",
+    "help": "qcli.commands.help",
 }
 
 
@@ -44,29 +45,32 @@ _MODULES = {
     cls=LazyGroup,
     modules=_MODULES,
     examples={
-        "a broker that keeps its messages in ./data": "qcli serve --data-path ./data",
+        "run a broker that keeps its messages in ./data": "qcli serve --data-path ./data",
         "publish a file, one message per line": "cat access.log | qcli pub clicks",
-        "print messages as they come": "qcli tail clicks/archive",
-        "watch the queues": "qcli stat clicks",
+        "print messages as they arrive": "qcli tail clicks/archive",
+        "watch the backlogs": "qcli stat clicks",
     },
     notes={
-        "Environment": "QCLI_NSQD_TCP_ADDRESS and QCLI_NSQD_HTTP_ADDRESS stand for --nsqd-tcp-address and "
-        "--nsqd-http-address, of every command that talks to a broker, and QCLI_LOOKUPD_HTTP_ADDRESS for "
-        "--lookupd-http-address; several addresses with commas. The options under Connection have variables "
-        "whose names begin with QCLI_CLIENT_, such as QCLI_CLIENT_TLS_ROOT_CA_FILE. QCLI_COMPLETION_TIMEOUT is how "
-        "long completion waits for a broker's names, instead of 500ms. NO_COLOR turns colours off.",
+        "Topics": "qcli help connection, environment, positions, durations or exit-codes.",
+    },
+    details={
+        "Environment": "QCLI_NSQD_TCP_ADDRESS, QCLI_NSQD_HTTP_ADDRESS and QCLI_LOOKUPD_HTTP_ADDRESS set "
+        "--nsqd-tcp-address, --nsqd-http-address and --lookupd-http-address of every command; separate several "
+        "addresses with commas. The connection options have variables whose names begin with QCLI_CLIENT_, such as "
+        "QCLI_CLIENT_TLS_ROOT_CA_FILE. QCLI_COMPLETION_TIMEOUT is how long completion waits for a broker's names, "
+        "500ms by default. NO_COLOR turns colours off.",
     },
 )
 @version_option
 def root() -> None:
-    """A message broker that speaks NSQ's protocol, and the tools around it.
+    """Run a message broker that speaks NSQ's protocol, and work with its topics.
 
     Data goes to standard output, diagnostics go to standard error.
     """
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line and return the exit code. Errors that mean a bug in qcli are raised."""
+    """Run a command line and return the exit code. Raises errors that are bugs in qcli."""
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         return answer_shell(root, instruction)
     before = signal.signal(signal.SIGTERM, _terminate)
@@ -80,7 +84,7 @@ def _run(arguments: Sequence[str]) -> int:
     for line in notices(os.environ, root):
         print_diagnostic(line)
     try:
-        # Not click's `main`, which takes a closed pipe for a failure.
+        # click's `main` would report a closed pipe as a failure.
         with root.make_context("qcli", list(arguments)) as ctx:
             result = root.invoke(ctx)
         if sys.stdout is not None:
@@ -88,7 +92,7 @@ def _run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except BaseException as error:
-        # trio wraps whatever comes out of tasks.
+        # trio wraps the errors of tasks in groups.
         for leaf in leaf_exceptions(error):
             if isinstance(leaf, KeyboardInterrupt | click.Abort):
                 return ExitCode.INTERRUPTED
@@ -108,15 +112,15 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def notices(names: Iterable[str], root: click.Command) -> list[str]:
-    """A line for each variable among `names` that begins as ours do and that no command knows: probably misspelled."""
-    ours = {name for name in names if name.startswith(_PREFIX)} - _OF_MOST_COMMANDS
-    if not ours:
+    """Return a line for each variable that has qcli's prefix and that no command knows: probably misspelled."""
+    prefixed = {name for name in names if name.startswith(_PREFIX)} - _OF_MOST_COMMANDS
+    if not prefixed:
         return []
     params = [param for ctx in contexts_below(click.Context(root)) for param in ctx.command.params]
     known = {*_OF_MOST_COMMANDS, *(param.envvar for param in params if isinstance(param.envvar, str))}
     return [
-        f"Note: the variable {name} means nothing to qcli{did_you_mean(name, sorted(known))}."
-        for name in sorted(ours - known)
+        f"Note: qcli does not know the environment variable {name}{did_you_mean(name, sorted(known))}."
+        for name in sorted(prefixed - known)
     ]
 
 
@@ -124,32 +128,32 @@ def run_process() -> NoReturn:
     """Run the command line of this process and end it."""
     configure_streams()
     try:
-        # Also if SIGINT was ignored, as by a shell without a terminal for background processes. nsqd does the same.
+        # A shell without a terminal starts background processes with SIGINT ignored. nsqd handles it too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
-    # One that comes after the end needs no answer of ours.
+    # After the command has ended, SIGINT has its default effect.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
                 stream.flush()
         except OSError:
-            # What could not be written now cannot be written by the interpreter at exit either.
+            # The interpreter would fail to flush the same data at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED) and _has_arrow_threads():
         os._exit(code)
-    # If SIGINT comes while Python executes a string, as it does to make a dataclass, Python notes that, and
-    # `python -m qcli` would end by SIGINT and not with this code. The next string resets the note.
+    # If SIGINT arrives while Python executes a string, as for a dataclass, Python sets a flag, and `python -m qcli`
+    # would end by SIGINT instead of this exit code. Executing another string clears the flag.
     exec("")
     sys.exit(code)
 
 
 def _has_arrow_threads() -> bool:
-    """Whether threads of Arrow may still work on what was interrupted: they abort the process when Python ends.
+    """Return whether threads of Arrow may still run after an interruption: they abort the process when Python ends.
 
-    Where Spark was begun, it has to be ended in order, and Arrow works elsewhere.
+    With Spark, Arrow runs in other processes, and Spark must be shut down properly.
     """
     return "pyarrow" in sys.modules and "pyspark" not in sys.modules
 

@@ -65,7 +65,7 @@ def _command(ctx: click.Context) -> Iterator[str]:
         yield "\n".join(
             ["| option | |", "|---|---|", *(f"| `{_cell(a)}` | {_text(_cell(b))} |" for a, b in rows)]
         )
-    for title, text in command.notes.items():
+    for title, text in (command.notes | command.details).items():
         yield f"**{title}.** {_text(text)}"
     if command.examples:
         lines = "\n\n".join(f"# {about}\n{line}" for about, line in command.examples.items())

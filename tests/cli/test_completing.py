@@ -48,6 +48,14 @@ def test_commands_and_options(nowhere: Cli) -> None:
     assert ask(nowhere, "qcli pub clicks ./a") == [["file", "./a", ""]]
 
 
+def test_words_of_help(nowhere: Cli) -> None:
+    assert names(nowhere, "qcli help ex") == ["exit-codes"]
+    assert names(nowhere, "qcli help p") == ["pub", "peek", "positions"]
+    assert names(nowhere, "qcli help channel se") == ["seek", "set", "settings"]
+    assert names(nowhere, "qcli help pub ") == []
+    assert ["plain", "connection", "TLS, AUTH and compression"] in ask(nowhere, "qcli help ")
+
+
 def test_values_of_serve_s_options(nowhere: Cli) -> None:
     assert names(nowhere, "qcli serve --log-level ") == ["debug", "info", "warn", "error", "fatal"]
     assert names(nowhere, "qcli serve -log-level w") == ["warn"]

@@ -163,7 +163,7 @@ def test_who_asks_for_tls_is_not_answered_in_the_clear(
 ) -> None:
     result = run_here(nowhere, *command, "--tls-root-ca-file", guarded.env["QCLI_CLIENT_TLS_ROOT_CA_FILE"])
     assert result.code == 2
-    assert "--tls-root-ca-file: this goes over HTTP" in result.err
+    assert "--tls-root-ca-file: this command sends HTTP requests" in result.err
 
 
 def test_a_broker_without_tls_is_not_spoken_to_in_the_clear(guarded: Guarded, qcli: Cli, topic: str) -> None:
@@ -182,7 +182,7 @@ def test_a_broker_without_tls_is_not_spoken_to_in_the_clear(guarded: Guarded, qc
         (
             ("--tls-cert", "{garbage}"),
             1,
-            "--tls-cert {garbage}, which has to hold its key too, as there is no",
+            "--tls-cert {garbage}, which must hold the key too, as",
         ),
         (
             ("--tls-cert", "{garbage}", "--tls-key", "{garbage}"),

@@ -24,7 +24,7 @@ def test_list(qcli: Cli, broker: Broker, topic: str) -> None:
         ("second", 0, "c"),
     ]
     assert records[0]["due_ns"] < records[1]["due_ns"]
-    assert [row.split()[1] for row in rows] == [record["id"] for record in records]
+    assert [row.split()[2] for row in rows] == [record["id"] for record in records]
     assert qcli("deferred", "list", f"{topic}/c", "-n", "1", "--format", "json").records == records[:1]
 
 

@@ -1,5 +1,7 @@
 """`qcli dlq`."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from cli.support import Cli, fail_messages
@@ -29,6 +31,8 @@ def test_list(qcli: Cli, topic: str, dead: str) -> None:
     assert heading.split() == ["TOPIC", "FROM", "REASON", "FIRST", "LAST", "LETTERS"]
     cells = row.split()
     assert [*cells[:3], cells[-1]] == [dead, f"{topic}/c", "requeued", "3"]
+    for time in (cells[3:5], cells[5:7]):
+        assert datetime.now(UTC) - datetime.fromisoformat(f"{' '.join(time)}Z") < timedelta(minutes=10)
     (record,) = qcli("dlq", "list", dead, "--format", "json").records
     assert {key: record[key] for key in ("dead_letter_topic", "topic", "channel", "reason", "count")} == {
         "dead_letter_topic": dead,
@@ -75,9 +79,7 @@ def test_stat_shows_what_was_given_up(qcli: Cli, topic: str, dead: str) -> None:
 def test_requeue(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
     before = broker.channel_stats(topic, "d")["depth"]
     nothing = qcli("dlq", "requeue", dead, "--origin", f"{topic}/d", "--reason", "timed_out")
-    assert (
-        nothing.err == f"{dead}: 0 requeued: no letter from {topic}/d with the reason timed_out waits there\n"
-    )
+    assert nothing.err == f"{dead}: 0 requeued: no dead letters from {topic}/d with the reason timed_out\n"
     result = qcli("dlq", "requeue", dead, "-n", "1")
     assert (result.code, result.out, result.err) == (0, b"", f"{dead}: 1 requeued\n")
     assert qcli("tail", f"{topic}/c", "-n", "1").out == b"one\n"
@@ -85,7 +87,7 @@ def test_requeue(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
     assert qcli("tail", f"{topic}/c", "-n", "2").out.split() == [b"two", b"three"]
     assert broker.channel_stats(topic, "d")["depth"] == before
     assert qcli("dlq", "list", dead).out == b""
-    assert qcli("dlq", "requeue", dead).err == f"{dead}: 0 requeued: no letter waits there\n"
+    assert qcli("dlq", "requeue", dead).err == f"{dead}: 0 requeued: no dead letters\n"
 
 
 def test_requeue_to_the_topic(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
@@ -99,8 +101,8 @@ def test_requeue_what_has_no_channel_any_more(qcli: Cli, broker: Broker, topic: 
     result = qcli("dlq", "requeue", dead)
     assert (result.code, result.out) == (1, b"")
     assert result.err == (
-        f"{dead}: 0 requeued\nError: Not requeued: 3 because there is no channel {topic}/c. Say --to-topic to publish "
-        "them for all channels of their topics.\n"
+        f"{dead}: 0 requeued\nError: Not requeued: 3 because there is no channel {topic}/c. To publish "
+        "them to all channels of their topics, use --to-topic.\n"
     )
     assert len(bodies(qcli, dead)) == 3
     broker.create(topic, "e")
@@ -120,7 +122,10 @@ def test_drop(qcli: Cli, dead: str) -> None:
     assert qcli("dlq", "drop", dead, "--yes", "-n", "1").err == f"{dead}: 1 dropped\n"
     assert bodies(qcli, dead) == [b"two", b"three"]
     gone = qcli("dlq", "drop", dead, "-y", "--id", "f" * 16)
-    assert (gone.code, gone.err) == (1, f"{dead}: 0 dropped\nError: No such letter waits in {dead}.\n")
+    assert (gone.code, gone.err) == (
+        1,
+        f"{dead}: 0 dropped\nError: There are no such dead letters in {dead}.\n",
+    )
     assert qcli("dlq", "drop", dead, "-y").err == f"{dead}: 2 dropped\n"
     assert bodies(qcli, dead) == []
 

@@ -288,9 +288,9 @@ def test_variables_that_no_command_knows_are_named() -> None:
     names = ["QCLI_NSQD_TCP_ADRESS", "QCLI_CLIENT_TLS_CERTS", "QCLI_FOO", "HOME"]
     known = ["QCLI_NSQD_TCP_ADDRESS", "QCLI_CLIENT_TLS_CERT", "QCLI_TCP_ADDRESS", "QCLI_DATA_PATH"]
     assert notices(names + known, root) == [
-        "Note: the variable QCLI_CLIENT_TLS_CERTS means nothing to qcli (did you mean QCLI_CLIENT_TLS_CERT?).",
-        "Note: the variable QCLI_FOO means nothing to qcli.",
-        "Note: the variable QCLI_NSQD_TCP_ADRESS means nothing to qcli (did you mean QCLI_NSQD_TCP_ADDRESS?).",
+        "Note: qcli does not know the environment variable QCLI_CLIENT_TLS_CERTS (did you mean QCLI_CLIENT_TLS_CERT?).",
+        "Note: qcli does not know the environment variable QCLI_FOO.",
+        "Note: qcli does not know the environment variable QCLI_NSQD_TCP_ADRESS (did you mean QCLI_NSQD_TCP_ADDRESS?).",
     ]
 
 
@@ -299,5 +299,5 @@ def test_they_are_named_on_standard_error(run_here: Run) -> None:
     assert result.code == 0
     assert (
         result.err
-        == "Note: the variable QCLI_DATA_PAHT means nothing to qcli (did you mean QCLI_DATA_PATH?).\n"
+        == "Note: qcli does not know the environment variable QCLI_DATA_PAHT (did you mean QCLI_DATA_PATH?).\n"
     )

@@ -15,6 +15,7 @@ from qcli.app import root
 from qcli.broker.address_options import HTTP_VARIABLE, TCP_VARIABLE
 from qcli.framework.command import DocumentedCommand
 from qcli.framework.errors import ExitCode
+from qcli.framework.options import CONNECTION_OPTIONS
 from qcli.generate import generated_files, stale_files, write_files
 from qcli.generate.manpages import man_pages
 
@@ -58,19 +59,38 @@ def test_every_option_is_documented(ctx: click.Context) -> None:
 
 
 @everywhere
-def test_help_has_examples_and_exit_codes(ctx: click.Context) -> None:
-    text = ctx.get_help()
+def test_help_fits_two_screens_and_names_the_manual_page(ctx: click.Context) -> None:
     command = ctx.command
     assert isinstance(command, DocumentedCommand)
-    for line in command.examples.values():
-        assert f"  {line}\n" in text
-    assert "\nExit status:\n  0 " in text
+    with click.Context(command, ctx.parent, ctx.info_name, terminal_width=100, max_content_width=100) as wide:
+        text = wide.get_help()
+    assert len(text.splitlines()) <= 80
+    shown = [line for line in command.examples.values() if f"  {line}\n" in text]
+    assert len(shown) == min(4, len(command.examples))
     assert "-h, --help" in text
+    page = text.splitlines()[-1].removeprefix("More: man ")
+    assert f"{page}.1" in man_pages()
+
+
+@everywhere
+def test_help_names_every_option(ctx: click.Context) -> None:
+    text = ctx.get_help()
+    for param in ctx.command.get_params(ctx):
+        if isinstance(param, click.Option) and not param.hidden:
+            named = param.opts[0] in text
+            assert named != (getattr(param, "section", None) == CONNECTION_OPTIONS), param.name
+
+
+def test_manual_pages_have_all_examples_exit_codes_and_details() -> None:
+    page = man_pages()["qcli-pub.1"]
+    assert page.count("\n.EX\n") == 6
+    for text in (".SH SEVERAL BROKERS", ".SH EXIT STATUS\n.TP\n.B 0\n", "\\-\\-tls\\-root\\-ca\\-file"):
+        assert text in page
 
 
 @everywhere
 def test_every_client_command_finds_its_broker_alike(ctx: click.Context) -> None:
-    if isinstance(ctx.command, click.Group) or ctx.info_name in ("serve", "lookupd"):
+    if isinstance(ctx.command, click.Group) or ctx.info_name in ("serve", "lookupd", "help"):
         return
     if ctx.parent is not None and ctx.parent.info_name in ("log", "spark"):
         return  # they work on files
@@ -125,8 +145,8 @@ def test_there_is_a_page_for_every_command() -> None:
 
 
 def test_a_default_of_several_values_is_written_as_in_the_help() -> None:
-    page = man_pages()["qcli-to-parquet.1"]
-    assert "see \\-\\-consume. Default: 127.0.0.1:4150.\n" in page
+    page = man_pages()["qcli-pub.1"]
+    assert "or repeat the option. Default: 127.0.0.1:4150.\n" in page
 
 
 def test_generated_text_is_plain() -> None:

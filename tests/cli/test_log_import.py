@@ -109,7 +109,7 @@ def test_a_failure_after_some_of_the_topics(nowhere: Cli, tmp_path: Path, source
     assert result.code == 4
     assert [record["topic"] for record in result.records] == ["clicks"]
     assert result.err.endswith(
-        "1 of 2 topics were not imported; when that is mended, run the same command again for them.\n"
+        "1 of 2 topics were not imported. Fix the cause, then run the same command again.\n"
     )
     (ours / "topics" / "orders.topic-importing").unlink()
     again = nowhere("log", "import", str(source), "--data-path", str(ours), "--format", "json")

@@ -29,7 +29,7 @@ def test_the_next_messages_of_a_channel(qcli: Cli, broker: Broker, topic: str) -
     heading, *rows = result.out.decode().splitlines()
     assert heading.split() == ["SEQUENCE", "PUBLISHED", "ATTEMPTS", "STATE", "BODY"]
     assert [row.split()[0] for row in rows] == [str(number) for number in range(10)]
-    assert rows[3].split()[2:] == ["0", "fresh", "3"]
+    assert rows[3].split()[3:] == ["0", "fresh", "3"]
     assert bodies(qcli("peek", f"{topic}/c", "-n", "3").out) == ["0", "1", "2"]
     stats = broker.channel_stats(topic, "c")
     assert (stats["depth"], stats["in_flight_count"], stats["message_count"]) == (15, 0, 15)
@@ -41,7 +41,7 @@ def test_states(qcli: Cli, broker: Broker, topic: str) -> None:
     qcli("pub", topic, "-q", "--defer", "1h", stdin=b"later")
     heading, *rows = qcli("peek", f"{topic}/c").out.decode().splitlines()
     assert heading.split() == ["SEQUENCE", "PUBLISHED", "ATTEMPTS", "STATE", "DUE", "BODY"]
-    assert [row.split()[3] for row in rows] == ["fresh", "fresh", "fresh", "deferred"]
+    assert [row.split()[4] for row in rows] == ["fresh", "fresh", "fresh", "deferred"]
     assert bodies(qcli("peek", f"{topic}/c", "--state", "deferred").out) == ["later"]
     assert bodies(qcli("peek", f"{topic}/c", "--state", "fresh", "--state", "requeued").out) == [
         "0",
@@ -68,12 +68,12 @@ def test_nothing_to_see(qcli: Cli, run_here: Run, broker: Broker, topic: str) ->
     broker.create(f"{topic}.used", "c")
     broker.post("/mpub", b"1\n2", topic=f"{topic}.used")
     for args, why in (
-        ([topic], f"{topic}: no messages are kept"),
-        ([f"{topic}/c"], f"nothing waits in {topic}/c"),
-        ([f"{topic}/c", "--state", "deferred"], f"nothing deferred waits in {topic}/c"),
+        ([topic], f"{topic} has no messages"),
+        ([f"{topic}/c"], f"there are no messages in {topic}/c"),
+        ([f"{topic}/c", "--state", "deferred"], f"there are no deferred messages in {topic}/c"),
         (
             [f"{topic}.used", "--from", "2"],
-            f"{topic}.used: nothing comes after --from; the newest message is 1",
+            f"{topic}.used: there are no messages after --from; the newest message is 1",
         ),
         (
             [f"{topic}.used", "--from", "2100-01-01"],
@@ -103,7 +103,7 @@ def test_bodies_are_shown_on_one_line_and_cut_short(qcli: Cli, topic: str) -> No
     odd = ["tab\tand\nline", "\x1b[31mred", "x" * 500]
     stdin = b"\0".join([*(text.encode() for text in odd), b"\xff\x01"])
     qcli("pub", topic, "-q", "--null", stdin=stdin)
-    shown = [line.split(maxsplit=2)[2] for line in qcli("peek", topic).out.decode().splitlines()[1:]]
+    shown = [line.split(maxsplit=3)[3] for line in qcli("peek", topic).out.decode().splitlines()[1:]]
     assert shown == [r"tab\tand\nline", r"\x1b[31mred", "x" * 57 + "...", r"\xff\x01"]
     with qcli.on_terminal("peek", topic, columns=80) as terminal:
         assert terminal.end() == 0

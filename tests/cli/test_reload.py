@@ -99,7 +99,7 @@ def test_the_log_level(tmp_path: Path, command: str) -> None:
             f"tcp_address has changed in {config}: restart to use it",
         ]
         config.write_text("log_level = 3\n")
-        (why,) = reloaded(server, "stays in use")
+        (why,) = reloaded(server, "stay in use")
         assert "log_level: 3 is not a string." in why
         server.process.terminate()
         assert server.end().code == 0

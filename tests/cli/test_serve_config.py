@@ -150,7 +150,7 @@ def test_keys_that_mean_nothing_are_named(tmp_path: Path) -> None:
         ("mem_que_size", " (did you mean mem_queue_size?)"),
         ("nsqd", ""),
     ):
-        assert f"the key {key} is not known{hint}\n" in said
+        assert f"unknown key {key} is ignored{hint}\n" in said
     for flag in ("--worker-id", "--queue-scan-worker-pool-max"):
         assert f"{flag} has no effect here" in said
 

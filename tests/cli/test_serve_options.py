@@ -295,8 +295,10 @@ def test_version(nowhere: Cli, flag: str) -> None:
 def test_help(nowhere: Cli, flag: str) -> None:
     result = nowhere("serve", flag)
     assert (result.code, result.err) == (0, "")
-    assert b"  --snappy[=BOOL] " in result.out
-    for title in ("Addresses", "Storage", "TLS", "statsd", "Configuration", "Logging"):
+    assert b"  --tls-required[=true|false|tcp-https]\n" in result.out
+    assert b"  Compression: --deflate, --max-deflate-level, --snappy\n" in result.out
+    assert b"--queue-scan" not in result.out
+    for title in ("Addresses", "Storage", "TLS", "Configuration", "Logging"):
         assert f"\n{title}:\n".encode() in result.out
 
 

@@ -47,7 +47,7 @@ def test_a_change_that_drops_messages_says_how_many_and_asks(
     refused = qcli("topic", "set", topic, *limit)
     assert (refused.code, refused.out) == (2, b"")
     assert refused.err.endswith(
-        "Error: This would drop 6 waiting messages at once and standard input is no terminal to ask on: say --yes.\n"
+        "Error: This would drop 6 waiting messages and standard input is no terminal to ask on: say --yes.\n"
     )
     question = f"Drop 6 waiting messages of topic {topic} on {qcli.http_address}? [y/N]".encode()
     with qcli.on_terminal("topic", "set", topic, *limit) as terminal:
@@ -115,8 +115,8 @@ def test_a_channel(qcli: Cli, broker: Broker, topic: str) -> None:
             ["channel", "set", "{t}/c", "ttl=5s"],
             "'ttl=5s' is not NAME=VALUE, NAME being one of max_attempts, ",
         ),
-        (["channel", "set", "{t}/c", "max_attempts=some"], "max_attempts: 'some' is not a whole number"),
-        (["channel", "set", "{t}/c", "max_attempts=-1"], "'-1' is not a whole number of 0 or more"),
+        (["channel", "set", "{t}/c", "max_attempts=some"], "max_attempts: 'some' is not an integer"),
+        (["channel", "set", "{t}/c", "max_attempts=-1"], "'-1' is not an integer of 0 or more"),
         (["topic", "set", "{t}", "retention=7d"], "(did you mean retention_time?)"),
         (["channel", "set", "{t}/c"], "Missing argument 'NAME=VALUE...'"),
         (["topic", "set", "{t}", "ttl=5"], "ttl: '5' has no unit: write 5s for seconds, or ms, m, h, d."),

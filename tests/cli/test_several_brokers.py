@@ -288,8 +288,8 @@ def test_of_servers_the_last_value_counts_as_in_go(tmp_path: Path) -> None:
         told = [line.partition(" WARNING: ")[2] for line in broker.log() if " WARNING: " in line]
         assert json.loads(broker.http("GET", "/config/max_msg_size")) == 2000
     assert told == [
-        "--max-msg-size is given 2 times: the last value counts",
-        "--snappy is given 2 times: the last value counts",
+        "--max-msg-size is given 2 times: the last value is used",
+        "--snappy is given 2 times: the last value is used",
     ]
 
 

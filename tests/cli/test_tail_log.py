@@ -82,7 +82,7 @@ def test_a_range_that_ends_before_it_begins(
 ) -> None:
     result = run_here(nowhere, *command, "--from", first, "--to", end)
     assert result.code == 2
-    assert "--from lies behind --to" in result.err
+    assert "--from is after --to" in result.err
 
 
 @pytest.mark.parametrize(

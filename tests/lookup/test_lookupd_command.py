@@ -135,7 +135,7 @@ def test_it_runs_until_a_signal(tmp_path: Path) -> None:
         assert heard.pop() == f"ready: {listening}, data {tmp_path / 'd'}\n"
         for line in heard:
             assert re.fullmatch(r"\[x\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} [A-Z]+: .+\n", line)
-        assert "WARNING: configuration: the key tpc_address is not known" in "".join(heard)
+        assert "WARNING: configuration: unknown key tpc_address is ignored" in "".join(heard)
         assert "WARNING: --verbose has no effect here: see --log-level\n" in "".join(heard)
         service.process.send_signal(signal.SIGTERM)
         result = service.end()

@@ -18,28 +18,26 @@ DEFAULT_TCP_ADDRESS = "127.0.0.1:4150"
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:4151"
 
 BROKER = "Which broker"
-MAY_BE_SEVERAL = "Several: with commas, or given several times."
+MAY_BE_SEVERAL = "Several: with commas, or repeat the option."
 
 _TCP: dict[str, Any] = {
     "envvar": TCP_VARIABLE,
     "metavar": "HOST:PORT",
-    "show_envvar": True,
 }
 _HTTP: dict[str, Any] = {
     "type": params.http_address,
     "envvar": HTTP_VARIABLE,
     "metavar": "[https://]HOST:PORT|PATH",
-    "show_envvar": True,
 }
 
 
 def tcp_address(text: str) -> Decorator:
-    """`--nsqd-tcp-address` with this help."""
+    """Return `--nsqd-tcp-address` with this help."""
     return option(BROKER, TCP_OPTION, type=params.tcp_address, default=DEFAULT_TCP_ADDRESS, help=text, **_TCP)
 
 
 def tcp_addresses(text: str) -> Decorator:
-    """The same, for several brokers: a tuple, `nsqd_tcp_addresses`. Checked when used: see `check_tcp_address`."""
+    """Return the option for several brokers: a tuple, `nsqd_tcp_addresses`. `check_tcp_address` checks a value."""
     return several(
         BROKER,
         TCP_OPTION,
@@ -51,7 +49,7 @@ def tcp_addresses(text: str) -> Decorator:
 
 
 def check_tcp_address(text: str) -> None:
-    """Raises BadParameter if it is none."""
+    """Raises BadParameter if the text is no TCP address."""
     try:
         params.tcp_address(text)
     except click.BadParameter as error:
@@ -62,12 +60,12 @@ def check_tcp_address(text: str) -> None:
 
 
 def http_address(text: str) -> Decorator:
-    """`--nsqd-http-address` with this help."""
+    """Return `--nsqd-http-address` with this help."""
     return option(BROKER, HTTP_OPTION, default=DEFAULT_HTTP_ADDRESS, help=text, **_HTTP)
 
 
 def http_addresses(text: str) -> Decorator:
-    """The same, for several brokers; a tuple, `nsqd_http_addresses`."""
+    """Return the option for several brokers: a tuple, `nsqd_http_addresses`."""
     return several(
         BROKER,
         HTTP_OPTION,
@@ -79,7 +77,7 @@ def http_addresses(text: str) -> Decorator:
 
 
 def lookupd_addresses(text: str) -> Decorator:
-    """`--lookupd-http-address`, and `QCLI_LOOKUPD_HTTP_ADDRESS`: a tuple; see `chosen_lookupds`."""
+    """Return `--lookupd-http-address`: a tuple, `lookupd_addresses`; see `chosen_lookupds`."""
     return several(
         BROKER,
         LOOKUPD_OPTION,
@@ -87,17 +85,16 @@ def lookupd_addresses(text: str) -> Decorator:
         type=params.lookupd_address,
         envvar=LOOKUPD_VARIABLE,
         metavar="HOST:PORT",
-        show_envvar=True,
         help=f"{text} {MAY_BE_SEVERAL}",
     )
 
 
 def chosen_lookupds(addresses: tuple[str, ...], *brokers: str) -> tuple[str, ...]:
-    """The discovery services to ask: none if the command line names a broker and only the environment names these.
+    """Return the discovery services to ask: none if they are from the environment and the command line has a broker.
 
     Args:
         addresses: The value of `--lookupd-http-address`.
-        brokers: The parameters that name brokers.
+        brokers: The names of the parameters for brokers' addresses.
     """
     source = click.get_current_context().get_parameter_source
     typed = click.core.ParameterSource.COMMANDLINE
@@ -107,7 +104,7 @@ def chosen_lookupds(addresses: tuple[str, ...], *brokers: str) -> tuple[str, ...
 
 
 broker_http_options = all_of(
-    # Every command takes both addresses, so that all can be called alike.
+    # Every command accepts both addresses, so that scripts can call all of them in the same way.
     option(
         BROKER,
         TCP_OPTION,
@@ -120,7 +117,7 @@ broker_http_options = all_of(
         hidden=True,
         help="Accepted, not used.",
     ),
-    http_addresses("The brokers' HTTP addresses."),
+    http_addresses("Connect to the brokers at these HTTP addresses."),
     http_connection,
 )
-"""The addresses, and how to connect, for a command that speaks HTTP with one broker or several."""
+"""The addresses and connection options of a command that sends HTTP requests to one broker or several."""

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from trio_nsq.client.connection.tls import TLSFiles
 
 USER_AGENT = f"qcli/{__version__}"
-"""How commands introduce themselves to a broker."""
+"""The client name that commands send to a broker."""
 
 PREFIX = "QCLI_CLIENT_"
-"""Not `QCLI_`: `qcli serve` takes the broker's own certificate from `QCLI_TLS_CERT`."""
+"""Not `QCLI_`: `QCLI_TLS_CERT` is the broker's certificate, for `qcli serve`."""
 
 _IN_CONTEXT = "qcli.broker.connection_options"
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -37,7 +37,7 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 VARIABLES: list[str] = []
-"""The names of all variables of the environment that stand for these options."""
+"""The environment variables of these options."""
 
 
 def _option(name: str, variable: str, **attributes: Any) -> Decorator:
@@ -61,7 +61,7 @@ _TLS_OVER_HTTP = option(
     hidden=True,
     expose_value=False,
     callback=_keep,
-    help="What encrypts a TCP connection. Over HTTP the address has to say it: see refuse_plain_http.",
+    help="Encrypt TCP connections. Over HTTP, write the address as https://HOST:PORT.",
 )
 
 _HTTPS_OPTIONS = (
@@ -70,27 +70,27 @@ _HTTPS_OPTIONS = (
         "TLS_ROOT_CA_FILE",
         type=_FILE,
         metavar="FILE",
-        help="PEM file of the CAs to trust, instead of the system's.",
+        help="Trust the CAs in this PEM file instead of the system's.",
     ),
     _option(
         "--tls-cert",
         "TLS_CERT",
         type=_FILE,
         metavar="FILE",
-        help="PEM file of a certificate of our own, for a broker that asks for one.",
+        help="Send the client certificate in this PEM file, for a broker that requires one.",
     ),
     _option(
         "--tls-key",
         "TLS_KEY",
         type=_FILE,
         metavar="FILE",
-        help="PEM file of its key, if that is not in the same file.",
+        help="Read the certificate's key from this PEM file, if it is not in the same file.",
     ),
     _option(
         "--tls-insecure-skip-verify",
         "TLS_INSECURE_SKIP_VERIFY",
         is_flag=True,
-        help="Believe whatever certificate the broker shows.",
+        help="Skip certificate verification.",
     ),
 )
 _TCP_OPTIONS = (
@@ -98,7 +98,7 @@ _TCP_OPTIONS = (
         "--tls/--no-tls",
         "TLS",
         default=None,
-        help="Encrypt the TCP connection, or do not. Not given: it is encrypted if one of the following is.",
+        help="Encrypt TCP connections, or do not. By default they are encrypted if another TLS option is given.",
     ),
     *_HTTPS_OPTIONS,
     _option(
@@ -106,24 +106,34 @@ _TCP_OPTIONS = (
         "AUTH_SECRET",
         default="",
         metavar="TEXT",
-        help="Who we are, for a broker that asks with AUTH. On a command line it can be read by others on this "
-        "machine; in the environment it cannot.",
+        help="Send this secret to a broker that requires AUTH. Other users of this machine can see a command line: "
+        "use the environment variable instead.",
     ),
-    _option("--snappy", "SNAPPY", is_flag=True, help="Compress the TCP connection, if the broker does that."),
-    _option("--deflate", "DEFLATE", is_flag=True, help="The same, slower and smaller."),
+    _option(
+        "--snappy",
+        "SNAPPY",
+        is_flag=True,
+        help="Compress TCP connections with snappy, if the broker allows it.",
+    ),
+    _option(
+        "--deflate",
+        "DEFLATE",
+        is_flag=True,
+        help="Compress TCP connections with deflate: slower and smaller.",
+    ),
 )
 
 
 tcp_connection = all_of(*_TCP_OPTIONS)
-"""The options of a command that speaks the TCP protocol, and perhaps HTTP."""
+"""The options of a command that uses the TCP protocol, with or without HTTP."""
 
 http_connection = all_of(*_HTTPS_OPTIONS, _TLS_OVER_HTTP)
-"""The options of a command that speaks HTTP only."""
+"""The options of a command that uses HTTP only."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """What the command line and the environment say, by the names of the options. Raises UsageError: contradictions."""
+    """The values of the connection options, by their names. Raises UsageError: the options contradict each other."""
 
     tls: bool | None = None
     tls_root_ca_file: str | None = None
@@ -136,25 +146,25 @@ class ConnectOptions:
 
     def __post_init__(self) -> None:
         if self.tls_key and not self.tls_cert:
-            raise click.UsageError("--tls-key is the key of a certificate: give --tls-cert, too.")
+            raise click.UsageError("--tls-key needs a certificate: give --tls-cert, too.")
         if self.snappy and self.deflate:
             raise click.UsageError("--snappy and --deflate exclude each other.")
 
     @classmethod
     def of_command(cls, ctx: click.Context | None = None) -> ConnectOptions:
-        """What was said to the command that runs, or to the one of this context; nothing outside of one."""
+        """Return the values of the current command, or of this context's; the defaults outside of a command."""
         ctx = ctx or click.get_current_context(silent=True)
         return cls() if ctx is None else cls(**ctx.meta.get(_IN_CONTEXT, {}))
 
     @property
     def encrypts_tcp(self) -> bool:
-        """Whether TCP connections are to use TLS."""
+        """Whether TCP connections use TLS."""
         if self.tls is not None:
             return self.tls
         return bool(self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify)
 
     def options(self) -> ConnectionOptions:
-        """What a `Producer` or a `Consumer` is to be given. Raises Failure: a file cannot be used."""
+        """Return the arguments for a `Producer` or a `Consumer`. Raises Failure: a file cannot be used."""
         return {
             "user_agent": USER_AGENT,
             "tls_v1": self.encrypts_tcp,
@@ -165,11 +175,11 @@ class ConnectOptions:
         }
 
     def https_context(self, address: str) -> ssl.SSLContext | None:
-        """What to speak TLS with to an HTTP address; None: it is spoken to in the clear. Raises as `options`."""
+        """Return the TLS context for an HTTP address; None: plain HTTP. Raises as `options`."""
         return self._context() if is_https(address) else None
 
     def tls_files(self) -> TLSFiles:
-        """What a Spark task, or another thread, speaks https with."""
+        """Return the TLS files, for a Spark task or another thread."""
         from trio_nsq.client.connection.tls import TLSFiles
 
         return TLSFiles(self.tls_root_ca_file, self.tls_cert, self.tls_key, self.tls_insecure_skip_verify)
@@ -182,15 +192,15 @@ class ConnectOptions:
             for name in ("tls_root_ca_file", "tls_cert", "tls_key"):
                 text = text.replace(f"{name} ", f"--{name.replace('_', '-')} ")
             text = text.replace(
-                ", --tls-key None:", ", which has to hold its key too, as there is no --tls-key:"
+                ", --tls-key None:", ", which must hold the key too, as --tls-key is not given:"
             )
             raise Failure(f"{text}.") from error
 
 
 def refuse_plain_http(address: str) -> None:
-    """Raises UsageError if the command line asks for TLS, and this HTTP address is none of https.
+    """Raises UsageError if the command line asks for TLS, and this HTTP address is not https.
 
-    The environment does not count: it is there for other commands and brokers, too.
+    The environment is ignored here: it is for other commands and brokers, too.
     """
     ctx = click.get_current_context(silent=True)
     if ctx is None or is_https(address) or is_unix_path(address):
@@ -200,6 +210,6 @@ def refuse_plain_http(address: str) -> None:
         if asked and field.name.startswith("tls") and getattr(ConnectOptions.of_command(), field.name):
             flag = "--" + field.name.replace("_", "-")
             raise click.UsageError(
-                f"{flag}: this goes over HTTP, to {address}: for TLS write "
+                f"{flag}: this command sends HTTP requests to {address}: for TLS write "
                 "--nsqd-http-address https://HOST:PORT."
             )

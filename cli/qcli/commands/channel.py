@@ -25,39 +25,39 @@ _ACTIONS = [
     Action(
         "create",
         " created",
-        {"before anything is published": "qcli channel create clicks/archive clicks/alerts"},
-        "Create channels.\n\nTheir topics have to exist. A channel that exists already stays as it is. The first "
-        "channel of a topic gets what has been published so far, later ones what is published from now on.",
+        {"create two channels": "qcli channel create clicks/archive clicks/alerts"},
+        "Create channels.\n\nTheir topics must exist. Existing channels do not change. A topic's first channel "
+        "gets the messages published so far; later channels get new messages only.",
         creates=True,
     ),
     Action(
         "delete",
         " deleted",
-        {"without being asked": "qcli channel delete --yes clicks/archive"},
-        "Delete channels, with the messages they hold.\n\nAsks first on a terminal; elsewhere it needs --yes. "
+        {"delete without confirmation": "qcli channel delete --yes clicks/archive"},
+        "Delete channels with their messages.\n\nAsks for confirmation on a terminal; elsewhere --yes is required. "
         "Consumers are disconnected.",
         destroys=True,
     ),
     Action(
         "empty",
         " emptied",
-        {"drop a backlog": "qcli channel empty clicks/archive"},
-        "Throw away the messages of channels.\n\nThose in flight and deferred go too. Asks first on a terminal; "
-        "elsewhere it needs --yes.",
+        {"delete a backlog": "qcli channel empty clicks/archive"},
+        "Delete the messages of channels.\n\nThis includes messages in flight and deferred messages. Asks for "
+        "confirmation on a terminal; elsewhere --yes is required.",
         destroys=True,
     ),
     Action(
         "pause",
         " paused",
-        {"hold deliveries back": "qcli channel pause clicks/archive"},
-        "Stop delivering the messages of channels to consumers.\n\nMessages go on arriving in the channel. "
-        "The pause outlasts a restart of the broker.",
+        {"stop deliveries": "qcli channel pause clicks/archive"},
+        "Stop delivering messages of channels to consumers.\n\nChannels still receive messages. "
+        "The pause survives a restart of the broker.",
     ),
     Action(
         "unpause",
         " unpaused",
-        {"deliver again": "qcli channel unpause clicks/archive"},
-        "Deliver the messages of channels to consumers again.",
+        {"resume deliveries": "qcli channel unpause clicks/archive"},
+        "Deliver messages of channels to consumers again.",
     ),
 ]
 
@@ -67,14 +67,14 @@ _ACTIONS = [
     cls=DocumentedGroup,
     short_help="Create, delete, empty, pause, move or list channels.",
     examples={
-        "what there is": "qcli channel list",
-        "a new channel": "qcli channel create clicks/archive",
-        "hold deliveries back, and let them go again": "qcli channel pause clicks/archive",
-        "have the last two hours delivered again": "qcli channel seek clicks/archive --to 2h",
+        "list all channels": "qcli channel list",
+        "create a channel": "qcli channel create clicks/archive",
+        "stop deliveries": "qcli channel pause clicks/archive",
+        "deliver the last two hours again": "qcli channel seek clicks/archive --to 2h",
     },
     exits={
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
-        ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
+        ExitCode.PARTIAL: "The command succeeded for some names or brokers only; standard error lists the others.",
     },
 )
 def command() -> None:
@@ -90,9 +90,9 @@ for _command in settings_commands("channel"):
 @command.command(
     "list",
     examples={
-        "all there are": "qcli channel list",
-        "those of one topic": "qcli channel list clicks",
-        "those that are paused": "qcli channel list --format json | jq 'select(.paused)'",
+        "list all channels": "qcli channel list",
+        "list the channels of one topic": "qcli channel list clicks",
+        "list paused channels": "qcli channel list --format json | jq 'select(.paused)'",
     },
     exits={
         ExitCode.FAILURE: "There is no such topic, or standard output cannot be written.",
@@ -101,15 +101,14 @@ for _command in settings_commands("channel"):
 @click.argument("topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_topic)
 @broker_http_options
 @output_format(
-    "text: TOPIC/CHANNEL per line. json: an object per line, with the keys topic, channel and paused "
-    "(on one of the brokers at least).",
+    "text: TOPIC/CHANNEL per line. json: an object per line: topic, channel, paused (on at least one broker).",
     "text",
     "json",
 )
 def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
-    """List the channels of a broker, or of a topic, by name.
+    """List all channels, or those of a topic, by name.
 
-    Of several brokers each channel is listed once.
+    With several brokers, each channel is listed once.
     """
     from ..broker.admin_client import AdminClient
 
@@ -137,31 +136,31 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
     "seek",
     short_help="Move a channel back or forward in its topic.",
     examples={
-        "have the last two hours delivered again": "qcli channel seek clicks/archive --to 2h",
-        "how many messages is that?": "qcli channel seek clicks/archive --to 2h --dry-run",
-        "all that is kept": "qcli channel seek clicks/archive --to earliest",
-        "skip a backlog": "qcli channel seek clicks/archive --to latest --yes",
-        "look first what is there": "qcli peek clicks --from 2h -n 3",
+        "deliver the last two hours again": "qcli channel seek clicks/archive --to 2h",
+        "count the messages first": "qcli channel seek clicks/archive --to 2h --dry-run",
+        "deliver all retained messages again": "qcli channel seek clicks/archive --to earliest",
+        "skip the backlog": "qcli channel seek clicks/archive --to latest --yes",
+        "look at the messages first": "qcli peek clicks --from 2h -n 3",
     },
     exits={
-        ExitCode.FAILURE: "It was not moved: no such channel, nobody agreed, or the broker refused.",
-        ExitCode.PARTIAL: "It was moved on some of the brokers only; standard error says what failed on the others.",
+        ExitCode.FAILURE: "The channel was not moved: it does not exist, you did not confirm, or the broker refused.",
+        ExitCode.PARTIAL: "The channel was moved on some brokers only; standard error says what failed on the others.",
     },
-    notes={
-        "What happens": "The channel begins anew at that position, and the other channels of the topic do not notice. "
-        "Every message from there on is delivered, in order and with attempts counted from 1, whatever has become of "
-        "it: waiting, finished, requeued or emptied. Messages before it are skipped, also requeued and deferred "
-        "ones; but back at the earliest message nothing is skipped. Those that were deferred when they were published "
-        "still wait for their time. What consumers have in flight they cannot finish any more (E_FIN_FAILED), as after "
+    details={
+        "Effect": "The channel restarts at the position. Other channels of the topic do not change. "
+        "It delivers every message from there on, in order and with attempts counted from 1, whether the message is "
+        "waiting, finished, requeued or emptied. It skips all messages before the position, also requeued and deferred "
+        "ones; with --to earliest it skips none. Messages that were deferred when they were published "
+        "still wait for their time. Consumers cannot finish messages that are in flight (E_FIN_FAILED), as after "
         "'qcli channel empty'.",
-        "What there is": "A channel cannot go back to what is no longer kept, which is a matter of the topic's "
-        "retention; then it goes to the earliest message there is. Nor can it go past what its topic has "
-        "passed on to it, which is less than there is while the topic is paused. Both are told.",
+        "Limits": "The topic's retention limits how far back a channel can go; the earliest possible position is the "
+        "oldest message. While the topic is paused, a channel cannot go past the messages that the topic has passed "
+        "to it. The report says if a limit applied.",
         "Positions": POSITIONS_NOTE,
-        "JSON": "One object: topic, channel, from_sequence and to_sequence (where it began to read before, and "
-        "begins now), delivered_again (messages it was done with), skipped (messages it was not done with), in_flight, "
-        "limited_by (earliest or latest if it could not go further; else null) and dry_run. Of several "
-        "brokers an object each, with its address as broker.",
+        "JSON": "One object: topic, channel, from_sequence and to_sequence (the old and the new position), "
+        "delivered_again (finished messages after the new position), skipped (unfinished messages before it), "
+        "in_flight, limited_by (earliest or latest if a limit applied; else null) and dry_run. With several "
+        "brokers, one object each, with the key broker.",
     },
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
@@ -173,11 +172,11 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
     type=BrokerPosition(),
     required=True,
     metavar="POSITION",
-    help="The message of this sequence, or the first one published at this time.",
+    help="Move to this position: see 'qcli help positions'.",
 )
-@option("Where to", "--dry-run", is_flag=True, help="Only say what it would do.")
-@option("Where to", "--yes", "-y", is_flag=True, help="Skip messages without asking.")
-@output_format("text: a line or two for people. json: an object, see below.", "text", "json")
+@option("Where to", "--dry-run", is_flag=True, help="Only report the effect.")
+@option("Where to", "--yes", "-y", is_flag=True, help="Skip messages without confirmation.")
+@output_format("text: for people. json: write an object.", "text", "json")
 def seek(
     wanted: Source,
     nsqd_http_addresses: tuple[str, ...],
@@ -186,10 +185,10 @@ def seek(
     yes: bool,
     form: str,
 ) -> None:
-    """Move one channel to a sequence or time: back, to have messages delivered again, or forward, to skip some.
+    """Move a channel to a sequence or time: back to deliver messages again, or forward to skip some.
 
-    Asks first if it would skip messages, on a terminal; elsewhere that needs --yes. The move is on disk when this
-    command ends.
+    If messages would be skipped, asks for confirmation on a terminal; elsewhere --yes is required. When the command
+    ends, the new position is on disk.
     """
     refuse_sequence(to, nsqd_http_addresses)
     if not dry_run and not yes:
@@ -213,7 +212,7 @@ def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, 
 
 
 def _ask_to_skip(wanted: Source, addresses: Sequence[str], skipped: int) -> None:
-    """Let the user agree to skip so many messages; raises what `confirm` does."""
+    """Ask the user before messages are skipped; raises as `confirm`."""
     if skipped:
         messages = count_of(skipped, "message")
         confirm(

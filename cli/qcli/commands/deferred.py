@@ -1,4 +1,4 @@
-"""`qcli deferred`: lists and cancels the deferred messages of a channel."""
+"""`qcli deferred`: lists and cancels deferred messages of a channel."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from ..framework.errors import ExitCode, Failure
 from ..framework.options import count_option, output_format
 from ..framework.output import json_lines, plain_table, print_diagnostic, write
 from ..framework.params import Source, channel_source, message_id
-from ..framework.positions import moment
+from ..framework.positions import short_time
 from .shared.messages import with_body_column
 
 _WHAT = "has no list of deferred messages"
@@ -24,42 +24,44 @@ _AT_ONCE = 500
 @click.group(
     "deferred",
     cls=DocumentedGroup,
-    short_help="List deferred messages, or cancel some.",
+    short_help="List or cancel deferred messages.",
     examples={
-        "what comes when": "qcli deferred list clicks/archive",
-        "call one off": "qcli deferred cancel clicks/archive 0cb2f1a3c9400001",
+        "list deferred messages": "qcli deferred list clicks/archive",
+        "cancel one": "qcli deferred cancel clicks/archive 0cb2f1a3c9400001",
     },
     exits={ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning},
 )
 def command() -> None:
-    """List the messages of a channel that wait for their time, and cancel some of them.
+    """List or cancel the deferred messages of a channel.
 
-    A message waits in each channel of its topic by itself: because its publisher deferred it, or because a consumer
-    sent it back with a delay.
+    A message is deferred by its producer, or by a consumer that requeues it with a delay. Each channel of a topic has
+    its own deferred messages.
     """
 
 
 @command.command(
     "list",
     examples={
-        "the next ten": "qcli deferred list clicks/archive -n 10",
-        "when the first is due": "qcli deferred list clicks/archive -n 1 --format json | jq .due_ns",
+        "list the next ten": "qcli deferred list clicks/archive -n 10",
+        "print when the first one is due": "qcli deferred list clicks/archive -n 1 --format json | jq .due_ns",
     },
     exits={
         ExitCode.FAILURE: "There is no such channel, or standard output cannot be written.",
     },
-    notes={
+    details={
         "JSON": "One object per line: topic, channel, id, due_ns (Unix nanoseconds), sequence, timestamp_ns (when it "
-        "was published), attempts (how often it was delivered here), state, and body, a string; for a body that is not "
-        "UTF-8, body_base64 stands in its place. Of several brokers also broker, its address.",
+        "was published), attempts (deliveries by this channel), state, and body, a string; if a body is not UTF-8, "
+        "body_base64 replaces it. With several brokers also broker, its address.",
     },
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
 @broker_http_options
-@count_option("Which messages", "How many, at most: those that are due first.", most=10_000, default=100)
-@output_format("table: for people, bodies cut short. json: an object per line, see below.", "table", "json")
+@count_option(
+    "Which messages", "List at most N messages, those that are due first.", most=10_000, default=100
+)
+@output_format("table: shorten bodies; times are UTC. json: write an object per line.", "table", "json")
 def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: int, form: str) -> None:
-    """List what waits for its time in a channel, the earliest first, and take none of it."""
+    """List the deferred messages of a channel, the earliest first."""
     params = {"max_messages": str(count)}
     try:
         lines = read_records(
@@ -69,12 +71,11 @@ def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: i
             ),
         )
     except ChannelNotFound as error:
-        # Whoever has just published is not wrong to look here: what a topic defers waits for its first channel.
+        # A user who has just published a deferred message looks here, but the topic keeps it for its first channel.
         raise ChannelNotFound(
-            f"{error.message} What is deferred waits in channels: make it with 'qcli channel create {wanted}', or with "
-            "its first consumer."
+            f"{error.message} Deferred messages are in channels. Create it: qcli channel create {wanted}"
         ) from error
-    messages = [line for line in lines if "gap" not in line]  # those are damaged; 'peek' says more
+    messages = [line for line in lines if "gap" not in line]  # damaged messages, which 'peek' reports
     messages = sorted(messages, key=lambda message: int(message["due_ns"]))[:count]
     if form == "json":
         write(json_lines(messages))
@@ -82,34 +83,34 @@ def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: i
         headings, rows = ("DUE", "ID", "ATTEMPTS", "PUBLISHED"), [_row(message) for message in messages]
         write(plain_table(with_body_column(headings, rows, messages), 5))
     if not messages:
-        print_diagnostic(f"Note: nothing deferred waits in {wanted}.")
+        print_diagnostic(f"Note: there are no deferred messages in {wanted}.")
 
 
 def _row(message: dict[str, Any]) -> tuple[str, ...]:
-    due, published = moment(message["due_ns"]), moment(message["timestamp_ns"])
+    due, published = short_time(message["due_ns"]), short_time(message["timestamp_ns"])
     return due, message["id"], str(message["attempts"]), published
 
 
 @command.command(
     "cancel",
     examples={
-        "one": "qcli deferred cancel clicks/archive 0cb2f1a3c9400001",
-        "all that mention a customer": "qcli deferred list clicks/archive --format json | jq -r "
+        "cancel one message": "qcli deferred cancel clicks/archive 0cb2f1a3c9400001",
+        "cancel all that mention a customer": "qcli deferred list clicks/archive --format json | jq -r "
         "'select(.body | test(\"customer 17\")).id' | "
         "xargs qcli deferred cancel clicks/archive",
     },
     exits={
-        ExitCode.FAILURE: "None of them is deferred there, or the broker refused.",
-        ExitCode.PARTIAL: "Some of them are not deferred there; standard error says which. Or a broker failed.",
+        ExitCode.FAILURE: "None of the messages is deferred in the channel, or the broker refused.",
+        ExitCode.PARTIAL: "Some messages are not deferred in the channel; standard error lists them. Or it failed.",
     },
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=message_id)
 @broker_http_options
 def cancel(wanted: Source, ids: Sequence[str], nsqd_http_addresses: tuple[str, ...]) -> None:
-    """Throw away messages of a channel that wait for their time, by their ids.
+    """Delete deferred messages of a channel, by their ids.
 
-    Other channels of the topic keep theirs. What has come due meanwhile is not cancelled any more.
+    Other channels of the topic keep their copies. Messages that are due by now are not cancelled.
     """
     cancelled: set[str] = set()
 

@@ -1,6 +1,6 @@
 """`qcli lookupd`: the discovery service.
 
-The names, defaults and keys of its options are nsqlookupd's. What differs stands in docs/reference/differences.md.
+The names, defaults and keys of its options are nsqlookupd's; docs/reference/differences.md lists the exceptions.
 """
 
 from __future__ import annotations
@@ -30,46 +30,49 @@ SETTINGS = under_headings(
         "tcp-address",
         LISTEN,
         "127.0.0.1:4160",
-        help="Where brokers register. Port 0 picks a free one; :4160 is every interface.",
+        help="Listen for brokers here. Port 0 picks a free port; :4160 is every interface.",
     ),
     Setting(
-        "http-address", LISTEN, "127.0.0.1:4161", help="Where consumers and administrators ask, likewise."
+        "http-address", LISTEN, "127.0.0.1:4161", help="Serve HTTP here, for consumers and administrators."
     ),
     Setting(
         "broadcast-address",
         kinds.HOST,
-        help="The host that brokers are told to ask at. Not given: this machine's host name, or the loopback address "
-        "if HTTP is served there alone.",
+        help="Announce this host to brokers. By default it is this machine's host name, or the loopback "
+        "address if HTTP is served there only.",
+        brief=True,
     ),
     Setting(
         "address-file",
         kinds.FILE,
-        help="Once ready, write the bound addresses here, as JSON with the keys tcp_address and http_address. The "
-        "file appears whole, and goes away with the service.",
+        help="Write the bound addresses to this file when the service is ready: JSON with the keys tcp_address "
+        "and http_address. The file is replaced atomically, and removed when the service stops.",
+        brief=True,
     ),
     "Producers",
     Setting(
         "inactive-producer-timeout",
         kinds.POSITIVE_DURATION,
         "5m",
-        help="A broker that has not pinged for longer is not told to anybody; after twice that, and a minute at "
-        "least, its connection is closed. Brokers ping every 15 seconds.",
+        help="Hide a broker that has not pinged for this long. After twice that, and at least a minute, its "
+        "connection is closed. Brokers ping every 15 seconds.",
     ),
     Setting(
         "tombstone-lifetime",
         kinds.DURATION,
         "45s",
-        help="How long a tombstone hides a broker from the consumers of a topic that is being deleted there.",
+        help="Hide a broker for this long from the consumers of a topic that is being deleted there.",
     ),
     Setting(
-        "max-registrations", kinds.POSITIVE, 100_000, help="Topics and channels that one broker may register."
+        "max-registrations", kinds.POSITIVE, 100_000, help="Limit the topics and channels of one broker."
     ),
     "Storage",
     Setting(
         "data-path",
         kinds.FOLDER,
-        help="A folder in which the names of topics and channels outlive a restart. Made if it is missing; its parent "
-        "has to exist. Not given: those that no broker has at the time are forgotten.",
+        help="Keep the names of topics and channels in this folder, over restarts. It is created if it is "
+        "missing; its parent must exist. By default, names that no broker registers are forgotten at a "
+        "restart.",
     ),
     "Logging",
     *LOG_SETTINGS,
@@ -78,7 +81,7 @@ SETTINGS = under_headings(
 
 
 def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
-    """Put values, by field, where the service expects them; those that are no fields of it are left alone."""
+    """Return the service's options from values by field; other values are ignored."""
     from trio_nsq.lookup.service.options import LookupdOptions
 
     return LookupdOptions(**fields_of(LookupdOptions, values))
@@ -90,59 +93,58 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
     params=[CONFIG, *SETTINGS],
     short_help="Run a discovery service.",
     examples={
-        "on this machine only": "qcli lookupd",
-        "a broker that registers with it": "qcli serve --lookupd-tcp-address 127.0.0.1:4160",
-        "for the whole network, on nsqlookupd's ports": "qcli lookupd --tcp-address 0.0.0.0:4160 "
+        "run it on this machine only": "qcli lookupd",
+        "run a broker that registers with it": "qcli serve --lookupd-tcp-address 127.0.0.1:4160",
+        "serve the whole network, on nsqlookupd's ports": "qcli lookupd --tcp-address 0.0.0.0:4160 "
         "--http-address 0.0.0.0:4161",
-        "one that remembers topics which no broker has at the time": "qcli lookupd --data-path /var/lib/qcli-lookupd",
+        "remember topics that no broker has at the time": "qcli lookupd --data-path /var/lib/qcli-lookupd",
     },
     exits={
-        ExitCode.OK: "It was stopped by SIGINT or SIGTERM, in good order.",
-        ExitCode.FAILURE: "It could not start (an address is taken, the folder is in use or cannot be written, the "
-        "configuration file is wrong), or it failed.",
-        ExitCode.USAGE: "The command line is wrong, or a variable of the environment.",
-        ExitCode.INTERRUPTED: "A second signal, SIGINT, cut the stop short.",
-        ExitCode.TERMINATED: "A second signal, SIGTERM, cut the stop short.",
+        ExitCode.OK: "SIGINT or SIGTERM stopped the service in an orderly way.",
+        ExitCode.FAILURE: "The service could not start (an address is in use, the folder is in use or cannot be "
+        "written, the configuration file is wrong), or it failed.",
+        ExitCode.USAGE: "The command line or an environment variable is wrong.",
+        ExitCode.INTERRUPTED: "A second signal, SIGINT, stopped the service at once.",
+        ExitCode.TERMINATED: "A second signal, SIGTERM, stopped the service at once.",
     },
-    notes={
-        "Questions": "GET /lookup?topic=NAME tells which brokers have a topic, GET /topics which topics there are, GET "
-        "/nodes which brokers; docs/how-to/discovery.md has the other requests.",
-        "Several of them": "They know nothing of each other. Brokers register with each of them, and consumers ask "
-        "each of them, so that one is enough to go on with. A service that comes back is told everything anew by the "
-        "brokers, within seconds if they are ours, and by nsqd with its next ping.",
-        "What is kept": "A topic or channel that has been there once is listed until it is deleted over HTTP, also "
-        "while no broker has it; ephemeral ones go with the last broker that has them. With --data-path the others "
-        "are written down within a second, and known again after a restart.",
-        "Environment": "Each option can also be given by a variable named QCLI_ and the option in capitals with "
-        "underscores, such as QCLI_TCP_ADDRESS, as for 'qcli serve'; an empty variable counts as none. A flag wins "
-        "over the environment, and that over the configuration file.",
-        "Reloading": "SIGHUP has it read log_level in the configuration file again, unless a flag or a variable says "
-        "another. All else holds from a restart on.",
+    details={
+        "Queries": "GET /lookup?topic=NAME lists the brokers that have a topic, GET /topics the topics, and GET /nodes "
+        "the brokers; docs/how-to/discovery.md has the other requests.",
+        "Several services": "Services do not know each other. Brokers register with each service, and consumers ask "
+        "each service, so one running service is enough. After a restart of a service, brokers register again: 'qcli "
+        "serve' within seconds, nsqd with its next ping.",
+        "Retained names": "A topic or channel stays listed until it is deleted over HTTP, even if no broker has it. "
+        "Ephemeral ones are removed with the last broker that has them. With --data-path, names are saved within a "
+        "second and survive a restart.",
+        "Environment": "QCLI_ and the option's name in capitals with underscores sets an option, such as "
+        "QCLI_TCP_ADDRESS, as for 'qcli serve'. An empty variable counts as none. "
+        "A flag overrides the environment, and the environment overrides the configuration file.",
+        "Reloading": "At SIGHUP the service reads log_level in the configuration file again, unless a flag or a "
+        "variable sets it. All other options need a restart.",
         "Configuration file": "TOML with nsqlookupd's keys: the option with underscores, such as tcp_address. A "
-        'duration is a string such as "1m30s", or an integer, milliseconds. A key that is not known is named in the '
-        "log and changes nothing.",
-        "Differences from nsqlookupd": "It listens on the loopback interface unless told otherwise; nsqlookupd "
-        "listens on all. Options may be written in Go's way, as for nsqlookupd: -name, --name=value; an option that "
-        "is shown with [=...] takes a value behind '=' only. --verbose is accepted and has no effect: see --log-level.",
+        'duration is a string such as "1m30s", or an integer in milliseconds. Unknown keys are logged and ignored.',
+        "systemd": "With Type=notify in its unit, systemd knows when the service is ready, reloads or stops.",
+        "Differences from nsqlookupd": "The default addresses are on the loopback interface; nsqlookupd "
+        "listens on all interfaces. Options may be written in Go's way, as for nsqlookupd: -name, --name=value. An "
+        "option that is shown with [=...] takes a value after '=' only. --verbose is accepted and has no effect: see "
+        "--log-level.",
     },
 )
 @version_option
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> int:
-    """Run a discovery service, until SIGINT or SIGTERM.
+    """Run a discovery service until SIGINT or SIGTERM.
 
-    It does the job of nsqlookupd, for any NSQ broker and client: brokers tell it which topics and channels they have,
-    and consumers ask it which brokers have a topic. Once it is ready, a line that begins with 'ready' and names the
-    addresses is written to standard error.
-
-    The first signal stops it in good order; a second one at once.
+    It replaces nsqlookupd, for any NSQ broker and client: brokers register their topics and channels, and consumers
+    ask which brokers have a topic. When it is ready, it writes a line with its addresses to standard error. A second
+    signal stops it at once.
     """
     from trio_nsq.lookup.service.server import serve
 
     from ..framework.daemon.run import run_server
 
     if values["data_path"] is not None:
-        # What is said about the folder is to be clear wherever it is read.
+        # An absolute path, because the log names it.
         values["data_path"] = values["data_path"].absolute()
     options = lookupd_options(values)
     run_server(ctx, serve, options, "trio_nsq.lookup", lambda bound: _described(bound, options))

@@ -17,7 +17,7 @@ from ..framework.errors import ExitCode
 from ..framework.options import count_option, option, output_format
 from ..framework.output import RawOutput, plain_table, print_diagnostic, write
 from ..framework.params import Source, source
-from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, moment, refuse_sequence
+from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, refuse_sequence, short_time
 from .shared.messages import body_of, with_body_column
 
 DEFAULT_COUNT = 10
@@ -30,45 +30,42 @@ STATES = ("requeued", "fresh", "deferred")
     cls=DocumentedCommand,
     short_help="Look at messages without taking them.",
     examples={
-        "what a channel delivers next": "qcli peek clicks/archive",
-        "what waits for its time": "qcli peek clicks/archive --state deferred",
-        "the newest messages of a topic": "qcli peek clicks",
-        "the first ones of the last hour, as JSON": "qcli peek clicks --from 1h --format json | jq .",
-        "one body as it is": "qcli peek clicks --from 1000 -n 1 --format raw > body",
+        "show what a channel delivers next": "qcli peek clicks/archive",
+        "show deferred messages": "qcli peek clicks/archive --state deferred",
+        "show the newest messages of a topic": "qcli peek clicks",
+        "show the first ones of the last hour as JSON": "qcli peek clicks --from 1h --format json | jq .",
+        "write one body to a file": "qcli peek clicks --from 1000 -n 1 --format raw > body",
     },
     exits={
-        ExitCode.OK: "They were shown; also if there were none.",
+        ExitCode.OK: "The messages were shown, or there are none.",
         ExitCode.FAILURE: "There is no such topic or channel, or standard output cannot be written.",
-        ExitCode.DAMAGED: "Damaged messages were passed over; standard error says which.",
+        ExitCode.DAMAGED: "Damaged messages were skipped; standard error says which.",
     },
-    notes={
-        "States": "Of a channel first those are shown that come again (requeued: they were sent back, timed out, or "
-        "their time has come), then those that were never delivered (fresh), then those that wait for their time "
-        "(deferred), the earliest first. Those in flight are not shown.",
+    details={
+        "States": "The order in a channel is: requeued messages (requeued, timed out, or deferred until now), then "
+        "fresh messages (never delivered), then deferred messages, the earliest first. Messages in flight are not "
+        "shown.",
         "Positions": POSITIONS_NOTE,
         "JSON": "One object per line: topic, id, timestamp_ns (when it was published), attempts (how often the channel "
-        "has delivered it; 0 for a topic), sequence, due_ns (until when it is deferred; null: it is not), of a channel "
-        "also channel and state, of several brokers broker (its address), and body, a string; for a body that is not "
-        "UTF-8, body_base64 stands in its place.",
+        "has delivered it; 0 for a topic), sequence, due_ns (until when it is deferred; null: not deferred), for a "
+        "channel also channel and state, with several brokers broker (its address), and body, a string; if a body is "
+        "not UTF-8, body_base64 replaces it.",
     },
 )
 @click.argument("wanted", metavar="TOPIC[/CHANNEL]", type=source, shell_complete=complete_source)
 @broker_http_options
-@count_option(SELECTION, "How many, at most.", most=10_000, default=DEFAULT_COUNT)
-@from_option(
-    SELECTION, "Of a topic: begin with the message of this sequence, or with those published at this time."
-)
+@count_option(SELECTION, "Show at most N messages.", most=10_000, default=DEFAULT_COUNT)
+@from_option(SELECTION, "Begin at this position of a topic: see 'qcli help positions'.")
 @option(
     SELECTION,
     "--state",
     "states",
     type=click.Choice(STATES),
     multiple=True,
-    help="Of a channel: only those in this state; may be given several times.",
+    help="Show only messages of a channel in this state. May be repeated.",
 )
 @output_format(
-    "table: for people, bodies cut short. json: an object per line, see below. raw: bodies as they are, and a "
-    "line feed after each.",
+    "table: shorten bodies. json: write an object per line. raw: write bodies unchanged, with line feeds.",
     "table",
     "json",
     "raw",
@@ -83,7 +80,7 @@ def command(
 ) -> int:
     """Show the next messages of a channel, or the newest of a topic, without taking them.
 
-    What is shown stays where it is, is not counted as delivered, and may be gone a moment later.
+    The messages stay where they are and do not count as delivered. Consumers may take them at any time.
     """
     if wanted.channel is not None and first is not None:
         raise click.UsageError("--from is for topics: a channel begins with what it delivers next.")
@@ -120,7 +117,7 @@ def command(
 
 
 def _merged(messages: list[dict[str, Any]], count: int, *, newest: bool) -> list[dict[str, Any]]:
-    """The first messages of several brokers, in the order that they have on one, or those published last."""
+    """Return the first messages of several brokers, in the order of one broker, or the newest messages."""
     if messages and "state" in messages[0]:
         messages.sort(key=lambda each: (STATES.index(each["state"]), each["due_ns"] or 0))
         return messages[:count]
@@ -129,35 +126,35 @@ def _merged(messages: list[dict[str, Any]], count: int, *, newest: bool) -> list
 
 
 def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[str]) -> str:
-    """Why no message is shown, as a line for the user."""
+    """Return a line for the user that says why no message is shown."""
     if wanted.channel is not None:
-        what = f"nothing {' or '.join(states)}" if states else "nothing"
-        return f"Note: {what} waits in {wanted}."
+        state = f"{' or '.join(states)} " if states else ""
+        return f"Note: there are no {state}messages in {wanted}."
     bounds = _bounds(address, wanted)
     if bounds["first_sequence"] == bounds["next_sequence"]:
-        return f"Note: {wanted}: no messages are kept."
+        return f"Note: {wanted} has no messages."
     newest = f"the newest message is {bounds['next_sequence'] - 1}"
     if first is not None and is_in_future(first, time.time()):
         return f"Note: {wanted}: --from is in the future; {newest}."
-    return f"Note: {wanted}: nothing comes after --from; {newest}."
+    return f"Note: {wanted}: there are no messages after --from; {newest}."
 
 
 def _newest(address: str, wanted: Source, count: int) -> str:
-    """The sequence with which so many newest messages of a topic begin."""
+    """Return the first sequence of a topic's `count` newest messages."""
     bounds = _bounds(address, wanted)
     return str(max(bounds["first_sequence"], bounds["next_sequence"] - count))
 
 
 def _bounds(address: str, wanted: Source) -> Any:
-    """The sequences between which the messages of a topic are."""
+    """Return the first sequence of a topic, and the next one to be assigned."""
     return request_json("GET", address, wanted, "/topic/bounds", {}, CANNOT_BE_READ)
 
 
 def _report_gaps(gaps: Iterable[dict[str, Any]]) -> bool:
-    """Report what is missing; return whether any of it is damaged."""
+    """Report missing messages; return whether any are damaged."""
     damaged = False
     joined: list[dict[str, Any]] = []
-    for gap in gaps:  # of a channel there is one for each message
+    for gap in gaps:  # a channel reports one gap per message
         if (
             joined
             and joined[-1]["next_sequence"] == gap["first_sequence"]
@@ -173,7 +170,7 @@ def _report_gaps(gaps: Iterable[dict[str, Any]]) -> bool:
 
 def _table(messages: Sequence[dict[str, Any]]) -> str:
     headings = ["SEQUENCE", "PUBLISHED"]
-    rows = [[str(message["sequence"]), moment(message["timestamp_ns"])] for message in messages]
+    rows = [[str(message["sequence"]), short_time(message["timestamp_ns"])] for message in messages]
     if "broker" in messages[0]:
         headings.insert(0, "BROKER")
         for row, message in zip(rows, messages, strict=True):
@@ -185,5 +182,5 @@ def _table(messages: Sequence[dict[str, Any]]) -> str:
     if any(message["due_ns"] for message in messages):
         headings.append("DUE")
         for row, message in zip(rows, messages, strict=True):
-            row.append(moment(message["due_ns"]) if message["due_ns"] else "")
+            row.append(short_time(message["due_ns"]) if message["due_ns"] else "")
     return plain_table(with_body_column(headings, rows, messages), len(headings) + 1)

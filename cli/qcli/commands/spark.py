@@ -15,7 +15,7 @@ from ..framework.output import print_diagnostic, write
     "spark",
     cls=DocumentedGroup,
     short_help="Prepare for spark-submit.",
-    examples={"write what spark-submit needs": "qcli spark bundle ./submit"},
+    examples={"write the files for spark-submit": "qcli spark bundle ./submit"},
 )
 def command() -> None:
     """Prepare for spark-submit."""
@@ -34,25 +34,26 @@ if __name__ == "__main__":
 
 @command.command(
     "bundle",
-    short_help="Write what spark-submit needs.",
+    short_help="Write the files for spark-submit.",
     examples={
-        "write it": "qcli spark bundle ./submit",
-        "and use it": "PYTHONPATH=submit/trio_nsq.zip spark-submit --master spark://HOST:7077 --py-files "
+        "write the files": "qcli spark bundle ./submit",
+        "use them on a cluster": "PYTHONPATH=submit/trio_nsq.zip spark-submit --master spark://HOST:7077 --py-files "
         "submit/trio_nsq.zip "
         "submit/qcli_submit.py to-parquet clicks hdfs://HOST/archive  # qcli, on a cluster",
     },
     exits={ExitCode.FAILURE: "The files cannot be written."},
-    notes={
-        "On the cluster": "Every node needs Python 3.11 or newer, under the same path (PYSPARK_PYTHON), with pyarrow; "
-        "the one that spark-submit is run on also click, rich and trio. Brokers and FOLDER have to be reachable from "
-        "all nodes.",
+    details={
+        "On the cluster": "Every node needs Python 3.11 or newer under the same path (PYSPARK_PYTHON), with pyarrow; "
+        "the node that runs spark-submit also needs click, rich and trio. All nodes must be able to reach the brokers "
+        "and FOLDER.",
     },
 )
 @click.argument("folder", metavar="[FOLDER]", default=".", type=click.Path(path_type=Path))
 def bundle(folder: Path) -> None:
     """Write a zip file of this program and a script that starts it, for spark-submit.
 
-    What to type then is printed. On a cluster where trio-nsq is installed, 'qcli to-parquet --master URL' is enough.
+    The command prints the command line for spark-submit. On a cluster with trio-nsq installed, 'qcli to-parquet
+    --master URL' is enough.
     """
     import qcli
     import trio_nsq

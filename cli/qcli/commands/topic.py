@@ -17,38 +17,38 @@ _ACTIONS = [
     Action(
         "create",
         " created",
-        {"two topics": "qcli topic create clicks orders"},
-        "Create topics.\n\nA topic that exists already stays as it is.",
+        {"create two topics": "qcli topic create clicks orders"},
+        "Create topics.\n\nExisting topics do not change.",
         creates=True,
     ),
     Action(
         "delete",
         " deleted",
-        {"without being asked": "qcli topic delete --yes clicks"},
-        "Delete topics, with their channels and all their messages.\n\nAsks first on a terminal; elsewhere it "
-        "needs --yes. Consumers are disconnected. A later publish creates the topic anew.",
+        {"delete without confirmation": "qcli topic delete --yes clicks"},
+        "Delete topics with their channels and messages.\n\nAsks for confirmation on a terminal; elsewhere --yes "
+        "is required. Consumers are disconnected. A later publish creates the topic again.",
         destroys=True,
     ),
     Action(
         "empty",
         ": its own queue emptied; its channels keep their messages",
-        {"drop what no channel has taken yet": "qcli topic empty clicks"},
-        "Throw away the messages that wait in topics for a first channel.\n\nAsks first on a terminal; "
-        "elsewhere it needs --yes. What the channels hold stays: see 'qcli channel empty'.",
+        {"delete the messages that no channel has taken yet": "qcli topic empty clicks"},
+        "Delete the messages that wait in topics for a first channel.\n\nAsks for confirmation on a terminal; "
+        "elsewhere --yes is required. Messages in channels stay: see 'qcli channel empty'.",
         destroys=True,
     ),
     Action(
         "pause",
         " paused",
-        {"hold the topic's messages back": "qcli topic pause clicks"},
-        "Stop passing the messages of topics on to their channels.\n\nMessages are accepted and kept meanwhile. "
-        "The pause outlasts a restart of the broker.",
+        {"stop passing messages to the channels": "qcli topic pause clicks"},
+        "Stop passing messages of topics to their channels.\n\nThe broker still accepts and stores messages. "
+        "The pause survives a restart of the broker.",
     ),
     Action(
         "unpause",
         " unpaused",
-        {"let them flow again": "qcli topic unpause clicks"},
-        "Pass the messages of topics on to their channels again.",
+        {"pass messages to the channels again": "qcli topic unpause clicks"},
+        "Pass messages of topics to their channels again.",
     ),
 ]
 
@@ -58,13 +58,13 @@ _ACTIONS = [
     cls=DocumentedGroup,
     short_help="Create, delete, empty, pause or list topics.",
     examples={
-        "what there is": "qcli topic list",
-        "a new topic": "qcli topic create clicks",
-        "away with it, without being asked": "qcli topic delete --yes clicks",
+        "list topics and their channels": "qcli topic list",
+        "create a topic": "qcli topic create clicks",
+        "delete a topic without confirmation": "qcli topic delete --yes clicks",
     },
     exits={
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
-        ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
+        ExitCode.PARTIAL: "The command succeeded for some names or brokers only; standard error lists the others.",
     },
 )
 def command() -> None:
@@ -80,22 +80,22 @@ for _command in settings_commands("topic"):
 @command.command(
     "list",
     examples={
-        "what there is": "qcli topic list",
-        "the names of the topics alone": "qcli topic list | awk '{print $1}'",
-        "the channels of one topic": "qcli channel list clicks",
+        "list topics and their channels": "qcli topic list",
+        "list the names of topics only": "qcli topic list | awk '{print $1}'",
+        "list the channels of one topic": "qcli channel list clicks",
     },
 )
 @broker_http_options
 @output_format(
-    "text: a topic per line, followed by its channels. json: an object per line, with the keys "
-    "topic, channels (names) and paused (on one of the brokers at least).",
+    "text: a topic and its channels per line. json: an object per line: topic, channels (names), paused (on at "
+    "least one broker).",
     "text",
     "json",
 )
 def list_topics(nsqd_http_addresses: tuple[str, ...], form: str) -> None:
-    """List the topics of a broker, by name, with their channels.
+    """List topics with their channels, by name.
 
-    Of several brokers each topic is listed once, with the channels it has on any of them.
+    With several brokers, each topic is listed once, with the channels of all brokers.
     """
     from ..broker.admin_client import AdminClient
 

@@ -1,7 +1,8 @@
-"""What every command is made of: click's own, plus examples, documented exit codes and options under headings.
+"""The command classes: click's, with examples, documented exit codes and options under headings.
 
-Help pages and manual pages are two walks over the same objects, so nothing is said twice. The docstring of a
-command's function is its description: paragraphs, the first of which is one sentence.
+`--help` is short: usage, description, options and some examples. The manual page has the rest: all examples, exit
+codes and details. Both are made from the same objects. The docstring of a command's function is its description:
+paragraphs, the first of which is one sentence.
 """
 
 import difflib
@@ -15,14 +16,16 @@ import click
 from .errors import ExitCode
 from .options import CONNECTION_OPTIONS, OTHER_OPTIONS
 
+EXAMPLES_IN_HELP = 4
+
 
 def sections(ctx: click.Context, command: click.Command) -> dict[str, list[click.Option]]:
-    """The visible options of a command by heading, in the order in which they were declared."""
+    """Return the visible options of a command by heading, in the order of declaration."""
     found: dict[str, list[click.Option]] = {}
     for param in command.get_params(ctx):
         if isinstance(param, click.Option) and not param.hidden:
             found.setdefault(getattr(param, "section", OTHER_OPTIONS), []).append(param)
-    # What every command has belongs last, -h most of all, wherever these options stand.
+    # The options that every command has come last, -h at the very end.
     for title in (CONNECTION_OPTIONS, OTHER_OPTIONS):
         if title in found:
             found[title] = found.pop(title)
@@ -30,13 +33,16 @@ def sections(ctx: click.Context, command: click.Command) -> dict[str, list[click
 
 
 class DocumentedCommand(click.Command):
-    """A command with examples and exit codes in its help.
+    """A command with examples, exit codes and titled paragraphs.
 
     Args:
-        examples: Command lines that users may paste, by what they do. At least one; a test insists.
-        exits: What each exit code means here; those may be left out that all commands share, or
-            all that connect to a broker.
-        notes: Titled paragraphs about things a user has to know, shown after the options.
+        examples: Command lines that users may paste, by what they do; at least one. `--help` shows the first
+            `EXAMPLES_IN_HELP`.
+        exits: The meaning of each exit code. Codes that all commands share may be left out, and so may those that all
+            commands share that connect to a broker.
+        notes: Titled paragraphs that `--help` shows after the options.
+        details: Titled paragraphs that only the manual page and the documentation show. A detail replaces the note
+            with the same title there.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class DocumentedCommand(click.Command):
         examples: Mapping[str, str] | None = None,
         exits: Mapping[ExitCode, str] | None = None,
         notes: Mapping[str, str] | None = None,
+        details: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault(
@@ -58,9 +65,10 @@ class DocumentedCommand(click.Command):
         meanings = {code: code.meaning for code in shared} | dict(exits or {})
         self.exits = dict(sorted(meanings.items()))
         self.notes = dict(notes or {})
+        self.details = dict(details or {})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, but do not forget silently that an option had other values before its last."""
+        """Parse as click does, but report an option that takes one value and is given several times."""
         if not ctx.resilient_parsing:
             _, _, given = self.make_parser(ctx).parse_args(list(args))
             for param in dict.fromkeys(given):
@@ -74,38 +82,57 @@ class DocumentedCommand(click.Command):
         raise click.UsageError(f"{text}, and takes one value.", ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by heading, and the subcommands of a group."""
+        """Write the options by heading, those that are only named, and the subcommands of a group."""
+        unexplained: list[str] = []
         for title, options in sections(ctx, self).items():
-            rows = [record for param in options if (record := param.get_help_record(ctx))]
+            explained = [param for param in options if not getattr(param, "brief", False)]
+            named = ", ".join(param.opts[0] for param in options if param not in explained)
+            if not explained:
+                unexplained.append(f"{title}: {named}")
+                continue
             with formatter.section(title):
-                formatter.write_dl(rows)
+                if title == CONNECTION_OPTIONS:
+                    auth = any("--auth-secret" in param.opts for param in options)
+                    what = "TLS, AUTH and compression" if auth else "TLS"
+                    write_paragraph(formatter, f"{what}: see 'qcli help connection'.")
+                    continue
+                formatter.write_dl([record for param in explained if (record := param.get_help_record(ctx))])
+                if named:
+                    write_paragraph(formatter, f"Also: {named}")
+        if unexplained:
+            with formatter.section(f"More options, see 'man {manual_page(ctx)}'"):
+                for text in unexplained:
+                    write_paragraph(formatter, text)
         if isinstance(self, click.Group):
             self.format_commands(ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write notes, examples and exit codes."""
+        """Write notes, the first examples, and where to read more."""
         for title, text in self.notes.items():
             with formatter.section(title):
-                _write_text(formatter, text)
+                write_paragraph(formatter, text)
         with formatter.section("Examples"):
             indent = " " * formatter.current_indent
-            # Written as they are: a wrapped command line cannot be pasted.
-            formatter.write(
-                "\n".join(f"{indent}# {about}\n{indent}{line}\n" for about, line in self.examples.items())
-            )
-        with formatter.section("Exit status"):
-            formatter.write_dl([(str(code.value), text) for code, text in self.exits.items()])
+            # Not wrapped: users paste these lines.
+            for about, line in list(self.examples.items())[:EXAMPLES_IN_HELP]:
+                formatter.write(f"{indent}# {about}\n{indent}{line}\n")
+        formatter.write(f"\nMore: man {manual_page(ctx)}\n")
 
 
 def _takes_one_value(param: click.Parameter) -> bool:
-    """Whether a second occurrence would replace the first. A flag that is only ever switched on stays on."""
+    """Return whether a second occurrence would replace the first. A flag without a negative form stays on."""
     if not isinstance(param, click.Option) or param.multiple:
         return False
     return not param.is_flag or bool(param.secondary_opts)
 
 
-def _write_text(formatter: click.HelpFormatter, text: str) -> None:
-    """Write a paragraph. Not click's way, which breaks lines within the names of options."""
+def manual_page(ctx: click.Context) -> str:
+    """Return the name of the manual page of a command; a subcommand is on the page of its group."""
+    return "-".join(ctx.command_path.split()[:2])
+
+
+def write_paragraph(formatter: click.HelpFormatter, text: str) -> None:
+    """Write a paragraph. click's own function would break lines within the names of options."""
     indent = " " * formatter.current_indent
     wrapped = textwrap.fill(
         text,
@@ -119,16 +146,16 @@ def _write_text(formatter: click.HelpFormatter, text: str) -> None:
 
 
 class DocumentedGroup(DocumentedCommand, click.Group):
-    """A group with examples and exit codes in its help; without a subcommand it shows that help."""
+    """A group of commands; without a subcommand it shows its help."""
 
     command_class = DocumentedCommand
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand, or suggest one that is written alike.
+        """Find the subcommand, or suggest one with a similar name.
 
-        Not with click's suggestions: it knows none of those that are imported late, and finds much alike.
+        click's own suggestions would not include commands that are imported late, and match too loosely.
         """
         name = args[0]
         if not (name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name)):
@@ -139,9 +166,9 @@ class DocumentedGroup(DocumentedCommand, click.Group):
 
 
 class LazyGroup(DocumentedGroup):
-    """A group whose subcommands are imported when they are asked for, so that each starts quickly.
+    """A group that imports a subcommand when it is used, so that each starts quickly.
 
-    `modules` names the module of each; the module holds it as `command`.
+    `modules` has the module of each subcommand; the subcommand is the module's `command`.
     """
 
     def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
@@ -160,7 +187,7 @@ class LazyGroup(DocumentedGroup):
 
 
 def subcommands(ctx: click.Context) -> Iterator[tuple[click.Context, DocumentedCommand]]:
-    """The subcommands of a group, each with its context; imports them. None, if it is no group."""
+    """Yield the subcommands of a group, each with its context, and import them. Other commands have none."""
     if isinstance(ctx.command, click.Group):
         for name in ctx.command.list_commands(ctx):
             command = ctx.command.get_command(ctx, name)
@@ -169,24 +196,24 @@ def subcommands(ctx: click.Context) -> Iterator[tuple[click.Context, DocumentedC
 
 
 def contexts_below(ctx: click.Context) -> Iterator[click.Context]:
-    """The context of a command, and of every command below it; imports them all."""
+    """Yield the context of a command and of every command below it, and import them all."""
     yield ctx
     for below, _ in subcommands(ctx):
         yield from contexts_below(below)
 
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:
-    """What is put behind a sentence about a name that is not known, before its full stop; may be nothing."""
+    """Return a suggestion to put before the full stop of a sentence about an unknown name; may be empty."""
     near = alike(name, names)
     return f" (did you mean {near}?)" if near else ""
 
 
 def alike(name: str, names: Sequence[str]) -> str | None:
-    """The name that was probably meant: one that is written alike, or one that this begins, or is begun by."""
-    # Below this, 'rename' is like 'create'.
+    """Return the name that was probably meant: a similar one, or one of which either is a prefix of the other."""
+    # With a lower cutoff, 'rename' matches 'create'.
     if close := difflib.get_close_matches(name, names, 1, cutoff=0.7):
         return close[0]
-    # Two letters that changed places weigh too much in a short word.
+    # The cutoff is too strict for two swapped letters in a short word.
     if mixed := [each for each in names if sorted(each) == sorted(name)]:
         return mixed[0]
     begun = [each for each in names if len(name) > 1 and (each.startswith(name) or name.startswith(each))]

@@ -1,4 +1,4 @@
-"""Options of commands: under headings, with several values, and all values of a command as one object."""
+"""Options of commands: grouped under headings, with several values, or all values of a command as one object."""
 
 import functools
 import platform
@@ -28,18 +28,24 @@ class Decorator(Protocol):
 
 
 class GroupedOption(click.Option):
-    """An option that names the heading it stands under in `--help`.
+    """An option under a heading of `--help`.
 
-    Its default is shown unless it is None or empty. A number is called N, a duration DURATION, unless told otherwise.
+    The default is shown unless it is None or empty. By default the metavar of a number is N, of a duration DURATION.
 
     Args:
         section: The heading.
-        alone: The value that it has when none is given; then one is given behind `=` only, and this needs a
-            `GoFlagsCommand`. None: it has to have a value, or is one of click's flags.
+        alone: The value of an option that is given without one. Then a value is accepted after `=` only, and the
+            command must be a `GoFlagsCommand`. None: the option needs a value, or is one of click's flags.
+        brief: Whether `--help` only names the option, and leaves the explanation to the manual page.
     """
 
     def __init__(
-        self, *args: Any, section: str = OTHER_OPTIONS, alone: str | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        section: str = OTHER_OPTIONS,
+        alone: str | None = None,
+        brief: bool = False,
+        **kwargs: Any,
     ) -> None:
         kind = kwargs.get("type")
         if isinstance(kind, click.IntRange | click.FloatRange):
@@ -50,34 +56,37 @@ class GroupedOption(click.Option):
         super().__init__(*args, **kwargs)
         self.section = section
         self.alone = alone
+        self.brief = brief
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
-        """The text in the environment; several values are separated by commas."""
+        """Return the text in the environment, split at commas if the option takes several values."""
         if not self.multiple:
             return super().value_from_envvar(ctx)
         text = self.resolve_envvar_value(ctx)
         return None if text is None else text.split(",")
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Where the user gave a bad value: the option, or its environment variable."""
+        """Return where the user gave a bad value: the option, or its environment variable."""
         source = ctx.get_parameter_source(self.name) if ctx and self.name else None
         if source is ParameterSource.ENVIRONMENT:
             return f"'{self.envvar}' in the environment"
-        return click.Parameter.get_error_hint(self, ctx)  # click.Option's names the variable besides
+        return click.Parameter.get_error_hint(
+            self, ctx
+        )  # click.Option would name the variable in either case
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Names and help. click puts a blank between a name and its value, which would be wrong where `=` has to be."""
+        """Return names and help. click writes a blank before a metavar such as `[=BOOL]`; this removes it."""
         record = super().get_help_record(ctx)
         return record and (record[0].replace(" [=", "[="), record[1])
 
 
 def option(section: str, *names: str, **attributes: Any) -> Decorator:
-    """`click.option` under the heading `section`."""
+    """Return `click.option` under the heading `section`."""
     return click.option(*names, cls=GroupedOption, section=section, **attributes)
 
 
 def all_of(*options: Decorator) -> Decorator:
-    """Several options as one decorator; they stand in this order in the help."""
+    """Combine several options into one decorator; the help shows them in this order."""
 
     def decorate(command: F) -> F:
         for each in reversed(options):  # the last decorator is the first option
@@ -88,16 +97,16 @@ def all_of(*options: Decorator) -> Decorator:
 
 
 class SeveralOption(GroupedOption):
-    """An option that takes several values: it may be given several times, and a value may be several with commas.
+    """An option that takes several values: it may be given several times, and each time with commas.
 
-    Its parameter is a tuple without duplicates.
+    The parameter is a tuple without duplicates.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, multiple=True, **kwargs)
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> tuple[Any, ...]:
-        """Convert the values one by one. Raises BadParameter: one is wrong, or is there twice."""
+        """Convert each value. Raises BadParameter: a value is wrong, or is given twice."""
         texts = [text.strip() for each in value or () for text in each.split(",")]
         values: tuple[Any, ...] = super().type_cast_value(ctx, texts)
         for index, each in enumerate(values):
@@ -114,7 +123,7 @@ def several(section: str, *names: str, **attributes: Any) -> Decorator:
 def options_as(
     cls: Callable[..., _Options],
 ) -> Callable[[Callable[[_Options], _Result]], Callable[..., _Result]]:
-    """Give a command's function all its parameters as one object, whose fields have their names."""
+    """Pass all parameters to a command's function as one object; its fields have the parameters' names."""
 
     def decorate(function: Callable[[_Options], _Result]) -> Callable[..., _Result]:
         @functools.wraps(function)
@@ -127,13 +136,13 @@ def options_as(
 
 
 def given(*names: str) -> list[str]:
-    """Which of these parameters of the command that runs are on the command line, in this order."""
+    """Return which of these parameters of the current command are on the command line, in this order."""
     ctx = click.get_current_context()
     return [name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
 def given_flags(*names: str) -> list[str]:
-    """The flags of those of these parameters that are on the command line, in the order of declaration."""
+    """Return the flags of these parameters that are on the command line, in the order of declaration."""
     params = click.get_current_context().command.params
     typed = given(*names)
     return [param.opts[0] for param in params if param.name in typed]
@@ -148,30 +157,33 @@ def output_format(text: str, *formats: str) -> Decorator:
 def count_option(
     section: str, text: str, *, least: int = 1, most: int | None = None, default: int | None = None
 ) -> Decorator:
-    """`-n`, `--count`: at most so many; without a default the parameter is None if it is not given."""
+    """`-n`, `--count`: a maximum; without a default, the parameter is None if the option is not given."""
     return option(section, "-n", "--count", type=click.IntRange(least, most), default=default, help=text)
 
 
 def rate_option(section: str, text: str) -> Decorator:
-    """`--rate`: messages per second, at most; None if it is not given."""
-    text = f"Messages per second, at most; evenly{text}."
+    """`--rate`: the maximum of messages per second; None if it is not given."""
+    text = f"Publish at most N messages per second, evenly{text}."
     return option(section, "--rate", type=click.FloatRange(min=0, min_open=True), help=text)
 
 
 def max_in_flight_option(section: str, text: str) -> Decorator:
-    """`--max-in-flight`; the default is what brokers allow by default. Larger batches cost less for each message."""
-    return option(section, "--max-in-flight", type=click.IntRange(min=1), default=2500, help=text)
+    """`--max-in-flight`; the default is the brokers' default limit, as larger batches cost less per message."""
+    type_ = click.IntRange(min=1)
+    return option(section, "--max-in-flight", type=type_, default=2500, brief=True, help=text)
 
 
 def max_msg_size_option(section: str, text: str) -> Decorator:
     """`--max-msg-size`: a broker's limit; the default is that of brokers."""
-    text = f"The broker's limit. {text}"
+    text = f"Set the maximum size of a message, the broker's limit. {text}"
     type_, default = click.IntRange(min=1), 1024 * 1024
-    return option(section, "--max-msg-size", type=type_, default=default, metavar="BYTES", help=text)
+    return option(
+        section, "--max-msg-size", type=type_, default=default, metavar="BYTES", brief=True, help=text
+    )
 
 
 def delimiter_options(section: str, text: str, null_text: str) -> Decorator:
-    """`--delimiter` and `--null`, as the parameters `separator` and `null`; `delimiter_of` says what they come to."""
+    """`--delimiter` and `--null`, as the parameters `separator` and `null`; `delimiter_of` combines them."""
     return all_of(
         option(
             section,
@@ -181,14 +193,14 @@ def delimiter_options(section: str, text: str, null_text: str) -> Decorator:
             type=delimiter,
             default=r"\n",
             metavar="TEXT",
-            help=rf"{text}. \n, \t, \0, \xNN and the like are understood.",
+            help=rf"{text}. Escapes: \n, \t, \0, \xNN and so on.",
         ),
         option(section, "--null", "-0", is_flag=True, help=rf"The same as --delimiter '\0', {null_text}."),
     )
 
 
 def delimiter_of(separator: bytes, null: bool) -> bytes:
-    """The delimiter that `delimiter_options` ask for. Raises UsageError if both are given."""
+    """Return the delimiter that `delimiter_options` select. Raises UsageError if both options are given."""
     if null and separator != b"\n":
         raise click.UsageError("--null and --delimiter exclude each other.")
     return b"\0" if null else separator
@@ -212,4 +224,4 @@ version_option = click.option(
     callback=_print_version,
     help="Show the version and exit.",
 )
-"""`--version`: of what, and on what it runs; `compiled` is what makes a broker and a client faster."""
+"""`--version`: of qcli and Python; `compiled` says that the faster compiled code of the protocol is used."""

@@ -1,9 +1,9 @@
-"""Positions in a log: a sequence, a time, or how long ago, for files and for a broker, and their options."""
+"""Positions in a log, for files and for a broker: a sequence, a time, or how long ago; and their options."""
 
 import re
 import time
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import click
@@ -17,7 +17,7 @@ FORMS = (
     "as 15m"
 )
 
-NOTHING_BETWEEN = "--from lies behind --to: there is nothing between them."
+NOTHING_BETWEEN = "--from is after --to: the range is empty."
 
 NOW = "now"
 """The same as `latest`, in every command."""
@@ -36,7 +36,7 @@ class Position(NamedTuple):
 
 
 def position(text: str) -> Position:
-    """A sequence, a time or how long ago; also as HTTP clients write them: `@TIME`, `-DURATION`, `latest`."""
+    """Parse a sequence, a time or how long ago; also the HTTP forms `@TIME`, `-DURATION` and `latest`."""
     if text.isascii() and text.isdigit():
         return Position(int(text), False)
     if text == "earliest":
@@ -53,7 +53,7 @@ def position(text: str) -> Position:
 
 
 def _time(text: str, *, unix: bool) -> int | None:
-    """Unix nanoseconds of a time, local if it does not say, or of Unix seconds; None if it is neither."""
+    """Return Unix nanoseconds of a time, local without a zone, or of Unix seconds; None if the text is neither."""
     if unix and (found := _UNIX_S.fullmatch(text)):
         seconds, fraction = found.groups(default="")
         return int(seconds) * _NS_PER_S + int(fraction.ljust(9, "0"))
@@ -66,7 +66,7 @@ def _time(text: str, *, unix: bool) -> int | None:
 
 
 def moment(timestamp_ns: int) -> str:
-    """A time for people, and for `position`: local, to the microsecond, with its distance from UTC."""
+    """Return a time that `position` parses: local, in microseconds, with its offset from UTC."""
     seconds, ns = divmod(timestamp_ns, _NS_PER_S)
     try:
         whole = datetime.fromtimestamp(seconds).astimezone()
@@ -75,24 +75,32 @@ def moment(timestamp_ns: int) -> str:
     return whole.replace(microsecond=ns // 1000).isoformat(timespec="microseconds")
 
 
+def short_time(timestamp_ns: int) -> str:
+    """Return a time for a table: UTC, in seconds, such as `2026-11-23 00:34:50`."""
+    try:
+        return f"{datetime.fromtimestamp(timestamp_ns // _NS_PER_S, UTC):%Y-%m-%d %H:%M:%S}"
+    except (OverflowError, ValueError, OSError):
+        return f"{timestamp_ns} ns"  # past the year 9999
+
+
 _WORDS = ("earliest", "latest")
 
 POSITIONS_NOTE = (
-    "A position is a sequence, such as 1000 (messages of a topic are counted from 0); a time, such as 2026-11-21T04:14 "
-    "or 2026-11-21T04:14:05.5Z, local unless it says otherwise, or @1700000000.5, which is Unix seconds; how long ago, "
-    "such as 15m, 2h or 7d; earliest, the oldest message that is kept; or latest, also now, which is the end. A time "
-    "is that of the publish; where the clock was set back, it is one of the places that fit."
+    "A position is a sequence, such as 1000 (a topic's messages are counted from 0); a time, such as 2026-11-21T04:14 "
+    "or 2026-11-21T04:14:05.5Z, local unless it has a zone, or @1700000000.5 in Unix seconds; how long ago, "
+    "such as 15m, 2h or 7d; earliest, the oldest retained message; or latest (or now), the end. Times are times of "
+    "publishing. If the clock was set back, several positions may match a time; one of them is used."
 )
-"""What the help of such commands says about them."""
+"""The explanation of positions in help and manual pages."""
 
 
 class BrokerPosition(click.ParamType[str]):
-    """A position as the broker's HTTP interface takes it, from one as people write it."""
+    """Converts a position from the command line to the form of the broker's HTTP interface."""
 
     name = "position"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text to be sent. How long ago something was is for the broker to say, by its own clock."""
+        """Return the text to send. The broker computes how long ago something was, by its own clock."""
         text = str(value)
         if text == NOW:
             return "latest"
@@ -119,39 +127,39 @@ _FOR_BROKER = BrokerPosition()
 
 
 def refuse_sequence(text: str | None, addresses: Sequence[str]) -> None:
-    """Raises UsageError if a position is a sequence, which each of these brokers counts by itself."""
+    """Raises UsageError if a position is a sequence and there are several brokers, as each counts its own."""
     if text is not None and len(addresses) > 1 and _kind(text) == "0":
         raise click.UsageError(
-            f"{text} is a sequence, and each of several brokers has its own: name a time, or one broker."
+            f"{text} is a sequence, and each broker has its own sequences: give a time, or one broker."
         )
 
 
 def check_range(first: str | None, end: str | None) -> None:
-    """Raises UsageError if nothing can lie between two positions, whatever is in the log."""
+    """Raises UsageError if the range between two positions is always empty."""
     if first is None or end is None:
         return
     kinds = [_kind(first), _kind(end)]
     if kinds[0] != kinds[1] or kinds[0] is None:
-        return  # which one comes first is for the broker to say
+        return  # only the broker can compare them
     begins, ends = _value(first), _value(end)
     if begins > ends:
         raise click.UsageError(NOTHING_BETWEEN)
 
 
 def _kind(text: str) -> str | None:
-    """`0` for a sequence, `@` for a time, `-` for how long ago; None for one that has no number."""
+    """Return `0` for a sequence, `@` for a time, `-` for how long ago; None for a word."""
     return None if text in _WORDS else text[0] if text[0] in "@-" else "0"
 
 
 def _value(text: str) -> float:
-    """A number that is larger for what comes later."""
+    """Return a number that increases with the position."""
     if text.startswith("-"):
         return -int(text[1:].removesuffix("ms"))
     return int(text.removeprefix("@").replace(".", ""))  # nanoseconds always have nine digits
 
 
 def time_of(text: str, now_ns: int) -> int | None:
-    """The time that a `BrokerPosition` is, Unix nanoseconds, counted back from `now_ns`; None if it is no time."""
+    """Return the time of a `BrokerPosition` in Unix nanoseconds, relative to `now_ns`; None if it is no time."""
     kind = _kind(text)
     if kind == "-":
         return now_ns + int(_value(text)) * 1_000_000
@@ -159,15 +167,15 @@ def time_of(text: str, now_ns: int) -> int | None:
 
 
 def is_in_future(text: str, now_s: float) -> bool:
-    """Whether a position is a time that is yet to come."""
+    """Return whether a position is a time in the future."""
     return text.startswith("@") and _value(text) > now_s * _NS_PER_S
 
 
 def from_option(section: str, text: str, convert: Any = _FOR_BROKER) -> Decorator:
-    """`--from`, and `--since`; `convert` makes the value, as a rule for a request to a broker."""
+    """Return `--from`, or `--since`. By default `convert` makes a position for a request to a broker."""
     return option(section, "--from", "--since", "first", type=convert, metavar="POSITION", help=text)
 
 
 def to_option(section: str, text: str, convert: Any = _FOR_BROKER) -> Decorator:
-    """`--to`, and `--until`, likewise."""
+    """Return `--to`, or `--until`; see `from_option`."""
     return option(section, "--to", "--until", "end", type=convert, metavar="POSITION", help=text)

@@ -1,4 +1,4 @@
-"""Manual pages: one per command of `qcli`, with the subcommands of a group on the page of the group."""
+"""Generates the manual pages: one per command of `qcli`, with subcommands on the page of their group."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -12,7 +12,7 @@ _NOTICE = r""".\" Written by 'python -m qcli.generate'; do not edit."""
 
 
 def man_pages() -> dict[str, str]:
-    """The pages by file name."""
+    """Return the pages by file name."""
     ctx = click.Context(root, info_name="qcli", **root.context_settings)
     pages = {f"qcli-{below.info_name}.1": _page(below, command) for below, command in subcommands(ctx)}
     return {"qcli.1": _root_page(ctx)} | pages
@@ -28,7 +28,7 @@ def _root_page(ctx: click.Context) -> str:
 def _page(ctx: click.Context, command: DocumentedCommand) -> str:
     lines = _head(ctx, command)
     below = list(subcommands(ctx))
-    # Options that every subcommand has are explained once, for all of them.
+    # Options that all subcommands share are explained once.
     shared = _shared_options(below)
     if below:
         lines.append(".SH COMMANDS")
@@ -36,7 +36,7 @@ def _page(ctx: click.Context, command: DocumentedCommand) -> str:
         lines += [f'.SS "{_text(_synopsis(sub_ctx, subcommand))}"', *_body(_paragraphs(subcommand))]
         for options in sections(sub_ctx, subcommand).values():
             lines += _options(each for each in options if _identity(each) not in shared)
-        for note, text in subcommand.notes.items():
+        for note, text in (subcommand.notes | subcommand.details).items():
             lines += [".PP", f".B {_text(note)}", ".br", _text(text)]
         lines += _examples(subcommand.examples)
     if below:
@@ -45,12 +45,12 @@ def _page(ctx: click.Context, command: DocumentedCommand) -> str:
             title: [each for each in options if _identity(each) in shared]
             for title, options in sections(first_ctx, first).items()
         }
-        lines += [".SH OPTIONS", "These go with each of the commands.", *_option_groups(common)]
+        lines += [".SH OPTIONS", "All of these commands take these options.", *_option_groups(common)]
     return _finish(ctx, command, lines)
 
 
 def _head(ctx: click.Context, command: DocumentedCommand) -> list[str]:
-    """Everything up to the description; the options too, unless they are those of subcommands."""
+    """Return the lines up to the description, and the options unless the command has subcommands."""
     title = ctx.command_path.replace(" ", "-")
     summary = _paragraphs(command)[0].rstrip(".")
     lines = [
@@ -70,8 +70,9 @@ def _head(ctx: click.Context, command: DocumentedCommand) -> list[str]:
 
 
 def _finish(ctx: click.Context, command: DocumentedCommand, lines: list[str]) -> str:
-    """Append what stands at the end of every page, and make it text."""
-    for title, text in command.notes.items():
+    """Append the sections at the end of every page, and return the page's text."""
+    paragraphs = command.notes | command.details
+    for title, text in paragraphs.items():
         lines += [f".SH {_text(title.upper())}", _text(text)]
     lines += [".SH EXAMPLES", *_examples(command.examples), ".SH EXIT STATUS"]
     for code, meaning in _exits(ctx, command).items():
@@ -80,17 +81,17 @@ def _finish(ctx: click.Context, command: DocumentedCommand, lines: list[str]) ->
         str(param.envvar): param
         for _, each in [(ctx, command), *subcommands(ctx)]
         for param in each.params
-        if isinstance(param, click.Option) and param.envvar
+        if isinstance(param, click.Option) and param.envvar and not param.hidden
     }
-    if "Environment" in command.notes:
-        variables = {}  # that says more in fewer words
+    if "Environment" in paragraphs:
+        variables = {}  # that paragraph covers all variables in one rule
     if variables:
         lines.append(".SH ENVIRONMENT")
     for variable, param in variables.items():
         lines += [
             ".TP",
             f".B {_text(variable)}",
-            _text(f"Stands for {param.opts[-1]} where that is not given."),
+            _text(f"The value of {param.opts[-1]}, if that option is not given."),
         ]
     lines += [".SH SEE ALSO", *_see_also(ctx)]
     return "\n".join(lines) + "\n"
@@ -112,7 +113,7 @@ def _see_also(ctx: click.Context) -> Iterator[str]:
 
 
 def _paragraphs(command: click.Command) -> list[str]:
-    """The description, each paragraph in one line."""
+    """Return the description, each paragraph in one line."""
     return [" ".join(paragraph.split()) for paragraph in (command.help or "").split("\n\n")]
 
 
@@ -154,7 +155,7 @@ def _options(options: Iterable[click.Option]) -> Iterator[str]:
 
 
 def _spelling(param: click.Option) -> tuple[str, ...]:
-    """The names of an option, short ones first."""
+    """Return the names of an option, short ones first."""
     return tuple(sorted([*param.opts, *param.secondary_opts], key=lambda name: name.startswith("--")))
 
 
@@ -169,17 +170,19 @@ def _metavar(param: click.Option) -> str:
 
 def _explanation(param: click.Option) -> Iterator[str]:
     if "--help" in param.opts:
-        yield "Show a help page and exit."  # the only text that would be click's
+        yield "Show a help page and exit."  # click's own text may change with its version
         return
     yield param.help or ""
     if param.show_default and param.default is not None:
         default = param.default
-        values = default if isinstance(default, (tuple, list)) else (default,)  # as click's own help has it
+        values = (
+            default if isinstance(default, (tuple, list)) else (default,)
+        )  # the format of click's own help
         yield f"Default: {', '.join(map(str, values))}".strip() + "."
 
 
 def _identity(param: click.Option) -> tuple[str, ...]:
-    """What is the same of options that mean the same."""
+    """Return a key that options with the same names, metavar and help share."""
     return (*_spelling(param), _metavar(param), param.help or "")
 
 
@@ -198,6 +201,6 @@ def _examples(examples: Mapping[str, str]) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Escape what roff would take for its own."""
+    """Escape the characters that have a meaning in roff."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace('"', "\\(dq")
     return f"\\&{escaped}" if escaped.startswith(".") else escaped

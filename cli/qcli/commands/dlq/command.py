@@ -13,7 +13,7 @@ from ...framework.errors import ExitCode
 from ...framework.options import count_option, output_format
 from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
 from ...framework.params import Source, topic_name
-from ...framework.positions import moment
+from ...framework.positions import short_time
 from ..shared.messages import body_of, with_body_column
 from .move import drop, requeue
 from .selection import (
@@ -33,44 +33,43 @@ from .selection import (
     cls=DocumentedGroup,
     short_help="List, show, requeue or drop dead letters.",
     examples={
-        "what failed where, and how often": "qcli dlq list",
-        "a look at some": "qcli dlq show clicks.dead",
-        "try them again, once the consumer is mended": "qcli dlq requeue clicks.dead",
-        "forget them": "qcli dlq drop clicks.dead --yes",
+        "count dead letters by channel and reason": "qcli dlq list",
+        "show some": "qcli dlq show clicks.dead",
+        "deliver them again": "qcli dlq requeue clicks.dead",
+        "drop them": "qcli dlq drop clicks.dead --yes",
     },
     exits={ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning},
-    notes={"Dead letters": NOTE},
+    details={"Dead letters": NOTE},
 )
 def command() -> None:
-    """Look after dead letters: messages that consumers could not process in so many attempts."""
+    """List, show, requeue or drop dead letters: messages that failed after max_attempts deliveries."""
 
 
 @command.command(
     "list",
     examples={
-        "all there are": "qcli dlq list",
-        "of one dead-letter topic": "qcli dlq list clicks.dead",
-        "how many": "qcli dlq list clicks.dead --format json | jq -s 'map(.count) | add'",
+        "count all dead letters": "qcli dlq list",
+        "count those of one dead-letter topic": "qcli dlq list clicks.dead",
+        "print the total": "qcli dlq list clicks.dead --format json | jq -s 'map(.count) | add'",
     },
     exits={
-        ExitCode.OK: "They were listed; also if there are none.",
+        ExitCode.OK: "Dead letters were counted, or there are none.",
         ExitCode.FAILURE: "There is no such dead-letter topic, or standard output cannot be written.",
     },
-    notes={
-        "Dead letters": NOTE,
-        "JSON": "One object per origin and reason: dead_letter_topic; topic and channel that they come from, and "
-        "reason (requeued, timed_out or connection_lost), null for what somebody published to the dead-letter topic; "
-        "count; first_ns and last_ns, when the first and the last of them became a dead letter, Unix nanoseconds. "
-        "Of several brokers also broker, its address.",
+    details={
+        "JSON": "One object per origin and reason: dead_letter_topic; topic and channel of origin, and "
+        "reason (requeued, timed_out or connection_lost), null for messages that were published to the dead-letter "
+        "topic; count; first_ns and last_ns, when the first and the last one became a dead letter, Unix nanoseconds. "
+        "With several brokers also broker, its address.",
     },
 )
 @click.argument(
     "topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_dead_letter_topic
 )
 @broker_http_options
-@output_format("table: for people. json: an object per line, see below.", "table", "json")
+@output_format("table: for people; times are UTC. json: write an object per line.", "table", "json")
 def list_letters(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
-    """Count the dead letters that wait, by where they come from and why."""
+    """Count dead letters by origin and reason."""
 
     def count(address: str) -> list[dict[str, Any]]:
         topics = [topic] if topic is not None else _dead_letter_topics(address)
@@ -87,7 +86,7 @@ def list_letters(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: 
             rows = [(record["broker"], *row) for record, row in zip(records, rows, strict=True)]
         write(plain_table([headings, *rows], len(headings) - 1))
     if not records:
-        print_diagnostic(f"{topic or 'All topics'}: no letter waits there")
+        print_diagnostic(f"{topic or 'All topics'}: no dead letters")
 
 
 def _dead_letter_topics(address: str) -> list[str]:
@@ -116,7 +115,7 @@ def _count(address: str, topic: str) -> list[dict[str, Any]]:
 
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:
-    times = moment(record["first_ns"]), moment(record["last_ns"])
+    times = short_time(record["first_ns"]), short_time(record["last_ns"])
     origin = "" if record["topic"] is None else str(Source(record["topic"], record["channel"]))
     return record["dead_letter_topic"], origin, record["reason"] or "", *times, f"{record['count']:,}"
 
@@ -129,38 +128,37 @@ _PAGE = 1000
 @command.command(
     "show",
     examples={
-        "the first ten": "qcli dlq show clicks.dead",
-        "those of one channel that timed out": "qcli dlq show clicks.dead --origin clicks/archive --reason timed_out",
-        "one body as it is": "qcli dlq show clicks.dead --id 0cb2f1a3c9400001 --format raw > body",
-        "all of it, for a program": "qcli dlq show clicks.dead -n 0 --format json | jq .origin.id",
+        "show the first ten": "qcli dlq show clicks.dead",
+        "show timeouts of one channel": "qcli dlq show clicks.dead --origin clicks/archive --reason timed_out",
+        "write one body to a file": "qcli dlq show clicks.dead --id 0cb2f1a3c9400001 --format raw > body",
+        "write all as JSON": "qcli dlq show clicks.dead -n 0 --format json | jq .origin.id",
     },
     exits={
-        ExitCode.OK: "They were shown; also if there were none.",
+        ExitCode.OK: "Dead letters were shown, or there are none.",
         ExitCode.FAILURE: "There is no such dead-letter topic, or standard output cannot be written.",
     },
-    notes={
-        "Dead letters": NOTE,
+    details={
         "JSON": "One object per line: topic, id and sequence in the dead-letter topic; timestamp_ns, when it became a "
         "dead letter, Unix nanoseconds; origin: an object with topic, channel, id, sequence, attempts, timestamp_ns "
-        "(when it was published) and reason, or null; and body, a string; for a body that is not UTF-8, body_base64 "
-        "stands in its place.",
+        "(when it was published) and reason, or null; and body, a string; if a body is not UTF-8, body_base64 "
+        "replaces it.",
     },
 )
 @topic_argument
 @broker_http_options
 @selection_options
-@count_option(SELECTION, "How many, at most: the oldest; 0: all.", least=0, default=DEFAULT_COUNT)
+@count_option(SELECTION, "Show at most N dead letters, the oldest; 0: all.", least=0, default=DEFAULT_COUNT)
 @output_format(
-    "table: for people, bodies cut short. json: an object per line, see below. raw: bodies as they are, and a "
-    "line feed after each.",
+    "table: shorten bodies; times are UTC. json: write an object per line. raw: write bodies unchanged, with line "
+    "feeds.",
     "table",
     "json",
     "raw",
 )
 def show(form: str, **selected: Any) -> None:
-    """Show dead letters with where they come from, the oldest first, and take none of them.
+    """Show dead letters with their origin, the oldest first. They stay in the dead-letter topic.
 
-    Of several brokers: those of one after those of the other.
+    With several brokers, the dead letters of one follow those of another.
     """
     selection = Selection(**selected)
     begun = False
@@ -180,7 +178,7 @@ def show(form: str, **selected: Any) -> None:
 
 
 def _read_all(selection: Selection) -> Iterator[list[dict[str, Any]]]:
-    """The letters of one broker after the other, some at a time, at least one."""
+    """Yield the dead letters of one broker after the other, in non-empty pages."""
     missing: list[NotFound] = []
     addresses = selection.nsqd_http_addresses
     left = count = selection.count or 0
@@ -198,7 +196,7 @@ def _read_all(selection: Selection) -> Iterator[list[dict[str, Any]]]:
 
 
 def _read(selection: Selection, address: str, count: int) -> Iterator[list[dict[str, Any]]]:
-    """Letters of one broker, no more than `count` (0: all), some at a time, at least one."""
+    """Yield at most `count` dead letters (0: all) of one broker, in non-empty pages."""
     for page in selection.pages():
         start = 0
         while True:
@@ -227,9 +225,9 @@ def _read(selection: Selection, address: str, count: int) -> Iterator[list[dict[
 def _letter_row(message: dict[str, Any]) -> tuple[str, ...]:
     origin = message["origin"]
     if origin is None:
-        return message["id"], "", "", "", moment(message["timestamp_ns"])
+        return message["id"], "", "", "", short_time(message["timestamp_ns"])
     where = str(Source(origin["topic"], origin["channel"]))
-    published = moment(origin["timestamp_ns"])
+    published = short_time(origin["timestamp_ns"])
     return message["id"], where, str(origin["attempts"]), origin["reason"], published
 
 

@@ -1,4 +1,4 @@
-"""`qcli dlq requeue` and `qcli dlq drop`: take dead letters away."""
+"""`qcli dlq requeue` and `qcli dlq drop`: remove dead letters."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from ...framework.options import option
 from ...framework.output import print_diagnostic
 from ...framework.params import Source
 from ...terminal.confirm import confirm
-from .selection import NOTE, WHAT, Selection, at_most_option, selection_options, topic_argument
+from .selection import WHAT, Selection, at_most_option, selection_options, topic_argument
 
 _DONE = {"requeue": "requeued", "drop": "dropped"}
 
@@ -22,22 +22,21 @@ _DONE = {"requeue": "requeued", "drop": "dropped"}
     "requeue",
     cls=DocumentedCommand,
     examples={
-        "all, to where they came from": "qcli dlq requeue clicks.dead",
-        "those of one channel": "qcli dlq requeue clicks.dead --origin clicks/archive",
-        "one, to see whether it goes well now": "qcli dlq requeue clicks.dead -n 1",
-        "to all channels of their topics": "qcli dlq requeue clicks.dead --to-topic",
+        "requeue all to the channels of their origin": "qcli dlq requeue clicks.dead",
+        "requeue those of one channel": "qcli dlq requeue clicks.dead --origin clicks/archive",
+        "try with one": "qcli dlq requeue clicks.dead -n 1",
+        "publish them to all channels of their topics": "qcli dlq requeue clicks.dead --to-topic",
     },
     exits={
-        ExitCode.FAILURE: "None of them was requeued: no such dead-letter topic, their channels are gone, or the "
+        ExitCode.FAILURE: "Nothing was requeued: there is no such dead-letter topic, the channels were deleted, or the "
         "broker refused.",
-        ExitCode.PARTIAL: "Some of them were requeued; standard error says why others were not.",
+        ExitCode.PARTIAL: "Some were requeued; standard error says why others were not.",
     },
-    notes={
-        "Dead letters": NOTE,
-        "What happens": "Each letter is published to the topic it comes from as a new message, with a new id and "
-        "attempts counted from 1, for the channel it comes from and no other; then it is gone from the dead-letter "
-        "topic. Both are on disk when this command ends. If the broker dies in between, a letter may be requeued and "
-        "yet be there. Letters in flight with consumers stay.",
+    details={
+        "Effect": "The broker publishes each dead letter to its original topic as a new message, with a new id and "
+        "attempts counted from 1, for its original channel only. Then it removes it from the dead-letter "
+        "topic. Both are on disk when this command ends. If the broker fails in between, a message may be requeued "
+        "and still be a dead letter. Dead letters that are in flight stay.",
     },
 )
 @topic_argument
@@ -48,14 +47,14 @@ _DONE = {"requeue": "requeued", "drop": "dropped"}
     "Where to",
     "--to-topic",
     is_flag=True,
-    help="To all channels of the topic, not only to the one it comes from.",
+    help="Publish to all channels of the original topic, not only to the original channel.",
 )
 def requeue(to_topic: bool, **selected: Any) -> None:
-    """Put dead letters back into the channels they come from."""
+    """Return dead letters to the channels of their origin."""
     done, kept = _do_on_each(Selection(**selected), "requeue", {"to": "topic" if to_topic else "channel"})
     if kept:
         why = "; ".join(f"{number:,} because {reason}" for reason, number in kept.items())
-        hint = "" if to_topic else " Say --to-topic to publish them for all channels of their topics."
+        hint = "" if to_topic else " To publish them to all channels of their topics, use --to-topic."
         raise Failure(f"Not requeued: {why}.{hint}", ExitCode.PARTIAL if done else ExitCode.FAILURE)
 
 
@@ -63,41 +62,39 @@ def requeue(to_topic: bool, **selected: Any) -> None:
     "drop",
     cls=DocumentedCommand,
     examples={
-        "all of a topic": "qcli dlq drop clicks.dead",
-        "those of one channel, without being asked": "qcli dlq drop clicks.dead --origin clicks/alerts --yes",
-        "one": "qcli dlq drop clicks.dead --id 0cb2f1a3c9400001 --yes",
+        "drop all of a topic": "qcli dlq drop clicks.dead",
+        "drop those of one channel without confirmation": "qcli dlq drop clicks.dead --origin clicks/alerts --yes",
+        "drop one": "qcli dlq drop clicks.dead --id 0cb2f1a3c9400001 --yes",
     },
     exits={
-        ExitCode.FAILURE: "None of them was dropped: no such dead-letter topic, nobody agreed, or the broker refused.",
-        ExitCode.PARTIAL: "Some of them were dropped, then a broker failed; standard error says which.",
+        ExitCode.FAILURE: "Nothing was dropped: there is no such dead-letter topic, you did not confirm, or the broker "
+        "refused.",
+        ExitCode.PARTIAL: "Some were dropped before a broker failed; standard error says which.",
     },
-    notes={"Dead letters": NOTE},
 )
 @topic_argument
 @broker_http_options
 @selection_options
 @at_most_option
-@option("Options", "--yes", "-y", is_flag=True, help="Do it without asking.")
+@option("Options", "--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def drop(yes: bool, **selected: Any) -> None:
-    """Throw dead letters away.
+    """Delete dead letters.
 
-    Asks first on a terminal; elsewhere it needs --yes. Letters in flight with consumers stay, and so do the copies
-    that other channels of the dead-letter topic have.
+    Asks for confirmation on a terminal; elsewhere --yes is required. Dead letters that are in flight stay, and so do
+    copies in other channels of the dead-letter topic.
     """
     selection = Selection(**selected)
     if not yes:
         which = "the selected" if selection.is_narrow else "all"
         where = " and ".join(selection.nsqd_http_addresses)
-        confirm(
-            f"Drop {which} dead letters in {selection.topic} on {where}?", "'dlq drop' throws messages away"
-        )
+        confirm(f"Drop {which} dead letters in {selection.topic} on {where}?", "'dlq drop' deletes messages")
     _do_on_each(selection, "drop", {})
 
 
 def _do_on_each(selection: Selection, verb: str, params: dict[str, str]) -> tuple[int, dict[str, int]]:
-    """Do something to letters on all brokers, and report it. Returns to how many, and why not to others.
+    """Requeue or drop on all brokers, and report. Returns the number, and the numbers of the others by reason.
 
-    Raises Failure: a broker failed, or none has a letter of these ids.
+    Raises Failure: a broker failed, or no broker has a dead letter with these ids.
     """
     topic, total = selection.topic, 0
     kept: dict[str, int] = {}
@@ -107,7 +104,7 @@ def _do_on_each(selection: Selection, verb: str, params: dict[str, str]) -> tupl
         before = sum(kept.values())
         left = None if selection.count is None else max(0, selection.count - total - before)
         if left == 0:
-            return  # this broker is not asked, so there is nothing to say of it
+            return  # no request to this broker, and no report
         done = 0
         try:
             for answer in _answers(selection, address, verb, params, left):
@@ -127,14 +124,14 @@ def _do_on_each(selection: Selection, verb: str, params: dict[str, str]) -> tupl
 
     change_each(selection.nsqd_http_addresses, act)
     if selection.ids and not (total or kept):
-        raise Failure(f"No such letter waits in {topic}.")
+        raise Failure(f"There are no such dead letters in {topic}.")
     return total, kept
 
 
 def _answers(
     selection: Selection, address: str, verb: str, params: dict[str, str], count: int | None
 ) -> Iterator[dict[str, Any]]:
-    """A broker's answers to requests that do something to letters, to no more than `count`; None: to all."""
+    """Yield a broker's answers to requests that requeue or drop at most `count` dead letters; None: all."""
     for page in selection.pages():
         start: int | None = 0
         while start is not None and count != 0:

@@ -1,4 +1,4 @@
-"""Which dead letters a command is about: its options, and their requests."""
+"""The selection of dead letters: options, and the parameters of requests."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ...framework.params import Source, message_id, source, topic_name
 
 REASONS = ("requeued", "timed_out", "connection_lost")
 
-OUTPUT, SELECTION = "Output", "Which letters"
+OUTPUT, SELECTION = "Output", "Which dead letters"
 
 WHAT = "has no dead letters"
 
@@ -22,10 +22,10 @@ complete_dead_letter_topic = complete_topic_with(CHANNEL)
 _IDS_AT_ONCE = 500
 
 NOTE = (
-    "A message that comes back from its channel's last attempt (see 'qcli channel set', max_attempts) goes to the "
-    "channel's dead_letter_topic, with its body as it is. Such a topic is like any other, but that it has a channel "
-    f"{CHANNEL} from its first letter on. What waits there is what these commands are about. A consumer of that "
-    "channel takes letters away by finishing them; any other channel gets copies."
+    "If a message fails after max_attempts deliveries (see 'qcli channel set'), the broker publishes its unchanged "
+    "body to the channel's dead_letter_topic. That is an ordinary topic with a channel "
+    f"{CHANNEL}, which is created with the first dead letter. The commands work on the messages in that channel. A "
+    "consumer of the channel removes dead letters by finishing them; other channels of the topic get copies."
 )
 
 
@@ -40,13 +40,13 @@ selection_options = all_of(
         type=source,
         metavar="TOPIC[/CHANNEL]",
         shell_complete=complete_source,
-        help="Only those from this topic, or from this channel of it.",
+        help="Select dead letters of this topic or channel.",
     ),
     option(
         SELECTION,
         "--reason",
         type=click.Choice(REASONS),
-        help="Only those that came back so from their last delivery.",
+        help="Select dead letters whose last delivery ended this way.",
     ),
     option(
         SELECTION,
@@ -55,18 +55,18 @@ selection_options = all_of(
         type=message_id,
         metavar="ID",
         multiple=True,
-        help="Only the letter with this id, its own one; may be given several times.",
+        help="Select the dead letter with this id. May be repeated.",
     ),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The dead letters that a command is about; the fields are its parameters. None, and no ids: no restriction.
+    """The dead letters that a command works on; the fields are its parameters. None, or no ids: no restriction.
 
     Attributes:
         topic: The dead-letter topic.
-        count: At most so many on all brokers together; also 0 where that is a number: all.
+        count: The maximum over all brokers; 0 or None: all.
     """
 
     topic: str
@@ -78,26 +78,26 @@ class Selection:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether not all letters of the topic are meant."""
+        """Whether it excludes any dead letter of the topic."""
         return bool(self.origin or self.reason or self.ids or self.count)
 
     def params(self) -> dict[str, str]:
-        """The parameters of a request that select by origin and reason."""
+        """Return the parameters of a request that select by origin and reason."""
         params = {"origin": str(self.origin)} if self.origin is not None else {}
         return params | ({"reason": self.reason} if self.reason is not None else {})
 
     def pages(self) -> Iterator[dict[str, str]]:
-        """The ids as parameters, not too many at a time; without any one page for all letters."""
+        """Yield the ids as parameters, in pages; without ids, one page for all dead letters."""
         if not self.ids:
             yield {}
         for start in range(0, len(self.ids), _IDS_AT_ONCE):
             yield {"id": ",".join(self.ids[start : start + _IDS_AT_ONCE])}
 
     def why_none(self) -> str:
-        """What is added where no letter was found."""
+        """Return the end of a report that no dead letter was found."""
         of_these = f" from {self.origin}" if self.origin is not None else ""
         of_these += f" with the reason {self.reason}" if self.reason is not None else ""
-        return f": no letter{of_these} waits there"
+        return f": no dead letters{of_these}"
 
 
-at_most_option = count_option(SELECTION, "No more than so many: the oldest. Not given: all.")
+at_most_option = count_option(SELECTION, "Select at most N dead letters, the oldest. By default select all.")

@@ -1,4 +1,4 @@
-"""`qcli log`: what can be done with data folders while no broker runs."""
+"""`qcli log`: reads, checks and imports data folders."""
 
 import click
 
@@ -12,22 +12,22 @@ from .verify import command as verify
 @click.group(
     "log",
     cls=DocumentedGroup,
-    short_help="Check, print and import data folders, without a broker.",
+    short_help="Check, print or import data folders without a broker.",
     examples={
-        "is anything damaged?": "qcli log verify ./data",
-        "what is in it?": "qcli log dump ./data --format json | jq .",
-        "come over from nsqd": "qcli log import /var/lib/nsqd --data-path ./data",
+        "check a data folder": "qcli log verify ./data",
+        "print its messages": "qcli log dump ./data --format json | jq .",
+        "import the data of an nsqd": "qcli log import /var/lib/nsqd --data-path ./data",
     },
     exits={
-        ExitCode.USAGE: "The command line is wrong, or what it names is not there, or is something else.",
+        ExitCode.USAGE: "The command line is wrong, or the path does not exist or is not a data folder.",
         ExitCode.DAMAGED: ExitCode.DAMAGED.meaning,
     },
 )
 def command() -> None:
-    """Check, print and import data folders, without a broker.
+    """Check, print or import data folders without a broker.
 
-    A data folder is what --data-path of 'qcli serve' names. Each of its topics has a folder in it, topics/NAME.topic,
-    with the segments of its log and what is saved of its channels.
+    'qcli serve' keeps its messages in a data folder (--data-path). Each topic has a folder in it, topics/NAME.topic,
+    with the segments of its log and the state of its channels.
     """
 
 

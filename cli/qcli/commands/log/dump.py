@@ -1,4 +1,4 @@
-"""`qcli log dump`: messages out of a data folder."""
+"""`qcli log dump`: prints messages of a data folder."""
 
 from __future__ import annotations
 
@@ -35,53 +35,47 @@ _WRITE_BYTES = 256 * 1024
 @click.command(
     "dump",
     cls=DocumentedCommand,
-    short_help="Print messages, also past damage.",
+    short_help="Print messages of a data folder.",
     examples={
-        "the messages of a topic": "qcli log dump ./data/topics/clicks.topic",
-        "ten of them, from sequence 1000 on": "qcli log dump ./data/topics/clicks.topic --from 1000 -n 10",
-        "what was published in the last hour, as JSON": "qcli log dump ./data/topics/clicks.topic --from 1h "
-        "--format json",
+        "print the messages of a topic": "qcli log dump ./data/topics/clicks.topic",
+        "print ten messages from sequence 1000 on": "qcli log dump ./data/topics/clicks.topic --from 1000 -n 10",
+        "print the last hour as JSON": "qcli log dump ./data/topics/clicks.topic --from 1h --format json",
         "publish a topic's log again": "qcli log dump -0 ./data/topics/clicks.topic | qcli pub -0 clicks2",
-        "where a segment's record batches lie": "qcli log dump --headers 00000000000000000000.log",
+        "print the record batches of a segment": "qcli log dump --headers 00000000000000000000.log",
     },
     exits={
-        ExitCode.OK: "What was asked for was written, or the reader of standard output went away.",
-        ExitCode.FAILURE: "It cannot be read, or standard output cannot be written.",
+        ExitCode.OK: "The messages were written, or the reader of standard output closed it.",
+        ExitCode.FAILURE: "The folder cannot be read, or standard output cannot be written.",
         ExitCode.USAGE: NOT_A_LOG,
-        ExitCode.DAMAGED: "Damage was passed over; standard error says where.",
+        ExitCode.DAMAGED: "Damage was skipped; standard error says where.",
     },
-    notes={
-        "What is printed": "What is in the log: a message stays there until every channel has finished it, and those "
-        "beside it. So this is more than the channels would deliver. Channels and their positions are in state.json. "
-        "Unfinished messages that were carried forward, so that the files around them could go, come first: they lie "
-        "in the file stragglers of the topic's folder.",
-        "Positions": "--from and --to take a sequence, such as 1000 (messages of a topic are counted from 0); a time, "
-        "such as 2026-11-21T04:14 or 2026-11-21T04:14:05.5Z, local unless it says otherwise, or @1700000000.5, which "
-        "is Unix seconds; or how long ago, such as 15m. A time is that of the publish.",
-        "JSON": "One object per message: topic, id, timestamp_ns (when it was published), attempts (always 0: those "
-        "are not in the log), sequence, due_ns (when it may be delivered; null: at once), and body, a string; for a "
-        "body that is not UTF-8, body_base64 stands in its place; producer and number, if it was published with these. "
+    details={
+        "Contents": "The log has more messages than the channels would deliver: a message stays in the log until every "
+        "channel has finished it and its neighbours. Channels and their positions are in state.json. "
+        "Unfinished messages of deleted segments come first: they are in the file stragglers of the topic's folder.",
+        "Positions": "--from and --to take a sequence, such as 1000 (a topic's messages are counted from 0); a time, "
+        "such as 2026-11-21T04:14 or 2026-11-21T04:14:05.5Z, local unless it has a zone, or @1700000000.5 in Unix "
+        "seconds; or how long ago, such as 15m. Times are times of publishing.",
+        "JSON": "One object per message: topic, id, timestamp_ns (when it was published), attempts (always 0: the "
+        "log has none), sequence, due_ns (when it may be delivered; null: at once), and body, a string; if a "
+        "body is not UTF-8, body_base64 replaces it; producer and number, if it was published with these. "
         "With --headers, one object per record batch: topic, file, offset, sequence, count, id (of the first message), "
         "timestamp_ns, due_ns and bytes.",
     },
 )
 @click.argument("path", metavar="PATH", type=click.Path(exists=True, path_type=Path))
-@from_option(
-    SELECTION, "Begin with the message of this sequence, or with those published at this time.", position
-)
-@to_option(
-    SELECTION, "End before the message of this sequence, or before those published at this time.", position
-)
-@count_option(SELECTION, "End after N messages, or record batches, of all topics together.")
-@output_format("raw: bodies as they are. json: an object per message and line, see below.", "raw", "json")
-@delimiter_options(OUTPUT, "What follows each body", "for xargs -0")
+@from_option(SELECTION, "Begin at this position: a sequence, a time, or how long ago.", position)
+@to_option(SELECTION, "End before this position.", position)
+@count_option(SELECTION, "End after N messages (or record batches) over all topics.")
+@output_format("raw: write bodies unchanged. json: write an object per line.", "raw", "json")
+@delimiter_options(OUTPUT, "Write this text after each body", "for xargs -0")
 @option(OUTPUT, "--print-topic", is_flag=True, help="Write the topic and ' | ' before each body.")
 @option(
     OUTPUT,
     "--headers",
     is_flag=True,
-    help="Record batches instead of messages: what was published together, and where in the file it lies. Messages "
-    "are not read, and damage in them is not seen: 'qcli log verify' looks for it.",
+    help="Print record batches instead of messages, with their offset in the file. This does not check messages for "
+    "damage: see 'qcli log verify'.",
 )
 def command(
     path: Path,
@@ -94,14 +88,16 @@ def command(
     print_topic: bool,
     headers: bool,
 ) -> int:
-    """Print the messages in a data folder, in one topic's folder, or in one segment file.
+    """Print the messages of a data folder, of one topic's folder, or of one segment file.
 
-    In the order of their sequences, one topic after the other. Damage is passed over with a note on standard error.
-    It writes nothing into the folder, needs no broker, and may be run beside one.
+    Messages are printed in the order of sequences, one topic after the other. Damage is skipped, with a note on
+    standard error. The command only reads, and needs no broker; a broker may be running.
     """
     separator = delimiter_of(separator, null)
     if (form == "json" or headers) and (separator != b"\n" or print_topic):
-        raise click.UsageError("--null, --delimiter and --print-topic are for bodies only.")
+        raise click.UsageError(
+            "--null, --delimiter and --print-topic are for raw bodies: leave out --format json and --headers."
+        )
     selection = _selection(first, end)
     sink = _Sink(count)
     for place in places(path):
@@ -119,7 +115,7 @@ def command(
 
 
 def _selection(first: Position | None, end: Position | None) -> Selection:
-    """Raises UsageError if nothing can lie between them, whatever is in the log."""
+    """Return the selection. Raises UsageError if the range is always empty."""
     from trio_nsq.log.selection import Selection
 
     if first is not None and end is not None and first.is_time == end.is_time and first.value > end.value:
@@ -133,13 +129,13 @@ def _selection(first: Position | None, end: Position | None) -> Selection:
 
 
 class _Sink:
-    """Where messages and notes go.
+    """Writes messages to standard output and findings to standard error.
 
     Args:
-        count: How many messages are wanted; None: all.
+        count: The maximum of messages; None: all.
 
     Attributes:
-        left: How many more.
+        left: How many more messages to write.
         damaged: Whether a finding was damage.
     """
 
@@ -151,7 +147,7 @@ class _Sink:
         self._bytes = 0
 
     def take(self, text: bytes, count: int) -> None:
-        """Write the text of so many messages; it may be kept for a while to be written with others."""
+        """Write the text of this many messages, perhaps later, together with others."""
         self.left -= count
         self._parts.append(text)
         self._bytes += len(text)
@@ -159,14 +155,14 @@ class _Sink:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was kept."""
+        """Write the buffered text."""
         self._output.write(b"".join(self._parts))
         self._parts.clear()
         self._bytes = 0
 
     def report(self, finding: Finding) -> None:
-        """Print what was skipped."""
-        self.flush()  # so that on a terminal it stands where it belongs
+        """Print a finding."""
+        self.flush()  # so that a terminal shows it between the right messages
         print_diagnostic(f"{str(finding.kind).capitalize()}: {describe(finding)}")
         self.damaged = self.damaged or finding.kind == "damage"
 
@@ -209,7 +205,7 @@ def _dump_headers(place: Place, selection: Selection, sink: _Sink, render: _Rend
 def _bodies(prefix: bytes, separator: bytes) -> _RenderMessages:
     def render(_place: Place, batch: RecordBatch, indexes: range) -> bytes:
         bodies = batch.messages.bodies()[indexes.start : indexes.stop]
-        # The empty string at the end puts a separator behind the last one too.
+        # Also a separator after the last body.
         return prefix + (separator + prefix).join(bodies) + separator if bodies else b""
 
     return render

@@ -1,4 +1,4 @@
-"""`qcli log import`: the queues of an nsqd into a data folder of ours."""
+"""`qcli log import`: imports the queues of an nsqd into a data folder of `qcli serve`."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ _LEFT_COLUMNS = 4
 @click.command(
     "import",
     cls=DocumentedCommand,
-    short_help="Take over the data folder of an nsqd.",
+    short_help="Import the data folder of an nsqd.",
     examples={
-        "what there is to import": "qcli log import /var/lib/nsqd --data-path ./data --dry-run",
+        "list what would be imported": "qcli log import /var/lib/nsqd --data-path ./data --dry-run",
         "import it": "qcli log import /var/lib/nsqd --data-path ./data",
-        "and go on with it": "qcli serve --data-path ./data",
-        "only the topics that are not there yet": "qcli log import /var/lib/nsqd --data-path ./data --if-exists skip",
+        "run a broker with the imported data": "qcli serve --data-path ./data",
+        "import only topics that do not exist yet": "qcli log import /var/lib/nsqd --data-path ./data --if-exists skip",
     },
     exits={
-        ExitCode.OK: "All was imported, or would be.",
+        ExitCode.OK: "Everything was imported, or would be.",
         ExitCode.FAILURE: "Nothing was imported; the reason is on standard error.",
-        ExitCode.USAGE: "The command line is wrong, or the folder of the nsqd is not there or cannot be read.",
-        ExitCode.PARTIAL: "It failed after some of the topics; those that were imported are in the report.",
-        ExitCode.DAMAGED: "What could be read was imported, but files of nsqd are damaged; the report says which.",
+        ExitCode.USAGE: "The command line is wrong, or nsqd's folder does not exist or cannot be read.",
+        ExitCode.PARTIAL: "It failed after some topics; the report lists the imported ones.",
+        ExitCode.DAMAGED: "Files of nsqd are damaged; readable messages were imported. The report lists the damage.",
     },
-    notes={
-        "What is imported": "Every topic and channel in nsqd.dat, with its pause, and every message in their queues, "
-        "with its id, publish time, attempts and body. A message that several channels have is stored once. Each "
-        "channel gets what it had in nsqd, and what waits in a topic waits there. Messages come in the order in which "
-        "they were published; but those that were delivered before come as requeued ones do: first, and, if a consumer "
-        "does not take all of them at once, by turns with the others. Messages that were "
-        "deferred when nsqd stopped come at once, as after a restart of nsqd: it does not keep their time. Queues "
-        "that nsqd.dat does not know are named, and left.",
-        "Damage": "A file of nsqd that is damaged is read up to there, and the next one begun, as nsqd does; the "
-        "report says where. Files that nsqd has put aside (*.bad) are named, and left.",
-        "Cut short": "A topic is there in whole or not at all. After an interruption, a crash or a full disk run the "
-        "same command again: topics that were imported are passed over, as long as nsqd has not gone on with them.",
+    details={
+        "Imported data": "Every topic and channel in nsqd.dat with its pause, and every message in their queues "
+        "with its id, publish time, attempts and body. A message of several channels is stored once. Each "
+        "channel gets its own messages; messages that wait in a topic stay there. Messages are delivered in the order "
+        "of publishing, except that messages with earlier deliveries come first, as requeued ones; if a consumer does "
+        "not take all of them at once, they alternate with the others. Messages that were deferred when nsqd stopped "
+        "are delivered at once, as after a restart of nsqd, which does not store the delay. Queues that nsqd.dat does "
+        "not list are reported and not imported.",
+        "Damage": "A damaged file of nsqd is read up to the damage, then the next file, as in nsqd; the "
+        "report says where. Files that nsqd has renamed to *.bad are reported and not imported.",
+        "Interruption": "A topic is imported completely or not at all. After an interruption, a crash or a full disk, "
+        "run the same command again: it skips imported topics, unless nsqd has changed them since.",
         "JSON": "One object per topic and line: topic, outcome (imported; planned, with --dry-run; imported earlier; "
-        "skipped), paused, messages (stored, each once), body_bytes, waiting (messages in no channel yet), channels: "
-        "a list of objects with channel, paused, messages and attempted (delivered before); and findings, as those "
-        "of 'qcli log verify'. A last one, with the topic null, has the findings that concern no topic, if any.",
+        "skipped), paused, messages (each stored once), body_bytes, waiting (messages in no channel yet), channels: "
+        "a list of objects with channel, paused, messages and attempted (delivered before); and findings, as in "
+        "'qcli log verify'. A last object with the topic null has the findings that concern no topic, if any.",
     },
 )
 @click.argument(
@@ -71,7 +71,7 @@ _LEFT_COLUMNS = 4
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
     metavar="FOLDER",
-    help="The data folder to import into, as that of 'qcli serve'. It is made if it is missing; its parent is not.",
+    help="Import into this data folder of 'qcli serve'. It is created if it is missing; its parent must exist.",
 )
 @option(
     "Import",
@@ -79,15 +79,15 @@ _LEFT_COLUMNS = 4
     "if_exists",
     type=click.Choice(["refuse", "skip", "replace"]),
     default="refuse",
-    help="What to do if there are topics of the same name that do not come from this import. refuse: nothing at all. "
-    "skip: import the others. replace: delete them, with their messages.",
+    help="If topics exist that are not from this import: refuse: import nothing. skip: import the others. replace: "
+    "delete them with their messages.",
 )
-@option("Import", "--dry-run", is_flag=True, help="Read everything and report, but make and change nothing.")
-@output_format("text: a table, and a line per finding. json: an object per topic, see below.", "text", "json")
+@option("Import", "--dry-run", is_flag=True, help="Read everything and report, and change nothing.")
+@output_format("text: a table, and a line per finding. json: write an object per topic.", "text", "json")
 def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool, form: str) -> int:
-    """Import the data folder of an nsqd 1.3.0 that has been stopped.
+    """Import the data folder of a stopped nsqd 1.3.0.
 
-    Its folder is only read. Neither an nsqd nor a broker may be running in the two folders.
+    nsqd's folder does not change. No nsqd and no broker may be running in the two folders.
     """
     from trio_nsq.nsqd_import import NsqdFolder
 
@@ -102,7 +102,7 @@ def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool
 
 
 def _refuse_ours(path: Path) -> None:
-    """Raises Failure if the folder is that of a broker of ours."""
+    """Raises Failure if the folder is a data folder of `qcli serve`."""
     from trio_nsq.broker.storage.data_folder import BROKER_FILE, NSQD_FILE
     from trio_nsq.nsqd_import import ImportRefused
     from trio_nsq.nsqd_import.nsqd_folder import lock
@@ -115,15 +115,15 @@ def _refuse_ours(path: Path) -> None:
     except ImportRefused:
         state = ", in use by a running broker"
     raise Failure(
-        f"{path} is a data folder of 'qcli serve'{state}, and not of an nsqd: there is nothing to import. To read what "
-        "is in it, see 'qcli log dump'."
+        f"{path} is a data folder of 'qcli serve'{state}, and not of an nsqd: there is nothing to import. To print its "
+        "messages, see 'qcli log dump'."
     )
 
 
 def _import(
     source: NsqdFolder, data_path: Path, if_exists: str, dry_run: bool
 ) -> tuple[list[TopicReport], Failure | None]:
-    """What became of the topics, and why that is not all of them.
+    """Return the reports of topics, and the failure if not all were imported.
 
     Raises ImportRefused, StartupError, LogError or OSError before anything was imported.
     """
@@ -145,8 +145,8 @@ def _import(
                 raise
             left = len(source.topics) - len(reports)
             return reports, Failure(
-                f"{outcome.message.rstrip('.')}. {left} of {len(source.topics)} topics were not imported; when that is "
-                "mended, run the same command again for them.",
+                f"{outcome.message.rstrip('.')}. {left} of {len(source.topics)} topics were not imported. Fix the "
+                "cause, then run the same command again.",
                 ExitCode.PARTIAL,
             )
     return reports, None

@@ -1,4 +1,4 @@
-"""`qcli log verify`: what is damaged in a data folder."""
+"""`qcli log verify`: checks a data folder for damage."""
 
 from __future__ import annotations
 
@@ -26,38 +26,37 @@ _LEFT_COLUMNS = 2
 @click.command(
     "verify",
     cls=DocumentedCommand,
-    short_help="Say what is damaged.",
+    short_help="Check a data folder for damage.",
     examples={
-        "everything": "qcli log verify ./data",
-        "one topic": "qcli log verify ./data/topics/clicks.topic",
-        "what is damaged, for a script": "qcli log verify ./data --format json | jq .findings[]",
-        "before a backup is trusted": "qcli log verify /backup/nsq > report.txt || mail -s damaged me < report.txt",
+        "check a data folder": "qcli log verify ./data",
+        "check one topic": "qcli log verify ./data/topics/clicks.topic",
+        "list the damage as JSON": "qcli log verify ./data --format json | jq .findings[]",
+        "check a backup": "qcli log verify /backup/nsq > report.txt || mail -s damaged me < report.txt",
     },
     exits={
-        ExitCode.OK: "Nothing is damaged. There may be what a crash leaves of a write that was under way.",
-        ExitCode.FAILURE: "It could not be looked at; the reason is on standard error.",
+        ExitCode.OK: "Nothing is damaged. There may be an incomplete write at the end of a log, as after a crash.",
+        ExitCode.FAILURE: "The folder cannot be read; the reason is on standard error.",
         ExitCode.USAGE: NOT_A_LOG,
         ExitCode.DAMAGED: "Something is damaged; the report says what.",
     },
-    notes={
-        "Findings": "damage: messages that were stored cannot be read, or a broker would not serve the topic, or not "
-        "start. torn: what "
-        "a crash, or a broker that is writing this moment, leaves at the end of a log; nobody was told that it was "
-        "stored, and the next start of the broker cuts it off. note: worth knowing, nothing lost. The number of "
-        "messages lost is the most that it can be; a + behind it says that it is not known how many more there are.",
+    details={
+        "Findings": "damage: stored messages cannot be read, or a broker would not serve the topic or not start. torn: "
+        "an incomplete write at the end of a log, from a crash or from a running broker; it was never acknowledged, "
+        "and the next start of the broker removes it. note: no data is lost. The number of "
+        "lost messages is an upper limit; with a + it is a lower limit.",
         "JSON": "One object per topic and line: topic, path, state (ok, torn or damaged), segments, size_bytes, "
         "records and messages (whole ones), first_sequence and next_sequence, lost_messages, and findings: a list of "
-        "objects with kind, file, offset and end (bytes in the file), what, sequence (of the first message concerned, "
-        "or null) and messages (how many it costs; null if that cannot be known).",
+        "objects with kind, file, offset and end (bytes in the file), what, sequence (of the first affected message, "
+        "or null) and messages (the number of lost messages; null: unknown).",
     },
 )
 @click.argument("path", metavar="PATH", type=click.Path(exists=True, path_type=Path))
-@output_format("text: a table, and a line per finding. json: an object per topic, see below.", "text", "json")
+@output_format("text: a table, and a line per finding. json: write an object per topic.", "text", "json")
 def command(path: Path, form: str) -> int:
     """Check every header and checksum of a data folder, of one topic, or of one segment file.
 
-    It also checks that no sequence is missing, and that what is saved of a topic's channels goes with its log. It
-    writes nothing. It needs no broker, and may be run beside one that uses the folder.
+    The command also checks that no sequence is missing, and that the saved state of channels matches the log. It only
+    reads, and needs no broker; a broker may be running in the folder.
     """
     found = places(path)
     with byte_progress(_total_bytes(found), "Verifying") as progress:
@@ -86,7 +85,7 @@ def _verify(place: Place, progress: Progress | None) -> LogReport:
 
 
 def _folder_reports(path: Path) -> list[tuple[str | None, LogReport]]:
-    """What is wrong with the folder itself, if anything is."""
+    """Return the damage of the folder itself, if any."""
     from trio_nsq.broker.storage.verify import verify_broker_file
     from trio_nsq.log.inspection.verify import LogReport
 

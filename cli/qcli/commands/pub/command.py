@@ -19,48 +19,48 @@ INPUT, SENDING = "Input", "Sending"
     cls=DocumentedCommand,
     short_help="Publish lines to a topic.",
     examples={
-        "a file, one message per line": "cat access.log | qcli pub clicks",
-        "as lines are written": "tail -F access.log | qcli pub clicks",
-        "anything at all, separated by NUL": "find . -name '*.json' -print0 | qcli pub -0 names",
-        "files, at 500 messages a second": "qcli pub clicks --rate 500 monday.log tuesday.log",
-        "to two brokers, each message to both": "qcli pub clicks --nsqd-tcp-address a:4150,b:4150 < access.log",
-        "delivered in a minute and a half": "echo later | qcli pub reminders --defer 1m30s",
+        "publish a file, one message per line": "cat access.log | qcli pub clicks",
+        "publish lines as they are written": "tail -F access.log | qcli pub clicks",
+        "publish names that are separated by NUL": "find . -name '*.json' -print0 | qcli pub -0 names",
+        "publish files at 500 messages per second": "qcli pub clicks --rate 500 monday.log tuesday.log",
+        "publish each message to two brokers": "qcli pub clicks --nsqd-tcp-address a:4150,b:4150 < access.log",
+        "deliver a message in 90 seconds": "echo later | qcli pub reminders --defer 1m30s",
     },
     exits={
-        ExitCode.OK: "Everything was published and acknowledged.",
-        ExitCode.FAILURE: "Nothing was published: reading the input failed, a message is too long, the broker refused.",
-        ExitCode.USAGE: "The command line is wrong, or names a file that is not there or cannot be read.",
-        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} Or it went away before any message was acknowledged, "
-        "and there was a signal, or --no-retry.",
-        ExitCode.PARTIAL: "Some messages were acknowledged, then it failed, or there was a signal while the broker was "
-        "away. Standard error says how many were, and how many more may have been stored.",
-        ExitCode.INTERRUPTED: "Interrupted (SIGINT). What had been read was published; see Interruption.",
-        ExitCode.TERMINATED: "Terminated (SIGTERM). What had been read was published, likewise.",
+        ExitCode.OK: "All messages were published and acknowledged.",
+        ExitCode.FAILURE: "Nothing was published: the input cannot be read, a message is too long, or the broker "
+        "refused.",
+        ExitCode.USAGE: "The command line is wrong, or a file does not exist or cannot be read.",
+        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} Or the connection was lost before any message was "
+        "acknowledged, with --no-retry or at a signal.",
+        ExitCode.PARTIAL: "Some messages were acknowledged before a failure, or before a signal while the broker was "
+        "unreachable. Standard error says how many, and how many more may be stored.",
+        ExitCode.INTERRUPTED: "Interrupted (SIGINT). Messages that had been read are published.",
+        ExitCode.TERMINATED: "Terminated (SIGTERM). Messages that had been read are published.",
     },
-    notes={
-        "Messages": "Bytes are kept as they are: nothing is decoded, and a carriage return before a line feed "
-        "belongs to the message. What follows the last delimiter is a message too. Empty messages are skipped, "
-        "because NSQ has none; their number is reported at the end.",
-        "Lost connections": "If the broker goes away, as in an upgrade, the command waits for it and goes on, and says "
-        "both on standard error. Nothing is read meanwhile. It also waits if the broker refuses because its disk or "
-        "the topic is full, once some messages were acknowledged. It ends if the broker cannot be reached at the "
-        "start, or refuses for another reason. With --no-retry it ends at the first failure.",
-        "Once, or at least once": "What was on its way when the connection was lost is sent again. 'qcli serve' "
-        "publishes it once: batches are numbered, which takes HTTP. For that --nsqd-http-address must be of the "
-        "same broker as --nsqd-tcp-address, and https:// or a unix socket if TLS is asked for. With nsqd, another HTTP "
-        "address, --auth-secret, --snappy or --deflate, messages go over TCP, and some may be there twice after a lost "
-        "connection; standard error says how many at most.",
+    details={
+        "Messages": "Bytes are published unchanged: nothing is decoded, and a carriage return before a line feed "
+        "belongs to the message. Bytes after the last delimiter are a message too. Empty messages are skipped, "
+        "because NSQ has none; the report counts them.",
+        "Lost connections": "If the connection is lost, as in an upgrade, the command reconnects and continues, and "
+        "reports both on standard error. Meanwhile it reads no input. It also retries if the broker refuses messages "
+        "because its disk or the topic is full, once some messages were acknowledged. It fails if the broker is "
+        "unreachable at the start, or refuses for another reason. With --no-retry it fails at the first error.",
+        "Delivery guarantee": "After a lost connection, unacknowledged messages are sent again. 'qcli serve' stores "
+        "them once: batches are numbered, which needs HTTP. For that, --nsqd-http-address must be an address of the "
+        "same broker as --nsqd-tcp-address, and https:// or a unix socket if TLS is on. With nsqd, another HTTP "
+        "address, --auth-secret, --snappy or --deflate, messages go over TCP, and some may be stored twice after a "
+        "lost connection; standard error says how many at most.",
         "Several brokers": f"With several addresses of {TCP_OPTION}, every message goes to every broker. The first "
-        f"address of {HTTP_OPTION} is that of the first broker, the second that of the second, and so on. The input "
-        "is read once, no faster than the slowest broker takes it. While the command waits for one broker, the others "
-        "get nothing new. If a broker cannot be reached at the start, nothing is published. If one fails later, the "
-        "others still get what had been read, and the command ends; it does not wait for another that is away then. "
-        "The report counts the messages that all brokers have acknowledged. If some have more, the error gives the "
-        "number of each.",
-        "Interruption": "At a signal nothing more is read, and the messages that had been read are published. One "
-        "that had been read in part only is not. With --rate, those that were not yet due are not either. The "
-        "report on standard error counts both. While the broker is away a signal ends the command at once, and what "
-        "had been read is not published.",
+        f"address of {HTTP_OPTION} belongs to the first broker, the second to the second, and so on. The input "
+        "is read once, at the speed of the slowest broker. While one broker is unreachable, the others get no new "
+        "messages. If a broker is unreachable at the start, nothing is published. If a broker fails later, the "
+        "others still get the messages that had been read, and the command ends, without a retry at other "
+        "unreachable brokers. The report counts the messages that all brokers acknowledged; if the counts differ, the "
+        "error has the count of each broker.",
+        "Interruption": "At a signal the command stops reading and publishes the messages that it has read. It does "
+        "not publish an incomplete message, nor, with --rate, messages that are not due yet; the report counts "
+        "both. If the broker is unreachable, a signal ends the command at once, without publishing what was read.",
     },
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
@@ -68,23 +68,22 @@ INPUT, SENDING = "Input", "Sending"
     "files",
     metavar="[FILE...]",
     nargs=-1,
-    type=click.Path(readable=False, allow_dash=True),  # `PubOptions.check` looks whether they can be read
+    type=click.Path(readable=False, allow_dash=True),  # `PubOptions.check` checks that they can be read
 )
-@http_addresses(
-    "The brokers' HTTP addresses, in the order of the TCP addresses: for numbered batches, and to complete names."
-)
-@tcp_addresses("The brokers to publish to; each gets every message.")
+@http_addresses("Publish numbered batches to these HTTP addresses, in the order of the TCP addresses.")
+@tcp_addresses("Publish to these brokers; each gets every message.")
 @tcp_connection
-@delimiter_options(INPUT, "What stands between messages", "as find -print0 writes")
-@max_msg_size_option(INPUT, "A longer message ends the command, with its number, before it is sent.")
+@delimiter_options(INPUT, "Split the input into messages at this text", "for find -print0")
+@max_msg_size_option(INPUT, "A longer message is an error, before it is sent.")
 @option(
     SENDING,
     "--batch-size",
     type=click.IntRange(min=1),
     show_default="1000, or 10000 if they are numbered at all brokers",
-    help="Messages in one batch, at most. When input is slow, those that have come leave after 50 ms.",
+    brief=True,
+    help="Put at most N messages into a batch. With slow input, a batch is sent after 50 ms.",
 )
-@rate_option(SENDING, ", never more than a tenth of a second's worth at once")
+@rate_option(SENDING, "")
 @option(
     SENDING,
     "--defer",
@@ -92,22 +91,23 @@ INPUT, SENDING = "Input", "Sending"
     type=long_duration,
     default="0",
     show_default=False,
-    help="Deliver each message so long after it is published, such as 500ms, 1m30s or 7d. Slower: one DPUB per "
-    "message.",
+    help="Deliver each message this long after it is published, such as 500ms, 1m30s or 7d.",
 )
 @option(
     SENDING,
     "--no-retry",
     is_flag=True,
-    help="End at the first failure, also if the connection was lost; nothing is sent twice, or over HTTP.",
+    help="Fail at the first error, also if the connection is lost. Nothing is sent twice, or over HTTP.",
 )
-@option("Output", "--quiet", "-q", is_flag=True, help="No progress and no report; errors and warnings only.")
+@option(
+    "Output", "--quiet", "-q", is_flag=True, help="Show errors and warnings only, no progress and no report."
+)
 @options_as(PubOptions)
 def command(options: PubOptions) -> int:
     """Publish standard input, or files, to a topic: one message per line.
 
-    Messages go out in batches and in order, to every broker if there are several. A broker that goes away is waited
-    for. At the end the numbers of messages and bytes, and the rate, are reported on standard error.
+    Messages are published in order, to every broker if there are several. If the connection is lost, the command
+    reconnects and continues. At the end it reports messages, bytes and the rate on standard error.
     """
     options.check()
     brokers = options.brokers()

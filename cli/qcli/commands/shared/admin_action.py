@@ -1,4 +1,4 @@
-"""Subcommands of `topic` and `channel` that do one thing to several names over HTTP."""
+"""Subcommands of `topic` and `channel` that apply an action to several names over HTTP."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Action:
 
     Attributes:
         name: The subcommand, and the last part of the HTTP path.
-        done: What is said of each name afterwards, after kind and name.
-        example: For its help.
+        done: The end of the report for each name, after kind and name.
+        example: The example in its help.
         help: The description.
-        destroys: Whether messages are lost, so that the user is asked.
-        creates: Whether there may be nothing to do, because what is wanted is there.
+        destroys: Whether it deletes messages, so that the user must confirm.
+        creates: Whether it has no effect if the topic or channel exists.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Action:
 
 
 def name_argument(name: str, kind: str, *, several: bool = False) -> Decorator:
-    """The argument for a topic or a channel, as `kind` says: a `Source`, or a tuple of several."""
+    """Return the argument for topics or channels, by `kind`: a `Source`, or a tuple of several."""
     is_topic = kind == "topic"
     return click.argument(
         name,
@@ -71,10 +71,10 @@ def action_command(kind: str, action: Action) -> DocumentedCommand:
 
     options = [name_argument("names", kind, several=True), broker_http_options]
     if action.destroys:
-        options.append(option("Options", "--yes", "-y", is_flag=True, help="Do it without asking."))
+        options.append(option("Options", "--yes", "-y", is_flag=True, help="Do not ask for confirmation."))
     exits = {
-        ExitCode.FAILURE: f"None of it was done: no such {kind}, or the broker refused.",
-        ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
+        ExitCode.FAILURE: f"Nothing was done: there is no such {kind}, or the broker refused.",
+        ExitCode.PARTIAL: "The command succeeded for some names or brokers only; standard error lists the others.",
     }
     make = click.command(
         action.name, cls=DocumentedCommand, help=action.help, examples=action.example, exits=exits
@@ -83,7 +83,7 @@ def action_command(kind: str, action: Action) -> DocumentedCommand:
 
 
 def perform(address: str, kind: str, action: Action, sources: Sequence[Source], where: str) -> None:
-    """Do it to each on one broker, whatever becomes of the others. Raises Failure: it was not done to all."""
+    """Apply the action to each name on one broker, also after an error. Raises Failure: some names failed."""
     from ...broker.admin_client import AdminClient
 
     done = 0
@@ -95,7 +95,8 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source], 
             params["channel"] = source.channel
         there = False
         try:
-            # The broker makes no difference in its answer; it is asked all the same, in case somebody deletes it now.
+            # The broker's answer does not say whether it existed. Send the request in any case: another client may
+            # delete it after this check.
             there = action.creates and _is_there(broker, source)
             broker.request("POST", f"/{kind}/{action.name}", params)
         except Refused as error:
@@ -124,10 +125,10 @@ def _is_there(broker: AdminClient, source: Source) -> bool:
 
 
 def _ask(kind: str, action: Action, sources: Sequence[Source], addresses: Sequence[str]) -> None:
-    """Let the user agree; raises what `confirm` does."""
+    """Ask the user; raises as `confirm`."""
     names = ", ".join(map(str, sources))
     plural = "s" if len(sources) > 1 else ""
     confirm(
         f"{action.name.capitalize()} {kind}{plural} {names} on {' and '.join(addresses)}?",
-        f"'{kind} {action.name}' throws messages away",
+        f"'{kind} {action.name}' deletes messages",
     )

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
 SPARK_WORTH_BYTES = 4 * 1024**3
-"""With less to be read, this process is done before Spark has begun and caught up."""
+"""Below this size, this process finishes before Spark would have started and caught up."""
 
-WORK = "Who does the work"
+WORK = "Engine"
 
 
 def engine_options(reachable: str, report: str) -> Decorator:
-    """Options of a command that can run on Spark: which engine, and what is reported.
+    """Return the options of a command that can run on Spark: the engine, and the report.
 
     Args:
-        reachable: What has to be reachable from wherever Spark's tasks are.
-        report: What `--quiet` leaves out besides the progress.
+        reachable: The places that Spark's workers must be able to reach.
+        report: The name of the report that `--quiet` leaves out, with the progress.
     """
     return all_of(
         option(
@@ -38,27 +38,29 @@ def engine_options(reachable: str, report: str) -> Decorator:
             "--engine",
             type=click.Choice(["auto", "inline", "spark"]),
             default="auto",
-            help="inline: this process, without Java. spark: Spark's tasks, on all cores. auto: whichever is done "
-            "sooner; standard error says which.",
+            help="inline: work in this process, without Java. spark: use Spark. auto: use the faster one.",
         ),
         option(
             WORK,
             "--master",
             metavar="URL",
-            help="Spark's master, such as spark://HOST:7077; not given: Spark runs within this command. "
-            f"{reachable} to be reachable from everywhere.",
+            brief=True,
+            help="Use this Spark master, such as spark://HOST:7077. By default Spark runs within this command. All "
+            f"workers must be able to reach {reachable}.",
         ),
         output_format(
-            "text: a summary for people, on standard error. json: an object on standard output, see below.",
+            "text: report on standard error. json: write an object to standard output.",
             "text",
             "json",
         ),
-        option("Output", "--quiet", "-q", is_flag=True, help=f"No progress and no {report}; errors only."),
+        option(
+            "Output", "--quiet", "-q", is_flag=True, help=f"Show errors only, no progress and no {report}."
+        ),
     )
 
 
 def check_extra(command: str) -> None:
-    """Raises Failure if what nothing works without is not installed, for the command of this name."""
+    """Raises Failure if pyarrow, which the command of this name needs, is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
@@ -75,7 +77,7 @@ _WhenRefused = Callable[["RequestRefused"], Failure]
 
 @contextmanager
 def library_errors(when_refused: _WhenRefused = http_failure) -> Iterator[None]:
-    """Turn what the library raises inside into failures; `when_refused` makes that of a request refused."""
+    """Convert the library's errors inside the block into failures; `when_refused` converts refused requests."""
     from trio_nsq.protocol import NSQError
 
     try:
@@ -85,7 +87,7 @@ def library_errors(when_refused: _WhenRefused = http_failure) -> Iterator[None]:
 
 
 def failure_from(error: Exception, when_refused: _WhenRefused = http_failure) -> Failure:
-    """What to say of an error that came while it was at work; raises it, if it is a mistake of ours."""
+    """Return the failure for an error while the command works. Raises the error again if it is a bug in qcli."""
     from trio_nsq.protocol import NSQError
 
     if isinstance(error, Failure):
@@ -110,7 +112,7 @@ def _library_failure(error: Exception, when_refused: _WhenRefused) -> Failure:
 
 
 def better_engine(size_bytes: int, tasks: int, what: str) -> tuple[str, str]:
-    """The engine that is done sooner with reading so many bytes in so many tasks (`what` is one of them), and why."""
+    """Return the faster engine for this many bytes in this many tasks (`what` names one task), and the reason."""
     import os
 
     much = f"{size(size_bytes)} in {count_of(tasks, what)}"
@@ -132,11 +134,11 @@ def better_engine(size_bytes: int, tasks: int, what: str) -> tuple[str, str]:
 def spark_engine(
     master: str | None, name: str = "qcli to-parquet", memory: str = "512m"
 ) -> AbstractContextManager[SparkEngine]:
-    """Spark, while the block runs; see `open_spark`."""
+    """Start Spark for the time of the block; see `open_spark`."""
     import logging
 
     from trio_nsq.spark.runtime.spark_engine import open_spark
 
-    # py4j logs every connection that a JVM does not answer on any more, at the root; we say that once.
+    # py4j logs each lost connection to the JVM at the root logger; the command reports it once.
     logging.getLogger().addHandler(logging.NullHandler())
     return open_spark(master, name, memory)

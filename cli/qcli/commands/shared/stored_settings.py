@@ -1,4 +1,4 @@
-"""`set` and `settings` of `qcli topic` and `qcli channel`: settings that the broker stores for one of them."""
+"""`set` and `settings` of `qcli topic` and `qcli channel`: the settings that the broker stores for each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,18 +25,18 @@ _WHAT = "has no settings of topics and channels"
 def _whole_number(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise click.BadParameter(
-            f"{text!r} is not a whole number of 0 or more; 'default' is the broker's own."
+            f"{text!r} is not an integer of 0 or more; 'default' is the broker's default."
         )
     return int(text)
 
 
 def _time_text(value_ms: int) -> str:
-    """As `retention_time` takes it."""
+    """Return a value that `retention_time` parses."""
     return "forever" if value_ms < 0 else duration_text(value_ms)
 
 
 def _size_text(size: int) -> str:
-    """As `byte_size` takes it."""
+    """Return a value that `byte_size` parses."""
     if size < 0:
         return "unlimited"
     units = sorted(BYTES_PER_UNIT, key=lambda unit: BYTES_PER_UNIT[unit], reverse=True)
@@ -45,14 +45,14 @@ def _size_text(size: int) -> str:
 
 
 class Setting(NamedTuple):
-    """One of them.
+    """A setting of topics or channels.
 
     Attributes:
-        name: As it is written here.
-        key: As the broker has it, with the unit.
-        parse, show: From text to the broker's value, and back.
-        about: For the help.
-        words: What is no number among its values, but for `DEFAULT`.
+        name: The name on the command line.
+        key: The broker's name, with the unit.
+        parse, show: Convert text to the broker's value, and back.
+        about: The description for the help.
+        words: Values that are words, without `DEFAULT`.
     """
 
     name: str
@@ -69,7 +69,7 @@ _FOR_TOPICS = (
         "retention_time_ms",
         retention_time,
         _time_text,
-        "for how long messages stay readable that every channel has passed, such as 12h or 7d; forever",
+        "keep messages that every channel has passed for this long, such as 12h or 7d; forever",
         ("forever",),
     ),
     Setting(
@@ -77,20 +77,18 @@ _FOR_TOPICS = (
         "retention_bytes",
         byte_size,
         _size_text,
-        "how much of them at most, such as 10GiB; unlimited",
+        "keep at most this much of them, such as 10GiB; unlimited",
         ("unlimited",),
     ),
-    Setting(
-        "ttl", "ttl_ms", retention_time, _time_text, "a message older than this is not delivered any more"
-    ),
-    Setting("max_messages", "max_messages", _whole_number, str, "how many messages may wait"),
-    Setting("max_bytes", "max_bytes", byte_size, _size_text, "how many bytes of messages may wait"),
+    Setting("ttl", "ttl_ms", retention_time, _time_text, "do not deliver messages that are older than this"),
+    Setting("max_messages", "max_messages", _whole_number, str, "limit the number of waiting messages"),
+    Setting("max_bytes", "max_bytes", byte_size, _size_text, "limit the bytes of waiting messages"),
     Setting(
         "when_full",
         "when_full",
         str,
         str,
-        "what happens at one of these two limits: reject (a publish is refused) or drop-oldest",
+        "at one of these two limits: reject new messages, or drop-oldest",
         ("reject", "drop-oldest"),
     ),
 )
@@ -100,51 +98,51 @@ _FOR_CHANNELS = (
         "max_attempts",
         _whole_number,
         str,
-        "a message that comes back after so many deliveries is not delivered again",
+        "do not deliver a message again after this many deliveries",
     ),
     Setting(
         "dead_letter_topic",
         "dead_letter_topic",
         str,
         str,
-        "where such a message goes; nothing, as in 'dead_letter_topic=': it is dropped",
+        "publish such messages to this topic; empty (dead_letter_topic=): drop them",
     ),
 )
 SETTINGS = {"topic": _FOR_TOPICS, "channel": _FOR_CHANNELS}
 
 _ASKS = {
-    "topic": " If the change drops waiting messages at once, as a short ttl or a low limit with drop-oldest can, it "
-    "says how many and asks first, on a terminal; elsewhere that needs --yes.",
+    "topic": " If the change would drop waiting messages, as a short ttl or a low limit with drop-oldest can, asks "
+    "for confirmation on a terminal; elsewhere --yes is required.",
     "channel": "",
 }
 _SET_EXAMPLES = {
     "topic": {
-        "keep a week of messages to be read again": "qcli topic set clicks retention_time=7d",
-        "let no more than a million wait, the newest ones": "qcli topic set clicks max_messages=1000000 "
+        "retain a week of messages": "qcli topic set clicks retention_time=7d",
+        "limit the backlog to the newest million messages": "qcli topic set clicks max_messages=1000000 "
         "when_full=drop-oldest",
-        "as the broker has it for all topics": "qcli topic set clicks retention_time=default",
+        "use the broker's default": "qcli topic set clicks retention_time=default",
     },
     "channel": {
-        "put messages aside that fail five times": "qcli channel set clicks/archive max_attempts=5 "
+        "dead-letter messages after five attempts": "qcli channel set clicks/archive max_attempts=5 "
         "dead_letter_topic=clicks.dead",
-        "throw them away instead": "qcli channel set clicks/archive dead_letter_topic=",
-        "deliver them for ever, as NSQ does": "qcli channel set clicks/archive max_attempts=default",
+        "drop them instead": "qcli channel set clicks/archive dead_letter_topic=",
+        "deliver them without limit, as NSQ does": "qcli channel set clicks/archive max_attempts=default",
     },
 }
 _SETTINGS_EXAMPLES = {
     "topic": {
-        "what holds": "qcli topic settings clicks",
-        "the same for another topic": "qcli topic set orders $(qcli topic settings clicks)",
+        "show a topic's settings": "qcli topic settings clicks",
+        "copy them to another topic": "qcli topic set orders $(qcli topic settings clicks)",
     },
     "channel": {
-        "what holds": "qcli channel settings clicks/archive",
-        "the same for another channel": "qcli channel set clicks/alerts $(qcli channel settings clicks/archive)",
+        "show a channel's settings": "qcli channel settings clicks/archive",
+        "copy them to another channel": "qcli channel set clicks/alerts $(qcli channel settings clicks/archive)",
     },
 }
 
 
 class Assignment(click.ParamType[tuple[str, Any]]):
-    """`NAME=VALUE` of a topic or channel, as `kind` says: the broker's key, and its value; None for the default."""
+    """`NAME=VALUE` of a topic or channel, by `kind`: the broker's key and its value; None for the default."""
 
     name = "assignment"
 
@@ -170,7 +168,7 @@ class Assignment(click.ParamType[tuple[str, Any]]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The names. No blank comes after them, for the value is still to come; then those values that are words."""
+        """Complete names, without a blank after them as a value follows, and values that are words."""
         setting = self._settings.get(incomplete.partition("=")[0])
         if setting is not None and "=" in incomplete:
             values = [f"{setting.name}={word}" for word in (*setting.words, DEFAULT)]
@@ -183,7 +181,7 @@ class Assignment(click.ParamType[tuple[str, Any]]):
 
 
 def settings_commands(kind: str) -> list[DocumentedCommand]:
-    """Make `set` and `settings` of `qcli topic` or `qcli channel`, as `kind` says."""
+    """Make `set` and `settings` of `qcli topic` or `qcli channel`, by `kind`."""
     return [_set_command(kind), _settings_command(kind)]
 
 
@@ -215,24 +213,26 @@ def _set_command(kind: str) -> DocumentedCommand:
         _format(kind),
     ]
     if kind == "topic":
-        options.append(option("Options", "--yes", "-y", is_flag=True, help="Drop messages without asking."))
+        options.append(
+            option("Options", "--yes", "-y", is_flag=True, help="Drop messages without confirmation.")
+        )
     about = "; ".join(f"{setting.name}: {setting.about}" for setting in SETTINGS[kind])
     return click.command(
         "set",
         cls=DocumentedCommand,
-        help=f"Change settings of a {kind}, and show those that are now in force.\n\nThey hold from now on, also after "
-        "a restart of the broker. Those that are not named stay as they are." + _ASKS[kind],
+        help=f"Change settings of a {kind}, and show its settings.\n\nThe change takes effect at once and survives "
+        "a restart of the broker. Other settings do not change." + _ASKS[kind],
         examples=_SET_EXAMPLES[kind],
         exits={
-            ExitCode.FAILURE: f"Nothing was changed: no such {kind}, nobody agreed, or the broker refused.",
-            ExitCode.PARTIAL: "It was changed on some of the brokers only; standard error says why not on the others.",
+            ExitCode.FAILURE: f"Nothing was changed: no such {kind}, no confirmation, or the broker refused.",
+            ExitCode.PARTIAL: "Settings were changed on some brokers only; standard error says what failed elsewhere.",
         },
-        notes={"Settings": f"{about}. 0 is no such rule, and {DEFAULT} what the broker has for all."},
+        notes={"Settings": f"{about}. 0 turns a rule off, and {DEFAULT} selects the broker's default."},
     )(all_of(*options)(run))
 
 
 def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) -> None:
-    """Let the user agree if a change drops messages at once; raises what `confirm` does."""
+    """Ask the user if a change drops messages; raises as `confirm`."""
     dropped = read_each(
         addresses,
         lambda address: request_json(
@@ -242,7 +242,7 @@ def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) ->
     if total := sum(dropped.values()):
         messages = count_of(total, "waiting message")
         where = " and ".join(address for address in dropped if dropped[address])
-        confirm(f"Drop {messages} of topic {topic} on {where}?", f"This would drop {messages} at once")
+        confirm(f"Drop {messages} of topic {topic} on {where}?", f"This would drop {messages}")
 
 
 def _settings_command(kind: str) -> DocumentedCommand:
@@ -254,7 +254,7 @@ def _settings_command(kind: str) -> DocumentedCommand:
     return click.command(
         "settings",
         cls=DocumentedCommand,
-        help=f"Show the settings of a {kind} that are in force.",
+        help=f"Show the settings of a {kind}.",
         examples=_SETTINGS_EXAMPLES[kind],
         exits={
             ExitCode.FAILURE: f"There is no such {kind}, or standard output cannot be written.",
@@ -264,8 +264,7 @@ def _settings_command(kind: str) -> DocumentedCommand:
 
 def _format(kind: str) -> Decorator:
     return output_format(
-        f"text: NAME=VALUE per line, as '{kind} set' takes it. json: an object, times in milliseconds. "
-        "Of several brokers: one after the other, below '# ADDRESS'; in objects the key broker.",
+        f"text: NAME=VALUE per line, as '{kind} set' takes it. json: an object, times in milliseconds.",
         "text",
         "json",
     )

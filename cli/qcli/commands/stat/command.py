@@ -22,34 +22,33 @@ FORMATS = ("table", "json", "csv", "tsv")
 @click.command(
     "stat",
     cls=DocumentedCommand,
-    short_help="Show what waits where, and how fast it moves.",
+    short_help="Show backlogs and rates of topics and channels.",
     examples={
-        "everything, live on a terminal": "qcli stat",
-        "one look": "qcli stat clicks --once",
-        "a number for a script": "qcli stat clicks/archive --format json | jq .depth",
-        "ten lines, one a minute": "qcli stat clicks/archive --format csv --count 10 --interval 1m",
+        "show everything, live on a terminal": "qcli stat",
+        "show one topic once": "qcli stat clicks --once",
+        "print a number for a script": "qcli stat clicks/archive --format json | jq .depth",
+        "print ten lines, one per minute": "qcli stat clicks/archive --format csv --count 10 --interval 1m",
     },
     exits={
         ExitCode.FAILURE: "There is no such topic or channel, or standard output cannot be written.",
-        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} The live table waits for a broker that goes away "
-        "later.",
+        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} If the connection is lost later, the live table "
+        "reconnects.",
     },
-    notes={
-        "Keys and columns": "time (Unix seconds), topic, channel (null for a topic), nsqd's own depth, backend_depth, "
-        "in_flight_count, deferred_count, requeue_count, timeout_count, message_count and client_count, paused, and "
-        "ingress_rate and egress_rate: messages a second that came in and that were dealt with since the report "
-        "before, so null in the first. Counts that only channels have are null for a topic. Then those of messages "
-        "that are gone without having been finished: expired_count (older than ttl), dropped_count (there were too "
-        "many), dead_letter_count and given_up_count (after max_attempts). They are null, and no columns of the table, "
-        "where the settings do not let that happen. Last, unavailable: null, or why nothing can be done with a topic, "
-        "which has no channels and no counts then; the table has a line below it with the reason.",
-        "On a narrow terminal": "Where the table does not fit, headings are shorter: "
+    details={
+        "Keys and columns": "time (Unix seconds); topic; channel (null for a topic); nsqd's depth, backend_depth, "
+        "in_flight_count, deferred_count, requeue_count, timeout_count, message_count and client_count; paused; "
+        "ingress_rate and egress_rate: messages per second that arrived and that were finished or emptied since the "
+        "last report, null in the first report. Counts that only channels have are null for a topic. Then the "
+        "counts of messages that were removed unfinished: expired_count (older than ttl), dropped_count (over a "
+        "limit), dead_letter_count and given_up_count (after max_attempts). They are null, and not in the table, "
+        "if the settings do not allow it. Last, unavailable: null, or why a topic is unavailable; such a topic has no "
+        "channels and no counts, and the table shows the reason below.",
+        "On a narrow terminal": "If the table does not fit, headings are shorter: "
         + ", ".join(f"{short} is {long}" for long, short in rows.NARROW_HEADINGS.items())
-        + ", P marks what is paused and U "
-        "what is unavailable. Numbers are cut to thousands (12k), millions (M) and so on. If that is not "
-        "enough, columns are left out, in this order: "
-        + ", ".join(heading or "the mark of what is paused or unavailable" for heading in rows.LEFT_OUT_FIRST)
-        + ". Topic, channel and depth always stay; names lose their middle only when nothing else is left to go.",
+        + ", P marks paused and U unavailable topics and channels. Numbers are cut to thousands (12k), millions (M) "
+        "and so on. If that is not enough, columns are left out in this order: "
+        + ", ".join(heading or "the mark for paused or unavailable" for heading in rows.LEFT_OUT_FIRST)
+        + ". Topic, channel and depth always stay; as a last resort, long names are shortened in the middle.",
     },
 )
 @click.argument(
@@ -57,22 +56,22 @@ FORMATS = ("table", "json", "csv", "tsv")
 )
 @broker_http_options
 @output_format(
-    "table: for people. json: an object per topic or channel and line. csv, tsv: with a line of headings.",
+    "table: for people. json: write an object per line. csv, tsv: write a line of headings first.",
     *FORMATS,
 )
-@option("Output", "--once", is_flag=True, help="One report, also on a terminal.")
+@option("Output", "--once", is_flag=True, help="Print one report, also on a terminal.")
 @option(
     "Output",
     "--count",
     type=click.IntRange(min=0),
-    help="N reports, then end; 0: without end. Not given: a table on a terminal is live, all else is one report.",
+    help="Print N reports; 0: without limit. By default a table on a terminal is live; otherwise print one report.",
 )
 @option(
     "Output",
     "--interval",
     type=positive_duration,
     default="2s",
-    help="From one report to the next.",
+    help="Wait this long between reports.",
 )
 def command(
     wanted: Source | None,
@@ -82,10 +81,10 @@ def command(
     count: int | None,
     interval: int,
 ) -> None:
-    """Show what waits in topics and channels, and how fast it moves.
+    """Show backlogs and rates of topics and channels.
 
-    On a terminal the table is live until Ctrl-C. Otherwise there is one report, unless --count asks for more. The
-    numbers of several brokers are added up.
+    On a terminal the table is live until Ctrl-C. Otherwise the command prints one report, unless --count asks for
+    more. Numbers of several brokers are added up.
     """
     from ...broker.admin_client import AdminClient
 

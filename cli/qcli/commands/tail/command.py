@@ -28,46 +28,45 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
     short_help="Print the messages of topics.",
     examples={
         "consume a channel": "qcli tail clicks/archive >> clicks.log",
-        "look at what is published from now on; others still get it too": "qcli tail clicks",
-        "a hundred messages as JSON": "qcli tail clicks -n 100 --format json | jq .body",
-        "from every broker that has the topic": "qcli tail clicks --lookupd-http-address 127.0.0.1:4161",
-        "two topics": "qcli tail clicks orders --print-topic",
-        "the last hour, and what comes from now on": "qcli tail clicks --since 1h",
-        "all that is kept, then end": "qcli tail clicks --from earliest --to latest",
+        "print new messages, without taking them from other consumers": "qcli tail clicks",
+        "print the last hour, then new messages": "qcli tail clicks --since 1h",
+        "print a hundred messages as JSON": "qcli tail clicks -n 100 --format json | jq .body",
+        "consume from every broker that has the topic": "qcli tail clicks --lookupd-http-address 127.0.0.1:4161",
+        "print two topics": "qcli tail clicks orders --print-topic",
+        "print all retained messages, then end": "qcli tail clicks --from earliest --to latest",
         "empty a channel into a file, then end": "qcli tail clicks/archive --idle-timeout 2s > rest.log",
     },
     exits={
-        ExitCode.OK: "The messages asked for were written, the idle timeout was over, or the reader of standard "
-        "output went away.",
+        ExitCode.OK: "The requested messages were written, the idle timeout expired, or the reader of standard "
+        "output closed it.",
         ExitCode.FAILURE: "Standard output cannot be written, or the broker refused.",
-        ExitCode.USAGE: f"{ExitCode.USAGE.meaning} Or it would take a topic's backlog; see Private channels.",
-        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} A broker that goes away later is waited for.",
-        ExitCode.DAMAGED: "With --from or --to: damaged messages were passed over; standard error says which.",
-        ExitCode.INTERRUPTED: "Interrupted (SIGINT). What had not been written was returned.",
-        ExitCode.TERMINATED: "Terminated (SIGTERM). What had not been written was returned.",
+        ExitCode.USAGE: f"{ExitCode.USAGE.meaning} Or the command would take a topic's backlog; see Private channels.",
+        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} If a connection is lost later, the command reconnects.",
+        ExitCode.DAMAGED: "With --from or --to: damaged messages were skipped; standard error says which.",
+        ExitCode.INTERRUPTED: "Interrupted (SIGINT). Unwritten messages were requeued.",
+        ExitCode.TERMINATED: "Terminated (SIGTERM). Unwritten messages were requeued.",
     },
-    notes={
-        "Delivery": "A message is finished once it is written to standard output, and not before. What was "
-        "received and not written goes back to the channel at the end, so nothing stays in flight. A message may "
-        "come twice if the broker or the connection fails. A topic or channel that is not there is made, as by any NSQ "
-        "consumer.",
-        "Private channels": "Without a channel, this command listens on a private one of its own. It begins at the end "
-        "of the topic and takes nothing: messages wait for the first other channel as if it were not there. nsqd has "
-        "no private channels. There an ordinary channel stands in for one and goes away with this command, but only "
-        "if the topic has another channel already, which is asked over HTTP: as the first channel it would take all "
-        "messages that wait, and lose them at the end. --take-backlog allows it in any case.",
-        "Pipes": "What has gone into a pipe is written, whether or not its reader takes it: 'qcli tail clicks/archive "
-        "| head -1' prints one message and finishes as many as the pipe holds, hundreds or thousands, which the "
-        "channel then has no more. To take a number of messages and leave the others, use -n, such as -n 1.",
-        "History": "With --from or --to messages are read out of the topic's log, in their order, whatever has become "
-        "of them: no channel loses any of them, and none is made. Without --to it then goes on with what is "
-        "published, without a gap and without repeating anything, also over a restart of the broker. A deferred "
-        "message comes when it is published. How far back the log goes is a matter of the topic's retention; see 'qcli "
-        "channel seek --help' for having messages delivered again.",
+    details={
+        "Delivery": "The command finishes a message after it has written it to standard output. At the end it requeues "
+        "the messages that it received and did not write, so nothing stays in flight. A message may be delivered "
+        "twice if the broker or the connection fails. Missing topics and channels are created, as by any NSQ consumer.",
+        "Private channels": "Without a channel, the command uses a private channel. That begins at the end of the "
+        "topic and has no effect on others: the backlog still waits for the first ordinary channel. nsqd has no "
+        "private channels. There the command creates an ordinary ephemeral channel, but only if the topic has another "
+        "channel already, which it checks over HTTP: as the topic's first channel it would take the backlog, and lose "
+        "it at the end. --take-backlog skips this check.",
+        "Pipes": "A message counts as written once it is in a pipe, whether or not the pipe's reader reads it: "
+        "'qcli tail clicks/archive | head -1' prints one message and finishes as many as fit into the pipe, hundreds "
+        "or thousands. To take a number of messages and leave the others, use -n.",
+        "History": "With --from or --to the command reads the topic's log, in order and regardless of channels: no "
+        "channel loses a message, and none is created. Without --to it continues with new messages, without gaps or "
+        "repetitions, also over a restart of the broker. Deferred messages are printed when they are published. The "
+        "topic's retention limits how far back the log goes. To have a channel's messages delivered again, "
+        "see 'qcli channel seek'.",
         "Positions": POSITIONS_NOTE,
         "JSON": "One object per line: topic, id, timestamp_ns (when it was published), attempts (1 at the first "
-        "delivery), and body, a string; for a body that is not UTF-8, body_base64 stands in its place. With --from or "
-        "--to attempts is 0, and there are also sequence, and due_ns (until when it is deferred; null: it is not).",
+        "delivery), and body, a string; if a body is not UTF-8, body_base64 replaces it. With --from or "
+        "--to attempts is 0, and there are also sequence and due_ns (until when it is deferred; null: not deferred).",
     },
 )
 @click.argument(
@@ -78,42 +77,41 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
     type=source,
     shell_complete=complete_source,
 )
-@tcp_addresses("The brokers to connect to.")
-@lookupd_addresses(
-    "An nsqlookupd that names the brokers instead, also those that come later: it is asked once a minute, and "
-    "while nobody has the topic after 1, 2, 4, ... seconds."
-)
+@tcp_addresses("Connect to these brokers.")
+@lookupd_addresses("Ask these nsqlookupd for brokers instead, once a minute.")
 @http_addresses(
-    "The brokers' HTTP addresses, for --from and --to, for names to be completed, and to ask an nsqd for channels."
+    "Read a log (--from, --to) at this address; also for completion and to ask an nsqd for channels."
 )
-@from_option(HISTORY, "Begin with the message of this sequence, or with those published at this time.")
+@from_option(HISTORY, "Begin at this position in the topic's log: see 'qcli help positions'.")
 @tcp_connection
-@to_option(HISTORY, "End before the message of this sequence, or before those published at this time.")
-@output_format("raw: bodies as they are. json: an object per message and line, see below.", "raw", "json")
-@delimiter_options(OUTPUT, "What follows each body", "for xargs -0")
+@to_option(HISTORY, "End before this position.")
+@output_format("raw: write bodies unchanged. json: write an object per line.", "raw", "json")
+@delimiter_options(OUTPUT, "Write this text after each body", "for xargs -0")
 @option(OUTPUT, "--print-topic", is_flag=True, help="Write the topic and ' | ' before each body.")
-@count_option(RECEIVING, "End after exactly N messages, of all topics together.")
+@count_option(RECEIVING, "End after exactly N messages over all topics.")
 @option(
     RECEIVING,
     "--idle-timeout",
     "idle_timeout_ms",
     type=positive_duration,
-    help="End after so long without a message.",
+    help="End after this time without a message.",
 )
-@max_in_flight_option(RECEIVING, "Messages to receive ahead, per topic; never more than -n asks for.")
+@max_in_flight_option(
+    RECEIVING, "Receive at most N messages ahead per topic, and never more than -n asks for."
+)
 @option(
     RECEIVING,
     TAKE_BACKLOG,
     is_flag=True,
-    help="Without a channel, at an nsqd: go on even if this takes what waits for the topic's first channel.",
+    brief=True,
+    help="Without a channel, on an nsqd: continue even if this takes the topic's backlog.",
 )
 @options_as(TailOptions)
 def command(options: TailOptions) -> int:
-    """Write the messages of topics to standard output, one per line, as they come.
+    """Write the messages of topics to standard output, one per line.
 
-    With a channel, this is one of its consumers, and what it writes is done for that channel. Without one it
-    listens on a private channel that goes away with it: it sees what is published from now on, and takes nothing
-    from anybody. With --from it begins with what was published before.
+    With a channel, the command is a consumer of it and finishes the messages that it writes. Without a channel it
+    prints new messages and takes none from other consumers. With --from it begins with older messages.
     """
     import trio
 

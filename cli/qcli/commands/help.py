@@ -1,0 +1,156 @@
+"""`qcli help`: the help of a command, or a topic that several commands share."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+from ..framework.command import DocumentedCommand, did_you_mean, sections, write_paragraph
+from ..framework.errors import ExitCode
+from ..framework.options import CONNECTION_OPTIONS
+from ..framework.output import write
+from ..framework.positions import POSITIONS_NOTE
+
+
+class _Topic(NamedTuple):
+    """A help topic: its title, its paragraphs, and the rows of a table below them."""
+
+    title: str
+    paragraphs: tuple[str, ...]
+    rows: Callable[[click.Context], list[tuple[str, str]]] | None = None
+
+
+def _connection_options(top: click.Context) -> list[tuple[str, str]]:
+    """Return names and help of all connection options; `qcli pub` has all of them."""
+    assert isinstance(top.command, click.Group)
+    command = top.command.get_command(top, "pub")
+    assert command is not None
+    ctx = click.Context(command, info_name="pub", parent=top)
+    options = sections(ctx, command)[CONNECTION_OPTIONS]
+    return [record for option in options if (record := option.get_help_record(ctx))]
+
+
+def _exit_codes(_top: click.Context) -> list[tuple[str, str]]:
+    return [(str(code.value), code.meaning) for code in ExitCode]
+
+
+_TOPICS = {
+    "connection": _Topic(
+        "TLS, AUTH and compression",
+        (
+            "These options belong to every command that connects to a broker. AUTH and compression are for TCP "
+            "connections: only pub, tail, replay and to-parquet have --tls, --auth-secret, --snappy and --deflate.",
+            "For TLS over HTTP, write the address as https://HOST:PORT: --nsqd-http-address https://broker:4152. A "
+            "path, such as /run/qcli.sock, is a unix socket.",
+        ),
+        _connection_options,
+    ),
+    "environment": _Topic(
+        "Environment variables",
+        (
+            "QCLI_NSQD_TCP_ADDRESS, QCLI_NSQD_HTTP_ADDRESS and QCLI_LOOKUPD_HTTP_ADDRESS set --nsqd-tcp-address, "
+            "--nsqd-http-address and --lookupd-http-address of every command. Separate several addresses with commas.",
+            "QCLI_CLIENT_ and the name of a connection option sets that option, such as QCLI_CLIENT_TLS_ROOT_CA_FILE "
+            "or QCLI_CLIENT_AUTH_SECRET. See 'qcli help connection'.",
+            "QCLI_ and the name of an option of serve or lookupd sets that option, such as QCLI_DATA_PATH.",
+            "QCLI_JOBS_FOLDER sets --jobs-folder of 'qcli replay'. QCLI_COMPLETION_TIMEOUT is how long completion "
+            "waits for a broker's names (default: 500ms). NO_COLOR turns colours off.",
+            "A command line option overrides the environment, and the environment overrides a configuration file.",
+        ),
+    ),
+    "positions": _Topic(
+        "Positions in a topic",
+        (
+            POSITIONS_NOTE,
+            "'qcli log dump' reads files without a broker and takes sequences, times and how long ago.",
+        ),
+    ),
+    "durations": _Topic(
+        "Durations and sizes",
+        (
+            "A duration is a number with a unit, or several of them: 500ms, 2s, 1m30s, 12h. --defer, positions and "
+            "retention times also take days: 7d, 1d12h. A number without a unit is an error, except 0.",
+            "A size is a number of bytes, or a number with a unit: 4096, 500MB, 10GiB. kB, MB, GB and TB are powers "
+            "of 1000; KiB, MiB, GiB and TiB are powers of 1024.",
+        ),
+    ),
+    "exit-codes": _Topic(
+        "Exit codes",
+        ("All commands use the same codes. The manual page of a command gives the details.",),
+        _exit_codes,
+    ),
+}
+
+
+def _complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return topics and commands, or the subcommands of the command before."""
+    words = tuple(ctx.params.get("words") or ())
+    found = _find(ctx.find_root(), words)
+    if found is None or not isinstance(found.command, click.Group):
+        return []
+    names = [(name, found.command.get_command(found, name)) for name in found.command.list_commands(found)]
+    items = [CompletionItem(name, help=command.get_short_help_str(200)) for name, command in names if command]
+    if not words:
+        items += [CompletionItem(name, help=topic.title) for name, topic in _TOPICS.items()]
+    return [item for item in items if item.value.startswith(incomplete)]
+
+
+def _find(top: click.Context, words: tuple[str, ...]) -> click.Context | None:
+    """Return the context of the command with these names; None: there is no such command."""
+    ctx = top
+    for word in words:
+        command = ctx.command.get_command(ctx, word) if isinstance(ctx.command, click.Group) else None
+        if command is None:
+            return None
+        ctx = click.Context(command, info_name=word, parent=ctx, **command.context_settings)
+    return ctx
+
+
+@click.command(
+    "help",
+    cls=DocumentedCommand,
+    short_help="Show the help of a command or a topic.",
+    examples={
+        "all commands": "qcli help",
+        "the help of a command, as 'qcli channel seek --help' shows it": "qcli help channel seek",
+        "the options for TLS, AUTH and compression": "qcli help connection",
+        "environment variables": "qcli help environment",
+    },
+    exits={ExitCode.USAGE: "There is no such command or topic."},
+    details={title: " ".join(paragraphs) for title, paragraphs, rows in _TOPICS.values() if rows is None},
+)
+@click.argument("words", metavar="[TOPIC|COMMAND...]", nargs=-1, shell_complete=_complete)
+@click.pass_context
+def command(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of a command, or of a topic that several commands share.
+
+    Topics: connection, environment, positions, durations, exit-codes.
+    """
+    top = ctx.find_root()
+    if len(words) == 1 and words[0] in _TOPICS:
+        write(_text(top, _TOPICS[words[0]]))
+        return
+    found = _find(top, words)
+    if found is None:
+        assert isinstance(top.command, click.Group)
+        names = [*top.command.list_commands(top), *_TOPICS]
+        hint = did_you_mean(words[0], names) if len(words) == 1 else ""
+        raise click.UsageError(
+            f"There is no command or topic '{' '.join(words)}'{hint}. The topics are {', '.join(_TOPICS)}."
+        )
+    write(found.get_help() + "\n")
+
+
+def _text(top: click.Context, topic: _Topic) -> str:
+    formatter = top.make_formatter()
+    formatter.write(f"{topic.title}\n")
+    for paragraph in topic.paragraphs:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            write_paragraph(formatter, paragraph)
+    if topic.rows is not None:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_dl(topic.rows(top))
+    return formatter.getvalue()
