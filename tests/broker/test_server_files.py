@@ -151,4 +151,4 @@ async def test_bad_sector_holds_up_a_channel_for_a_while_and_then_costs_what_lie
         assert after == list(range(23, 60))
     said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len([text for text in said if text.startswith("t/c: cannot read")]) == 1
-    assert any("the disk cannot read bytes 4096 to 8192, passed over" in text for text in said)
+    assert any("the disk cannot read bytes 4096 to 8192, skipped" in text for text in said)

@@ -205,10 +205,10 @@ def test_a_state_that_is_too_large_is_not_read(log_here: Run, data: Path) -> Non
     assert (result.code, result.err) == (5, "")
     text = result.out.decode()
     for name, most in (("state.json", "1,073,741,824"), ("state.json.previous", "1,073,741,824")):
-        what = f"damaged (it has 8,589,934,592 bytes, and at most {most} are read)"
+        what = f"damaged (it has 8,589,934,592 bytes; the maximum is {most})"
         assert f"damage  {folder / name}: {what}" in text
     assert f"damage  {data / 'broker.json'}: damaged" in text
-    assert "and at most 65,536 are read" in text
+    assert "the maximum is 65,536" in text
 
 
 def test_an_empty_data_folder(log_here: Run, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_an_index_that_is_lost_is_made_again_when_opening(
     index_files(folder)[0].unlink()
     caplog.set_level(logging.INFO)
     assert read_to_find(folder, 1500) < 70_000
-    assert f"{segment_files(folder)[0]}: making its index, which is lost" in caplog.text
+    assert f"{segment_files(folder)[0]}: rebuilding its lost index" in caplog.text
     assert [path.read_bytes() for path in index_files(folder)] == before
 
 
@@ -157,7 +157,7 @@ def test_a_segment_that_cannot_be_read_goes_without_an_index(
     index_files(folder)[0].unlink()
     files = UnreadableFrom(first, 100_000)
     log = DiskLog(folder, files=files)
-    assert "Input/output error: it goes without an index" in caplog.text
+    assert "Input/output error: continuing without an index" in caplog.text
     assert log.read(0, 0) == [BATCHES[0]]
     assert log.read(4000, 0) == [BATCHES[4000]]
     log.close()

@@ -231,7 +231,7 @@ def test_a_segment_of_another_log(tmp_path: Path) -> None:
     report = verify_log(tmp_path / "log")
     assert only(report) == (Kind.DAMAGE, FIRST, 0, first.stat().st_size, 0, 1)
     assert (
-        "it belongs to another topic; the next start of a broker sets the file aside"
+        "it belongs to another topic; the broker renames the file at its next start"
         in report.findings[0].what
     )
     assert report.messages == 5

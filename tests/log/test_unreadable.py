@@ -128,9 +128,7 @@ def test_a_bad_sector_is_given_up_after_a_while(
     assert read_on(log)[2]
     clock.now_s += 10 * SECOND
     assert read_on(log) == ([one for n, one in enumerate(BATCHES) if n not in lost], 100, "")
-    place = (
-        f"{log.folder / FIRST}: the disk cannot read bytes {bad * BLOCK} to {(bad + 1) * BLOCK}, passed over"
-    )
+    place = f"{log.folder / FIRST}: the disk cannot read bytes {bad * BLOCK} to {(bad + 1) * BLOCK}, skipped"
     assert caplog.text.count(place) == 1
     attempts = files.attempts
     for sequence in range(100):
@@ -211,7 +209,7 @@ def test_what_does_not_lie_there_is_found(
     again.close()
     assert (following, error) in [(100, ""), (found[-1].next_sequence if found else place, "")]
     given_up: set[int] = set()
-    for start, stop in re.findall(r"cannot read bytes (\d+) to (\d+), passed over", caplog.text):
+    for start, stop in re.findall(r"cannot read bytes (\d+) to (\d+), skipped", caplog.text):
         blocks = range(int(start) // BLOCK, -(-int(stop) // BLOCK))
         given_up.update(blocks)
         assert len(blocks) <= 2 * (max(bad & set(blocks)) - blocks[0] + 1)

@@ -1,6 +1,6 @@
-"""Stateful machines that run a topic beside a naive one: any history of operations, compared after every step.
+"""Stateful machines that run a topic and a naive one: random operations, with a comparison after every step.
 
-MODEL_EXAMPLES=2000 in the environment makes a long run of it. `make soak` does, with examples drawn at random.
+Set MODEL_EXAMPLES=2000 in the environment for a long run. `make soak` does so, with random examples.
 """
 
 import json
@@ -32,7 +32,7 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
-# Small numbers, so that the edges of what is merged, read ahead and granted are met all the time.
+# Small limits, so that merging, reading ahead and granting reach them often.
 SMALL: list[tuple[Any, str, int]] = [
     (batch_module, "MERGE_MESSAGES", 4),
     (dispatcher_module, "MAX_GRANT_BYTES", 500),
@@ -57,20 +57,20 @@ publications = st.lists(
 answers = st.tuples(
     st.sampled_from(["FIN", "FIN", "REQ", "TOUCH", "nothing"]), st.sampled_from([0, 0, 10, 100])
 )
-# (client, how long it takes, what it says to the first of what it holds)
+# (client, how long it takes, its answers to the first messages that it holds)
 turns = st.tuples(picks, st.sampled_from([0, 0, 10, 40, 70]), st.lists(answers, min_size=1, max_size=6))
 OPERATIONS = ["add", "add", "pause", "unpause", "unpause", "empty", "delete"]
 TOPIC_OPERATIONS = ["pause topic", "unpause topic", "unpause topic", "empty topic"]
 
 
-# What was stored, how many messages, when they are due, and the only channel that gets them.
+# The stored records, the number of messages, when they are due, and the only channel that gets them.
 Stored = tuple[list[RecordBatch], int, int, str | None]
-# What somebody has taken from which channel, and the model's copies of it.
+# Withdrawn messages: the channel in both models, the messages, and the naive copies.
 Taken = tuple[NaiveChannel, Channel, list[Withdrawn], dict[int, Copy]]
 
 
 def kept(state: ChannelState) -> tuple[dict[str, Any], int]:
-    """What is kept of a channel, and the first sequence that this needs."""
+    """Return a channel's encoded state, and the first sequence that it needs."""
     for _ in state.encode():
         pass
     data = json.loads(b"".join(state.parts))
@@ -146,7 +146,7 @@ class TopicMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.storing is None)
     @rule(count=st.integers(1, 3), defer_ms=st.sampled_from([0, 40]))
     def begin_to_store(self, count: int, defer_ms: int) -> None:
-        """A thread appends to the log; the topic is told later."""
+        """Append to the log, as a thread does; `accept` follows later."""
         self.storing = self.store(count, 10, defer_ms)
 
     @precondition(lambda self: self.storing is None)
@@ -191,18 +191,18 @@ class TopicMachine(RuleBasedStateMachine):
             naive.copies.clear()
         elif what == "delete":
             self.real.topic.remove_channel(real)
-            naive.copies.clear()  # whoever has taken some has them no more
+            naive.copies.clear()  # withdrawn messages are dropped, too
             del self.naive.channels[name]
             for consumer in naive.consumers:
                 assert self.clients.pop(consumer).closed
         elif what != "add":
             naive.paused = real.paused = what == "pause"
 
-    # A channel does not know which messages were for another one, and counts them until it comes there.
+    # A channel counts messages for other channels until its cursor reaches them.
     @precondition(lambda self: not self.naive.only)
     @rule(pick=picks, place=st.integers(0, 100), keep=st.booleans())
     def seek(self, pick: int, place: int, keep: bool) -> None:
-        """A channel is moved to some place in what is still there, or past the end."""
+        """Move a channel to a sequence in the log, or past its end."""
         picked = self.pick_channel(pick)
         if picked is None:
             return
@@ -233,7 +233,7 @@ class TopicMachine(RuleBasedStateMachine):
             self.naive.paused = False
             self.naive.distribute()
 
-    # ------------------------------------------------------------------ messages that are given up, or taken out
+    # ------------------------------------------------------------------ exhausted and withdrawn messages
 
     @rule(pick=picks, max_attempts=st.sampled_from([0, 1, 1, 2, 3]), dead_letters=st.booleans())
     def configure(self, pick: int, max_attempts: int, dead_letters: bool) -> None:
@@ -280,7 +280,7 @@ class TopicMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.taken)
     @rule(pick=picks, gone=st.booleans())
     def part_with_taken(self, pick: int, gone: bool) -> None:
-        """What was taken is gone for good, or comes back; but for what was dropped with its channel meanwhile."""
+        """Dispose of withdrawn messages, or put them back, except those dropped with their channel meanwhile."""
         naive, real, taken, copies = self.taken.pop(pick % len(self.taken))
         left = [each for each in taken if naive.copies.get(each.sequence) is copies[each.sequence]]
         if gone:
@@ -293,7 +293,7 @@ class TopicMachine(RuleBasedStateMachine):
             elif message.reason is None:
                 copies[message.sequence].give_back()
             else:
-                naive.come_back(message.sequence)
+                naive.make_unfinished(message.sequence)
 
     @rule(pick=picks, chosen=st.lists(picks, max_size=5))
     def cancel(self, pick: int, chosen: list[int]) -> None:
@@ -367,7 +367,7 @@ class TopicMachine(RuleBasedStateMachine):
 
     @rule(turns=st.lists(turns, min_size=1, max_size=5))
     def converse(self, turns: list[tuple[int, int, list[tuple[str, int]]]]) -> None:
-        """What is delivered to one client and another is answered some time later, each message in its own way."""
+        """Deliver to several clients, and answer each message later, in its own way."""
         for pick, pause_ms, answers in turns:
             self.have_client(pick)
             self.deliver_to_client(pick)
@@ -400,7 +400,7 @@ class TopicMachine(RuleBasedStateMachine):
         pick=picks, chosen=st.lists(picks, max_size=5), what=st.sampled_from(["REQ", "TOUCH", "FIN", "FIN"])
     )
     def answer_for_anything(self, pick: int, chosen: list[int], what: str) -> None:
-        """Messages that may be another's, finished long ago, or delivered to this client."""
+        """Answer for messages of this client or another one, or finished ones."""
         picked = self.pick_client(pick)
         if picked is None or not self.ids:
             return
@@ -440,7 +440,7 @@ class TopicMachine(RuleBasedStateMachine):
 
     @rule(passed_ms=milliseconds, to_deadline_of=picks, early=st.booleans())
     def time_passes(self, passed_ms: int, to_deadline_of: int, early: bool) -> None:
-        """So long, or until the next deadline of a channel, or until one nanosecond before it."""
+        """Let time pass: a duration, or until the next deadline of a channel, or until 1 ns before it."""
         picked = self.pick_channel(to_deadline_of)
         deadline_ns = picked[1].next_deadline_ns() if picked and passed_ms == 1 else None
         self.pass_to(self.real.now_ns + passed_ms * MS if deadline_ns is None else deadline_ns - early)
@@ -466,9 +466,9 @@ class TopicMachine(RuleBasedStateMachine):
     @precondition(is_kept)
     @rule(then=st.sampled_from(["go on", "go on", "stop", "crash", "crash"]))
     def save(self, then: str) -> None:
-        """The state is saved every so often, and before a stop; a crash finds what was saved last, and the log."""
+        """Restart: after a stop from a new checkpoint, after a crash from the last one and the log."""
         if then == "crash":
-            if self.storing is not None:  # it is in the log, though nobody was told
+            if self.storing is not None:  # it is in the log, without an acknowledgement
                 self.since_saved.append(self.storing[1:])
                 self.storing = None
         else:
@@ -493,7 +493,7 @@ class TopicMachine(RuleBasedStateMachine):
         for index in range(len(self.naive.channels)):
             self.connect(index, 4, 100)
 
-    # ------------------------------------------------------------------ what is always true
+    # ------------------------------------------------------------------ invariants
 
     @invariant()
     def topics_agree(self) -> None:
@@ -565,7 +565,7 @@ class TopicMachine(RuleBasedStateMachine):
                 setattr(module, name, value)
 
     def deliver_all(self) -> None:
-        """Whatever happened: all that is not finished comes, and then there is nothing."""
+        """At the end, all unfinished messages are delivered, and the topic is empty afterwards."""
         if self.storing is not None:
             self.is_stored()
         self.operate_topic("unpause topic")
@@ -593,7 +593,7 @@ class TopicMachine(RuleBasedStateMachine):
 
 
 class DiskMachine(TopicMachine):
-    """A durable topic on disk, in small segments, of which little is kept in memory."""
+    """A durable topic on disk, with small segments and a small cache."""
 
     mem_queue_size = 3
     cache_bytes = 600
@@ -617,7 +617,7 @@ class DiskMachine(TopicMachine):
 
 
 class EphemeralMachine(TopicMachine):
-    """A topic in a memory that holds little: what was never sent may be dropped, what was sent may not."""
+    """A topic in a small memory log, which may drop fresh messages, but not sent ones."""
 
     name = "topic#ephemeral"
 
@@ -631,11 +631,11 @@ class EphemeralMachine(TopicMachine):
     @precondition(lambda self: False)
     @rule()
     def begin_to_store(self) -> None:
-        """A log in memory is not appended to by a thread."""
+        """Do nothing: threads do not append to a log in memory."""
 
 
 class PrivateMachine(TopicMachine):
-    """A durable topic with a private channel that comes and goes."""
+    """A durable topic with a private channel that is created and deleted."""
 
     @rule(what=st.sampled_from([*OPERATIONS, "add"]))
     def operate_private_channel(self, what: str) -> None:

@@ -1,7 +1,7 @@
-"""A topic as slow and plain as can be: what NSQ's rules say of every single message, and nothing else.
+"""A naive reference model of a topic: NSQ's rules, applied to each message separately.
 
-Every message is a `Copy` in a dict of each channel until it is finished or dropped. No cursor, no log, no batches:
-whatever is counted, looked for or due is found by going through all of them.
+Each channel has a dict with a `Copy` of each message until it is finished or dropped. There is no cursor, log or batch:
+counts, searches and due times iterate over all copies.
 """
 
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ NOT_OWNED = "client does not own message"
 
 
 class Place(Enum):
-    """Where a copy is."""
+    """The state of a copy."""
 
     READY = "ready"
     IN_FLIGHT = "in flight"
     DEFERRED = "deferred"
     GIVEN_UP = "given up"
     TAKEN = "taken"
-    """By somebody who moves it, or lets it go, or puts it back."""
+    """Withdrawn by a mover, which then disposes of it or puts it back."""
 
 
 @dataclass
@@ -28,11 +28,11 @@ class Copy:
 
     Attributes:
         attempts: How often it was sent.
-        fresh: Neither sent nor deferred ever: such messages come in the order in which they were published.
+        fresh: It was never sent or deferred. Fresh messages are delivered in publish order.
         at_ns: When it times out, or is due.
         delivered_ns: When it was last sent.
-        holder: Who has it in flight.
-        due_ns: When its publisher wants it delivered, though it is ready: whoever comes to it defers it then. 0: no.
+        holder: The consumer that has it in flight.
+        due_ns: The producer's due time of a ready copy, which the cursor defers when it gets there; 0: none.
     """
 
     place: Place = Place.READY
@@ -44,7 +44,7 @@ class Copy:
     due_ns: int = 0
 
     def give_back(self) -> None:
-        """Let it be ready again."""
+        """Make it ready again."""
         self.place, self.holder = Place.READY, ""
 
 
@@ -65,7 +65,7 @@ class NaiveChannel:
     """A channel: copies by the number of the message."""
 
     private: bool = False
-    """It gets what is published from its beginning on, and the topic does not know it."""
+    """It gets messages as they are published, and does not affect the topic."""
     paused: bool = False
     copies: dict[int, Copy] = field(default_factory=dict)
     consumers: dict[str, NaiveConsumer] = field(default_factory=dict)
@@ -74,24 +74,24 @@ class NaiveChannel:
     timeout_count: int = 0
     max_attempts: int = 0
     dead_letters: bool = False
-    """There is a topic for them."""
+    """A dead-letter topic is set."""
     given_up_count: int = 0
 
     def at(self, place: Place) -> dict[int, Copy]:
-        """The copies that are there."""
+        """Return the copies in this state."""
         return {number: copy for number, copy in self.copies.items() if copy.place is place}
 
     def held_by(self, consumer: str) -> dict[int, Copy]:
-        """What a consumer has in flight."""
+        """Return the copies that a consumer has in flight."""
         return {number: copy for number, copy in self.at(Place.IN_FLIGHT).items() if copy.holder == consumer}
 
     def window(self, consumer: str) -> int:
-        """How many messages it may be sent."""
+        """Return how many messages a consumer may be sent."""
         known = self.consumers[consumer]
         return 0 if known.blocked or self.paused else known.ready_count - len(self.held_by(consumer))
 
     def deliver(self, consumer: str, number: int, attempts: int, now_ns: int) -> None:
-        """A message was sent: check that it was right to, and note it."""
+        """Check that a delivery was correct, and record it."""
         copy = self.copies.get(number)
         assert copy is not None, f"{number} is finished, dropped, or was never here"
         assert copy.place is Place.READY, f"{number} is {copy.place.value}"
@@ -106,7 +106,7 @@ class NaiveChannel:
         copy.holder, copy.delivered_ns, copy.at_ns = consumer, now_ns, now_ns + known.timeout_ns
 
     def why_not(self, consumer: str, number: int) -> str | None:
-        """Why a consumer cannot answer for a message."""
+        """Return the error if a consumer answers for a message that it does not have in flight."""
         copy = self.copies.get(number)
         if copy is None or copy.place is not Place.IN_FLIGHT:
             return NOT_IN_FLIGHT
@@ -124,7 +124,7 @@ class NaiveChannel:
         """REQ."""
         if reason := self.why_not(consumer, number):
             return reason
-        self.come_back(number)
+        self.make_unfinished(number)
         copy = self.copies.get(number)
         if delay_ns and copy is not None and copy.place is Place.READY:
             copy.place, copy.at_ns = Place.DEFERRED, now_ns + delay_ns
@@ -132,8 +132,8 @@ class NaiveChannel:
         self.requeue_count += 1
         return None
 
-    def come_back(self, number: int) -> None:
-        """A message was not finished: deliver it again, or give it up."""
+    def make_unfinished(self, number: int) -> None:
+        """Make an unfinished message ready again, or exhausted."""
         copy = self.copies[number]
         copy.give_back()
         if 0 < self.max_attempts <= copy.attempts:
@@ -143,15 +143,16 @@ class NaiveChannel:
                 self.given_up_count += 1
 
     def configure(self, max_attempts: int, dead_letters: bool) -> None:
-        """Change the rules; they hold for what was given up, too."""
+        """Change the settings; they also apply to exhausted messages."""
         self.max_attempts, self.dead_letters = max_attempts, dead_letters
         for number in self.at(Place.GIVEN_UP):
-            self.come_back(number)
+            self.make_unfinished(number)
 
     def seek(self, to: int, due_ns: dict[int, int], first: int, now_ns: int) -> tuple[int, int]:
-        """Begin anew at `to`, of messages due then; returns how many come again, and how many do not come.
+        """Move to `to`; returns how many messages are delivered again, and how many are skipped.
 
-        Those before `first` are no longer to be had: whoever goes back as far as that keeps what it has of them.
+        Messages before `first` are no longer in the log. A channel that seeks to `first` or before keeps its copies of
+        them.
         """
         before = self.copies
         self.copies = {}
@@ -169,7 +170,7 @@ class NaiveChannel:
         return len(self.copies.keys() - before.keys()), len(before.keys() - self.copies.keys())
 
     def come_to(self, cursor: int, now_ns: int) -> None:
-        """What lies before the cursor has been looked at: what was not due then is deferred."""
+        """Defer the fresh copies below the cursor that are not due."""
         for number, copy in self.copies.items():
             if copy.fresh and number < cursor and copy.due_ns > now_ns:
                 copy.place, copy.fresh, copy.at_ns = Place.DEFERRED, False, copy.due_ns
@@ -186,21 +187,21 @@ class NaiveChannel:
     def leave(self, consumer: str) -> None:
         """Disconnect."""
         for number in self.held_by(consumer):
-            self.come_back(number)
+            self.make_unfinished(number)
         del self.consumers[consumer]
 
     def tick(self, now_ns: int) -> None:
-        """Look at the clock."""
+        """Release copies that are due, and time out those in flight."""
         for copy in self.at(Place.DEFERRED).values():
             if copy.at_ns <= now_ns:
                 copy.give_back()
         for number, copy in self.at(Place.IN_FLIGHT).items():
             if copy.at_ns <= now_ns:
                 self.timeout_count += 1
-                self.come_back(number)
+                self.make_unfinished(number)
 
     def next_deadline_ns(self) -> int | None:
-        """When the next copy is due or times out."""
+        """Return when the next copy is due or times out."""
         waiting = self.at(Place.IN_FLIGHT) | self.at(Place.DEFERRED)
         return min((copy.at_ns for copy in waiting.values()), default=None)
 
@@ -212,13 +213,13 @@ class NaiveTopic:
     paused: bool = False
     published: int = 0
     waiting: dict[int, int] = field(default_factory=dict)  # number -> due_ns, 0 if not deferred
-    due_ns: dict[int, int] = field(default_factory=dict)  # the same of all that the channels have got
+    due_ns: dict[int, int] = field(default_factory=dict)  # the same for all distributed messages
     only: dict[int, str] = field(default_factory=dict)  # number -> the only channel that gets the message
     channels: dict[str, NaiveChannel] = field(default_factory=dict)
 
     @property
     def depth(self) -> int:
-        """What waits in the topic, but for the deferred."""
+        """Number of messages that wait in the topic and are not deferred."""
         return sum(not due_ns for due_ns in self.waiting.values())
 
     def publish(self, count: int, due_ns: int, only: str | None) -> None:
@@ -234,7 +235,7 @@ class NaiveTopic:
         self.distribute()
 
     def distribute(self) -> None:
-        """Give every channel its copies of what waits."""
+        """Give every channel its copies of the waiting messages."""
         shared = [name for name, channel in self.channels.items() if not channel.private]
         if self.paused or not shared:
             return
@@ -245,25 +246,25 @@ class NaiveTopic:
         self.waiting.clear()
 
     def give(self, name: str, number: int) -> None:
-        """Give a channel its copy of a message that waits, unless that is for another one."""
+        """Give a channel its copy of a waiting message, unless the message is for another channel."""
         if self.only.get(number, name) == name:
             channel, due_ns = self.channels[name], self.waiting[number]
             channel.message_count += 1
             channel.copies[number] = Copy(Place.DEFERRED, fresh=False, at_ns=due_ns) if due_ns else Copy()
 
     def empty(self) -> None:
-        """Drop what waits."""
+        """Drop the waiting messages."""
         self.due_ns |= self.waiting
         self.waiting.clear()
 
     def drop_below(self, first: int) -> None:
-        """A bounded memory has lost what lies below: what waits there or was never sent is gone."""
+        """Drop waiting and fresh messages below `first`, which a bounded log has dropped."""
         self.waiting = {n: due_ns for n, due_ns in self.waiting.items() if due_ns or n >= first}
         for channel in self.channels.values():
             channel.copies = {n: copy for n, copy in channel.copies.items() if n >= first or not copy.fresh}
 
     def restarted(self) -> None:
-        """Everybody is gone, counters begin again, and so are the channels that are not kept."""
+        """Remove all consumers and ephemeral channels, and reset the counters."""
         self.channels = {
             name: channel for name, channel in self.channels.items() if not name.endswith("#ephemeral")
         }
@@ -274,4 +275,4 @@ class NaiveTopic:
             for place in (Place.READY, Place.GIVEN_UP, Place.TAKEN):
                 for number, copy in channel.at(place).items():
                     if not copy.fresh:
-                        channel.come_back(number)
+                        channel.make_unfinished(number)

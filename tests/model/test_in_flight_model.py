@@ -1,4 +1,4 @@
-"""What a consumer has in flight, kept by runs, beside the same in a dict of single messages."""
+"""`InFlight`, which stores runs, against a dict of single messages."""
 
 import os
 from collections import Counter
@@ -19,7 +19,7 @@ LATER_NS = st.sampled_from([0, 5, 10, 20])
 
 
 class Sent(NamedTuple):
-    """A message in flight, as the dict has it; `delivery` is a number that its neighbours have, too."""
+    """A message in flight, in the dict; messages sent together have the same number `delivery`."""
 
     sequence: int
     delivery: int
@@ -27,7 +27,7 @@ class Sent(NamedTuple):
 
 
 class WatchedDelivery(Delivery):
-    """A delivery of which one can tell whether anything keeps it."""
+    """A delivery that can be weakly referenced, to check whether it is still in memory."""
 
     __slots__ = ("__weakref__",)
 
@@ -37,7 +37,7 @@ class WatchedDelivery(Delivery):
 
 
 class InFlightMachine(RuleBasedStateMachine):
-    """Everything that may happen to messages in flight."""
+    """All operations on messages in flight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class InFlightMachine(RuleBasedStateMachine):
 
     @rule()
     def write_copies(self) -> None:
-        """A checkpoint is written: what it copied is not needed any more."""
+        """Drop the copies, as after a checkpoint is written."""
         self.copies.clear()
 
     @invariant()
@@ -211,7 +211,7 @@ TestInFlight = InFlightMachine.TestCase
 
 
 class CountedDelivery(Delivery):
-    """Tells how many runs were taken apart, which only costs time."""
+    """A delivery that records when it is split, which costs only time."""
 
     __slots__ = ("_apart",)
 
@@ -225,7 +225,7 @@ class CountedDelivery(Delivery):
 
 
 def in_flight_of(ids: Sequence[bytes], each: int) -> tuple[InFlight, list[Delivery]]:
-    """These messages, sent so many at a time, and the deliveries that are taken apart from now on."""
+    """Put messages in flight, `each` per delivery; also returns the list that records split deliveries."""
     in_flight, apart = InFlight(), list[Delivery]()
     for start in range(0, len(ids), each):
         in_flight.put(CountedDelivery(encode_finish(ids[start : start + each]), start, apart))
@@ -233,7 +233,7 @@ def in_flight_of(ids: Sequence[bytes], each: int) -> tuple[InFlight, list[Delive
 
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 195, 1000])
-def test_what_is_answered_in_order_is_not_taken_apart(piece: int) -> None:
+def test_answers_in_order_split_no_run(piece: int) -> None:
     ids = [b"%016x" % number for number in range(500)]
     in_flight, apart = in_flight_of(ids, 50)
     for start in range(0, 500, piece):
@@ -243,7 +243,7 @@ def test_what_is_answered_in_order_is_not_taken_apart(piece: int) -> None:
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 195, 1000])
 def test_a_message_that_is_answered_late_costs_only_its_own_run(piece: int) -> None:
-    """Both when it is passed over, and when its answer comes amidst the others."""
+    """Both when it is skipped, and when its answer arrives among the others."""
     ids = [b"%016x" % number for number in range(500)]
     answers = [*ids[:30], *ids[31:300], ids[30], *ids[300:]]
     in_flight, apart = in_flight_of(ids, 50)
@@ -252,7 +252,7 @@ def test_a_message_that_is_answered_late_costs_only_its_own_run(piece: int) -> N
     assert (in_flight.count, len(apart)) == (0, 1)
 
 
-def test_ids_of_no_message_take_nothing_apart() -> None:
+def test_unknown_ids_split_no_run() -> None:
     ids = [b"%016x" % number for number in range(0, 1000, 2)]
     others = [b"%016x" % number for number in range(1, 1001, 2)]
     in_flight, apart = in_flight_of(ids, 50)
@@ -263,7 +263,7 @@ def test_ids_of_no_message_take_nothing_apart() -> None:
     assert len(apart) == 1
 
 
-def test_what_is_requeued_in_turn_is_not_taken_apart() -> None:
+def test_requeues_in_order_split_no_run() -> None:
     ids = [b"%016x" % number for number in range(10)]
     in_flight, apart = in_flight_of(ids, 10)
     ((_, delivery), *_) = in_flight

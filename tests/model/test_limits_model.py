@@ -9,11 +9,11 @@ from trio_nsq.broker.state.channel import Channel
 
 
 class LimitedMachine(TopicMachine):
-    """A topic that loses its oldest messages now and then."""
+    """A topic that drops its oldest messages at times."""
 
     @rule(back=st.integers(0, 12))
     def expire(self, back: int) -> None:
-        """What was never delivered has waited for too long, but for the newest few."""
+        """Expire the undelivered messages except the newest `back`."""
         sequence = max(0, self.naive.published - back)
         self.real.topic.limits.expire_before(sequence)
         self.forget_waiting(sequence)
@@ -49,7 +49,7 @@ def fresh(naive: NaiveChannel) -> list[int]:
 
 
 def requeued(channel: Channel) -> list[int]:
-    """In the order in which they come again."""
+    """Return the requeued messages in delivery order."""
     return [waiting.sequence for waiting in channel.messages.peek("requeued")]
 
 
@@ -59,7 +59,7 @@ def drop(naive: NaiveChannel, numbers: list[int]) -> None:
 
 
 class CarryingMachine(LimitedMachine, DiskMachine):
-    """On disk; whenever the state is saved, all files go that hold nothing but messages to be carried forward."""
+    """On disk; each save carries messages forward and deletes all files without other unfinished messages."""
 
     def keep_state(self) -> None:
         super().keep_state()

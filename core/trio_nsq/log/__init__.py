@@ -1,7 +1,7 @@
 """A topic's durable log: append-only segments of checksummed record batches.
 
-Two forms behind one narrow interface (`Log`): `DiskLog`, and `MemoryLog` for topics that live in memory only.
-The order of effects is the caller's contract: `append(..., sync=True)` returns, then OK is sent.
+Two classes implement the interface `Log`: `DiskLog`, and `MemoryLog` for topics that are only in memory.
+The caller is responsible for the order of effects: it sends OK after `append(..., sync=True)` returns.
 """
 
 from .disk.log import DiskLog

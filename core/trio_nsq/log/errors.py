@@ -11,10 +11,10 @@ class LogError(NSQError):
 
 
 class LogWriteError(LogError):
-    """The operating system refused a write or a sync; nothing was appended.
+    """A write or a sync failed; nothing was appended.
 
     Attributes:
-        errno: The operating system's number; None if it gave none.
+        errno: The operating system's error number; None if there is none.
     """
 
     def __init__(self, path: Path, cause: OSError) -> None:
@@ -24,10 +24,10 @@ class LogWriteError(LogError):
 
 
 class LogReadError(LogError):
-    """The operating system refused a read.
+    """A read failed.
 
     Attributes:
-        errno: The operating system's number; None if it gave none.
+        errno: The operating system's error number; None if there is none.
     """
 
     def __init__(self, path: Path, cause: OSError) -> None:
@@ -38,14 +38,14 @@ class LogReadError(LogError):
 
 
 class ReadWouldWaitError(LogReadError):
-    """The data is not in memory, and the caller does not wait for the disk."""
+    """The data is not in memory, and the caller must not wait for the disk."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, BlockingIOError(EAGAIN, "it is not in memory"))
 
 
 class NotASegmentError(LogError):
-    """A file with the name of a segment that is not one. It is not touched."""
+    """A file has the name of a segment but is not one. The log does not change it."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} is not a log segment ({reason}): move it out of the data folder")
@@ -59,7 +59,7 @@ def is_disk_full(error: Exception) -> bool:
 
 
 class UnusableSegmentError(NotASegmentError):
-    """A file with the name of a segment that the log cannot use and renames.
+    """A file has the name of a segment, but the log cannot use it and renames it.
 
     Attributes:
         suffix: Appended to its name when it is renamed.
@@ -73,7 +73,7 @@ class UnusableSegmentError(NotASegmentError):
 
 
 class DamagedSegmentError(UnusableSegmentError):
-    """Neither its header nor any of its records can be read."""
+    """Neither the segment's header nor any of its records can be read."""
 
     suffix = ".damaged"
 
@@ -82,10 +82,10 @@ class DamagedSegmentError(UnusableSegmentError):
 
 
 class ForeignSegmentError(UnusableSegmentError):
-    """It is a segment of another log.
+    """The segment belongs to another log.
 
     Attributes:
-        seed: The seed in its header, which tells the log it belongs to.
+        seed: The seed in its header, which identifies its log.
     """
 
     suffix = ".foreign"

@@ -1,4 +1,4 @@
-"""The interface of a log: what `DiskLog` and `MemoryLog` have in common."""
+"""The interface of a log, which `DiskLog` and `MemoryLog` implement."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from .records import RawRecord, RecordBatch, RecordHeader
 READ_BYTES = 256 * 1024
 """The default size of a read: large enough that a system call costs little per message."""
 READ_SOON_BYTES = 1024 * 1024
-"""How much is read ahead if a reader had to wait for the disk."""
+"""Size of the read-ahead after a reader had to wait for the disk."""
 
 
 class LogFileFacts(Protocol):
@@ -36,16 +36,16 @@ class LogFileFacts(Protocol):
     def last_ns(self) -> int:
         """Return when its last readable message was published, Unix nanoseconds; 0 if there is none.
 
-        Reads the file if that is not known yet. Raises LogReadError.
+        Reads the file if the time is not known yet. Raises LogReadError.
         """
 
 
 class Log(Protocol):
     """The messages of one topic, by sequence.
 
-    One thread writes, commits and takes back; others may read, sync and discard meanwhile. Readers see written messages
-    only once they are committed. A broker that acknowledges only what is on stable storage writes, syncs, commits,
-    acknowledges and delivers, in this order.
+    One thread writes, commits and takes back; others may read, sync and discard meanwhile. Readers see messages only
+    after the commit. A broker that acknowledges only messages on stable storage writes, syncs, commits, acknowledges
+    and delivers, in this order.
     """
 
     @property
@@ -62,7 +62,7 @@ class Log(Protocol):
 
     @property
     def writes(self) -> int:
-        """How many writes succeeded since the log was opened; it never decreases. Any thread may read it."""
+        """Number of successful writes since the log was opened; never decreases. Any thread may read it."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -75,89 +75,89 @@ class Log(Protocol):
         """Estimate the bytes from `sequence` on, without reading."""
 
     def last_bytes(self, size: int) -> int:
-        """Estimate from which sequence on there are at most so many bytes, without reading."""
+        """Estimate the sequence from which on the log has at most `size` bytes, without reading."""
 
     def begins_file(self, size: int) -> bool:
-        """Whether a write of so many bytes needs a new file first: see `begin_file`."""
+        """Whether a write of `size` bytes needs a new file first: see `begin_file`."""
 
     def begin_file(self) -> None:
-        """Sync the last file and begin a new one for the next writes. All that is written must be committed.
+        """Sync the last file and begin a new one for the next writes. All writes must be committed.
 
-        Waits for the disk; nothing may be written meanwhile.
+        Blocks on the disk; there must be no write meanwhile.
 
         Raises:
             LogWriteError: There is no new file.
         """
 
     def write(self, batches: Sequence[RecordBatch]) -> None:
-        """Write batches after all that is written; the first begins at `written_sequence`.
+        """Write batches at the end; the first begins at `written_sequence`.
 
         A crash of the machine may lose them until the next `sync`. If `begins_file`, call `begin_file` before.
 
         Raises:
-            LogWriteError: None of them is stored, and the log is unchanged. If the process dies before another write
-                succeeds, they may be stored after all.
-            ValueError: They do not begin at `written_sequence`, or have gaps.
+            LogWriteError: No batch is stored, and the log is unchanged. If the process dies before another write
+                succeeds, the batches may be in the log after the restart.
+            ValueError: The batches do not begin at `written_sequence`, or have gaps.
         """
 
     def commit(self, sequence: int) -> None:
-        """Let readers see what is written before this sequence, at which a write ended."""
+        """Make messages before this sequence, at which a write ended, visible to readers."""
 
     def take_back(self) -> None:
-        """Remove all that is written and not committed. Not during a sync.
+        """Remove the uncommitted writes. Not during a sync.
 
-        If the disk refuses, the bytes stay in the file until the next write: a process that dies before that may find
-        them at its next start.
+        If that fails, the bytes stay in the file until the next write. If the process dies before that write, they may
+        be in the log after the restart.
         """
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
-        """Write batches, sync if asked, and commit. All that was written before must be committed.
+        """Write batches, sync if requested, and commit. All earlier writes must be committed.
 
         Args:
             batches: At least one.
-            sync: Return only when they are on stable storage.
+            sync: Return only when the batches are on stable storage.
 
         Raises:
             LogWriteError, ValueError: As `write`.
         """
 
     def sync(self) -> None:
-        """Return when all that was written before the call is on stable storage.
+        """Return when all writes before the call are on stable storage.
 
         Raises:
-            LogWriteError: It is not yet. What is committed remains readable, and the next sync makes up for it.
+            LogWriteError: They are not. Committed messages remain readable, and the next sync includes these writes.
         """
 
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         """Read the undamaged batches from the one that holds `sequence` on, in order.
 
-        Returns at least one if there is one, and more while they fit in `max_bytes` of records; fewer at the end of a
-        file, or if they are many and small. The first begins after `sequence` if messages are missing there: damaged,
-        or discarded. Empty at the end of the log, or before damage that reaches to the end.
+        Returns at least one batch if there is one, and up to `max_bytes` of records; fewer at the end of a file, or if
+        the records are many and small. The first begins after `sequence` if messages are missing there, damaged or
+        discarded. Empty at the end of the log, or before damage that reaches to the end.
 
         Raises:
-            LogReadError: The operating system refused.
+            LogReadError: The operating system failed to read.
         """
 
     def read_now(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
-        """As `read`, without waiting for the disk, and maybe fewer. Only for the thread of the event loop.
+        """As `read`, without waiting for the disk; may return fewer batches. Only for the event loop's thread.
 
         Raises:
-            ReadWouldWaitError: The first batch is not in memory, or has to be located on the disk.
+            ReadWouldWaitError: The first batch is not in memory, or must be located on the disk.
             LogReadError: The log was closed.
         """
 
     def read_soon(self, sequence: int) -> None:
-        """Start to read ahead from `sequence`, at which a `read` has just ended, without waiting for it."""
+        """Start reading ahead from `sequence`, at which a `read` has just ended, without waiting."""
 
     def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:
-        """As `read`, encoded as on disk. A payload may be no valid message set. Raises LogReadError."""
+        """As `read`, encoded as on disk. A payload may not be a valid message set. Raises LogReadError."""
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
         """Yield the headers of all batches from the one that holds `sequence` on, except those discarded meanwhile.
 
         Raises:
-            LogReadError: The operating system refused.
+            LogReadError: The operating system failed to read.
         """
 
     def roll(self) -> None:
@@ -172,37 +172,37 @@ class Log(Protocol):
         """Whether there is a carried-forward segment."""
 
     def read_carried_forward(self, sequence: int) -> list[RecordBatch]:
-        """Read the record with this message from the carried-forward segment; empty if it is not there, or damaged.
+        """Read the record with this message from the carried-forward segment; empty if missing or damaged.
 
         Call it after `read` did not return the message: a message is carried forward before its file is discarded.
 
         Raises:
-            LogReadError: The operating system refused.
+            LogReadError: The operating system failed to read.
         """
 
     def carry_forward(
         self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
     ) -> bool:
-        """Replace the carried-forward segment durably by one with these messages: their files can be discarded then.
+        """Durably replace the carried-forward segment by one with these messages. Their files can then be discarded.
 
         Args:
             sequences: Ascending. If empty, the carried-forward segment is removed.
-            max_bytes: Of the records that hold them.
+            max_bytes: Maximum size of the records that hold the messages.
             keeps_metadata: Whether a record with this metadata is copied whole. Otherwise its messages are copied one
                 by one, without the metadata.
 
         Returns:
-            False if the records have more bytes; nothing is done then.
+            False if the records are larger; nothing has changed then.
 
         Raises:
-            LogError: The operating system refused; nothing is done then.
+            LogError: The operating system failed to read or write; nothing has changed then.
         """
 
     def discard_before(self, sequence: int) -> None:
-        """Discard messages before `sequence`: as many as is cheap, and no others."""
+        """Discard messages before `sequence`, as far as that is cheap, and no others."""
 
     def close(self) -> None:
-        """Close the files. Nothing else may be called afterwards."""
+        """Close the files. The log must not be used afterwards."""
 
 
 def check_order(batches: Sequence[RecordBatch], next_sequence: int) -> None:
@@ -216,12 +216,12 @@ def check_order(batches: Sequence[RecordBatch], next_sequence: int) -> None:
 def sequence_at(log: Log, timestamp_ns: int) -> int:
     """Return the first sequence that was published at this time or later; the end of the log if there is none.
 
-    This bisects, over files and then over sequences, because timestamps ascend. If the clock was set back they do not,
-    and several sequences fit: the message there was published at this time or later, and the readable one before it
-    earlier. Then any of them is returned.
+    Bisects over files and then over sequences, because timestamps ascend. If the clock was set back, they do not, and
+    several sequences can match: a message published at this time or later that follows a readable one published
+    earlier. Then this returns any of them.
 
     Raises:
-        LogReadError: The operating system refused.
+        LogReadError: The operating system failed to read.
     """
 
     def is_late(sequence: int) -> bool:
@@ -229,7 +229,7 @@ def sequence_at(log: Log, timestamp_ns: int) -> int:
         return header is None or header.timestamp_ns >= timestamp_ns
 
     first, end = log.first_sequence, log.next_sequence
-    # The beginning of a file is found without its index, which may have to be read.
+    # Finding the beginning of a file does not need its index, which may not be in memory.
     starts = [file.base_sequence for file in log.files if first < file.base_sequence < end]
     late = bisect_left(starts, True, key=is_late)
     low = starts[late - 1] if late else first

@@ -1,4 +1,4 @@
-"""The log in memory, for ephemeral topics: bounded, the oldest messages are dropped first."""
+"""The log in memory, for ephemeral topics. It is bounded and drops the oldest messages first."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,8 @@ class MemoryLog:
     Args:
         max_messages: Keep at least this many of the newest messages if `max_bytes` allows it, and drop older batches.
             0 keeps only the newest batch. (nsqd drops the newest messages instead.)
-        max_bytes: Keep no more bytes of records than this, except for the newest batch.
-        first_sequence: Of the first message.
+        max_bytes: Maximum bytes of records; the newest batch is kept even if it is larger.
+        first_sequence: The first message's sequence.
     """
 
     files: Sequence[LogFileFacts] = ()
@@ -33,7 +33,7 @@ class MemoryLog:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._batches: list[RecordBatch] = []
-        self._dropped = 0  # so many placeholders are at the beginning of `_batches`
+        self._dropped = 0  # number of placeholders at the beginning of `_batches`
         self.first_sequence = self.next_sequence = first_sequence
         self.size_bytes = 0
         self._written: list[RecordBatch] = []
@@ -44,13 +44,13 @@ class MemoryLog:
         return self._written[-1].next_sequence if self._written else self.next_sequence
 
     def bytes_from(self, sequence: int) -> int:
-        """As `Log.bytes_from`, as if all messages had the same size."""
+        """As `Log.bytes_from`, assuming that all messages have the same size."""
         kept = self.next_sequence - self.first_sequence
         waiting = self.next_sequence - max(self.first_sequence, sequence)
         return self.size_bytes * waiting // kept if waiting > 0 else 0
 
     def last_bytes(self, size: int) -> int:
-        """As `Log.last_bytes`, as if all messages had the same size."""
+        """As `Log.last_bytes`, assuming that all messages have the same size."""
         kept = self.next_sequence - self.first_sequence
         return self.next_sequence - (kept * size // self.size_bytes if size < self.size_bytes else kept)
 
@@ -58,17 +58,17 @@ class MemoryLog:
         """Nothing to do."""
 
     def read_carried_forward(self, sequence: int) -> list[RecordBatch]:
-        """As `Log.read_carried_forward`: there is none."""
+        """As `Log.read_carried_forward`; always empty."""
         return []
 
     def carry_forward(
         self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
     ) -> bool:
-        """As `Log.carry_forward`: there are no files to discard."""
+        """As `Log.carry_forward`; does nothing, because there are no files to discard."""
         return False
 
     def begins_file(self, size: int) -> bool:
-        """Never."""
+        """As `Log.begins_file`; always False."""
         return False
 
     def begin_file(self) -> None:
@@ -152,10 +152,10 @@ class MemoryLog:
         self._dropped += 1
 
     def _update_first(self) -> None:
-        """Update the first sequence after batches were dropped, and remove the placeholders when they are many."""
+        """Update the first sequence after batches were dropped, and remove the placeholders if they are many."""
         kept = len(self._batches) - self._dropped
         self.first_sequence = self._batches[self._dropped].base_sequence if kept else self.next_sequence
-        if self._dropped >= kept:  # not each time: it moves all batches
+        if self._dropped >= kept:  # only sometimes, because it moves all batches
             del self._batches[: self._dropped]
             self._dropped = 0
 

@@ -1,4 +1,4 @@
-"""The raw stream: record batches as they are on disk, for readers outside the broker, who can check them.
+"""The raw stream: record batches as encoded on disk, so that readers outside the broker can verify the checksums.
 
 A raw stream is a file header, then records of that file, then the header of the next file, and so on. The seed in a
 file header is the initial value of the checksums of the records after it. A sequence that is missing between two
@@ -32,7 +32,7 @@ def encode_raw(records: Iterable[RawRecord], head: bytes) -> list[bytes]:
 
 
 class RawStreamError(LogError):
-    """The data is no raw stream, or was changed on the way."""
+    """The data is not a raw stream, or was corrupted in transit."""
 
 
 class RawStreamReader:
@@ -71,28 +71,28 @@ class RawStreamReader:
             )
 
     def _begins(self, start: int, magic: bytes) -> bool:
-        """Whether the bytes at `start`, as far as they are received, begin like this."""
+        """Whether the bytes received from `start` on match a prefix of `magic`."""
         found = self._buffer[start : start + len(magic)]
         return magic.startswith(found)
 
     def _header_size(self, start: int) -> int:
-        """Return the size of the file header at `start`, or the bytes needed to tell it."""
+        """Return the size of the file header at `start`, or the number of bytes needed to determine it."""
         head = bytes(self._buffer[start : start + VERSION_END])
         size = header_size(head)
         if size is None and (version := version_in(head)) is not None:
-            raise RawStreamError(f"the stream is of version {version}, which this program cannot read")
+            raise RawStreamError(f"the stream has version {version}, which this program cannot read")
         return size or VERSION_END
 
     def _end_of_next(self, start: int) -> int:
-        """Return where the header or record at `start` ends, or the end of the bytes needed to tell it."""
+        """Return the end of the header or record at `start`, or of the bytes needed to determine it."""
         if self._begins(start, FILE_MAGIC):
             return start + self._header_size(start)
         if not self._begins(start, MAGIC):
-            raise RawStreamError("the stream holds something that is neither a file header nor a record")
+            raise RawStreamError("the stream has data that is neither a file header nor a record")
         if len(self._buffer) - start < HEADER_BYTES:
             return start + HEADER_BYTES
         if self._seed is None:
-            raise RawStreamError("the stream holds a record without an undamaged file header before it")
+            raise RawStreamError("the stream has a record without an undamaged file header before it")
         header = decode_header(self._buffer, start, self._seed)
         if header is None:
             raise RawStreamError("the header of a record does not match its checksum")

@@ -10,14 +10,14 @@
     +---------------+----------+---------------+--------+---------+
 
 All integers are big-endian and unsigned. header_crc covers bytes 8..56, including payload_crc: a header that matches it
-tells where the record ends, even if the payload is damaged. Its initial value is the file's seed, so that a search for
+gives the end of the record, even if the payload is damaged. Its initial value is the file's seed, so that a search for
 the next record after damage does not accept a record of another file that was published as a message. The payload is a
-`MessageSet`, `(int32 size, bytes)*`, the bytes of the MPUB unchanged, and
-after it the metadata, most often empty: bytes that the log's owner stores with these messages.
+`MessageSet`, `(int32 size, bytes)*`, the bytes of the MPUB unchanged, followed by the metadata, which is usually empty:
+bytes that the log's owner stores with these messages.
 
-"links+size" holds the size of the metadata in its lower 30 bits. Bit 31 says that the record after it belongs to
-the same batch of messages, bit 30 that the record before it does. Recovery keeps all records of a batch or none.
-Checksums are zlib's CRC-32, as zlib-ng computes it, which takes a twelfth of the time.
+"links+size" holds the size of the metadata in its lower 30 bits. Bit 31 is set if the next record belongs to the same
+batch of messages, bit 30 if the previous record does. Recovery keeps all records of a batch or none.
+Checksums are zlib's CRC-32, computed by zlib-ng in 1/12 of the time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,10 +34,10 @@ _HEADER = Struct(">4sIIIIIQQQQ")
 _CHECKED = Struct(">IIIIQQQQ")
 HEADER_BYTES = _HEADER.size
 MAX_RECORD_MESSAGES = 2048
-"""The broker writes no record with more messages: to read one of them, the sizes of all before it are read."""
+"""Maximum messages in a record that the broker writes: reading one message reads the sizes of all before it."""
 MAX_RECORD_BYTES = 256 * 1024
-"""Nor with more bytes, unless a single message has more. Few large records are cheap to write, read and deliver, but a
-record is read as a whole, and damage loses all of it."""
+"""Maximum bytes in a record, unless a single message has more. Few large records are cheap to write, read and deliver,
+but a record is read as a whole, and damage loses all of it."""
 _HAS_NEXT = 1 << 31
 _HAS_PREVIOUS = 1 << 30
 _METADATA_BYTES = _HAS_PREVIOUS - 1
@@ -49,13 +49,13 @@ class RecordHeader:
     """A record batch without its payload.
 
     Attributes:
-        base_sequence: The first message's place in the topic, counted from 0 over the topic's life.
+        base_sequence: The first message's sequence, counted from 0 over the topic's life.
         count: Messages, at least 1.
         length: Bytes of the payload, the metadata included.
-        first_id: The first message's id as a number; the others follow it without a gap.
-        timestamp_ns: When it was published, Unix nanoseconds.
-        due_ns: When it may be delivered, Unix nanoseconds; 0 is at once.
-        has_previous, has_next: Whether the record before it, or after it, belongs to the same batch of messages.
+        first_id: The first message's id as a number; the other ids are consecutive.
+        timestamp_ns: When the messages were published, Unix nanoseconds.
+        due_ns: Earliest delivery time, Unix nanoseconds; 0: at once.
+        has_previous, has_next: Whether the previous, or the next, record belongs to the same batch of messages.
     """
 
     base_sequence: int
@@ -81,7 +81,7 @@ class RecordHeader:
 
 @dataclass(slots=True)
 class RecordBatch:
-    """Messages published together, with their place in the topic. Fields as in `RecordHeader`. Not to be changed.
+    """Messages published together, with their sequences. Fields as in `RecordHeader`. Immutable.
 
     `metadata` belongs to the log's owner; the log does not interpret it.
 
@@ -112,16 +112,16 @@ class RecordBatch:
 
     @property
     def payload_crc(self) -> int:
-        """As in the header."""
+        """CRC-32 of messages and metadata, as in the header."""
         return crc32(self.metadata, crc32(self.messages.data))
 
 
 def linked_records(
     first: RecordBatch, rest: Sequence[MessageSet], metadata: bytes = b""
 ) -> list[RecordBatch]:
-    """Return records that recovery keeps together: `first`, and one with this metadata for each set that follows it.
+    """Return records that recovery keeps together: `first`, and one with this metadata for each set in `rest`.
 
-    `rest` is not empty.
+    `rest` must not be empty.
     """
     records = [replace(first, has_next=True)]
     sequence, message_id = first.next_sequence, first.first_id + first.count
@@ -144,7 +144,7 @@ def linked_records(
 
 
 def split_batch(batch: RecordBatch) -> list[RecordBatch]:
-    """Return the same messages in records within the limits, unless one message is larger. Each has the metadata."""
+    """Split a batch into records within the limits, unless one message is larger. Each record has the metadata."""
     sets = batch.messages.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)
     if len(sets) == 1:
         return [batch]
@@ -153,7 +153,7 @@ def split_batch(batch: RecordBatch) -> list[RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class RawRecord:
-    """A record batch as it is in its file.
+    """A record batch in its encoded form.
 
     Attributes:
         head: The header of the file; it contains the seed.
@@ -167,7 +167,7 @@ class RawRecord:
 
     @property
     def base_sequence(self) -> int:
-        """The first message's place in the topic."""
+        """The first message's sequence."""
         return self.header.base_sequence
 
     @property
@@ -233,7 +233,7 @@ def decode_header(data: bytes | bytearray, offset: int, seed: int) -> RecordHead
 
 
 def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
-    """Decode a batch; None if the payload does not match the header, or is no message set."""
+    """Decode a batch; None if the payload does not match the header, or is not a message set."""
     if len(payload) != header.length or crc32(payload) != header.payload_crc:
         return None
     sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""Which messages of a log to read: a range of sequences and of times."""
+"""Selections: the messages of a log to read, by range of sequences and of times."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ class Selection:
     """A range of messages: those that meet all conditions.
 
     Attributes:
-        first_sequence, end_sequence: From this sequence on, and before that one.
-        first_ns, end_ns: Published at this time or later, and before that one; Unix nanoseconds.
+        first_sequence, end_sequence: The range of sequences; the end is excluded.
+        first_ns, end_ns: The range of publish times, Unix nanoseconds; the end is excluded.
     """
 
     first_sequence: int = 0

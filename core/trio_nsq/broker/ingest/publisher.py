@@ -6,10 +6,10 @@ publications with one write. The following steps are, always in this order:
 1. Sync: with `--sync=always`, a thread syncs the log, see `GroupCommitter`. With `--sync=interval`, syncs follow a
    schedule and the next steps do not wait for them. Ephemeral topics are not synced.
 2. Commit: readers of the log can see the messages, and the topic accepts them.
-3. Acknowledge: the publishers get OK, and can prepare their next command.
+3. Acknowledge: the producers get OK, and can prepare their next command.
 4. Deliver.
 
-If a sync fails, all messages written after the last good sync are removed from the log, and their publishers get an
+If a sync fails, all messages written after the last good sync are removed from the log, and their producers get an
 error.
 
 Creating a file of a log blocks on the disk, so a thread does it. Publications to the topic are collected meanwhile.
@@ -47,7 +47,7 @@ class Publisher:
     Args:
         nursery: Runs the threads. If it is cancelled, submitted publications are still stored.
         poller: Publications submitted in its rounds are collected until the end of the round.
-        delivery: Delivers messages added to a topic. Publishers are acknowledged first, unless the topic may refuse
+        delivery: Delivers messages added to a topic. Producers are acknowledged first, unless the topic may refuse
             messages.
 
     Attributes:
@@ -206,11 +206,11 @@ class Publisher:
         self._write_gathered()
 
     def _write_gathered(self) -> None:
-        """Write collected publications, including those that publishers submit on completion, for at most one turn."""
+        """Write collected publications, including those that producers submit on completion, for at most one turn."""
         turn_over_s = perf_counter() + self._turn_s
         while self._due:
             topics, self._due = self._due, {}
-            # Write and acknowledge first, deliver second: publishers can prepare the next command meanwhile.
+            # Write and acknowledge first, deliver second: producers can prepare the next command meanwhile.
             for topic in [topic for topic in topics if self._write_group(topic)]:
                 self._delivery.deliver_published(topic)
             if self._due and perf_counter() > turn_over_s:
@@ -321,13 +321,13 @@ class Publisher:
             write.group.complete(reason)
 
     def _refusal(self, topic: Topic, error: Exception, size: int) -> PublishRefused:
-        """Return the answer to publishers after storing `size` bytes failed."""
+        """Return the answer to producers after storing `size` bytes failed."""
         if isinstance(error, PublishRefused):
             return error
         if isinstance(error, LogError):
             self._record_error(error, size)
             return PublishRefused(str(error))
-        # A defect in the broker must not stop it, nor later publishes. The publishers get the error.
+        # A defect in the broker must not stop it, nor later publishes. The producers get the error.
         logger.error("%s: a publish failed", topic.name, exc_info=error)
         return PublishRefused("internal error")
 

@@ -159,7 +159,7 @@ class Channel:
         self.message_count += count
 
     def arrived_deferred(self, sequences: range, due_ns: int, held: Batch | None = None) -> None:
-        """Add messages that their publisher deferred; the cursor will skip them.
+        """Add messages that their producer deferred; the cursor will skip them.
 
         Args:
             sequences: Higher than all that were passed to this method or to `skip` before.

@@ -2,7 +2,7 @@
 
 Every message below the cursor is finished unless it is in flight, requeued, deferred or withdrawn (see
 `WithdrawnMessages`). So the size of a channel's state depends on the number of unfinished messages, not on the length
-of the log. A range ahead of the cursor that the channel does not deliver from there (deferred by the publisher, or
+of the log. A range ahead of the cursor that the channel does not deliver from there (deferred by the producer, or
 emptied from the topic) is a *hole*: the cursor skips it.
 """
 
@@ -228,7 +228,7 @@ class ChannelMessages:
     # ------------------------------------------------------------------ deferring and dropping
 
     def defer(self, sequences: range, due_ns: int, held: Batch | None) -> None:
-        """Add messages that their publisher deferred; the cursor will skip them."""
+        """Add messages that their producer deferred; the cursor will skip them."""
         self.deferred.add(due_ns, sequences, 0, held)
         self.cursor.skip(sequences.start, sequences.stop)
         if self.arrivals is not None:

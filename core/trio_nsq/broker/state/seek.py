@@ -35,7 +35,7 @@ class Move(NamedTuple):
 class Seek:
     """Moves a channel to a sequence, as if the channel had been created there.
 
-    The channel delivers every message from the sequence on, with attempts counted from 1. Messages that their publisher
+    The channel delivers every message from the sequence on, with attempts counted from 1. Messages that their producer
     deferred and that are not due yet stay deferred. The channel drops every message before the sequence. Exception: if
     it seeks to the beginning of the log, it keeps its unfinished messages that are no longer in the log. Consumers can
     no longer finish messages in flight. Counters are kept.

@@ -3,7 +3,7 @@
 The broker deletes a log's file after all its messages are finished and a checkpoint says so. If messages took the last
 block of a disk, no checkpoint could be written, and nothing could be deleted. So a file reserves the room. When other
 work than an append needs the room, the broker refuses appends, deletes the file, does the work, and creates the file
-again. It refuses appends until the file has its full size, so freed blocks go to this file before publishers get any.
+again. It refuses appends until the file has its full size, so freed blocks go to this file before producers get any.
 """
 
 import logging

@@ -1,19 +1,19 @@
-"""The carried-forward segment: messages that are still needed, copied out of segments that are discarded.
+"""The carried-forward segment: messages that channels still need, copied from segments that are then discarded.
 
      0                 8         12     16      24            40
     +-----------------+---------+------+-------+-------------+-----------------+---------------+-------- - -
     | 89 NSQOLD 0a    | version | crc  |   n   | incarnation | sequences, 8 x n | offsets, 8 x n | records
     +-----------------+---------+------+-------+-------------+-----------------+---------------+-------- - -
 
-All integers are big-endian; sequences ascend. The crc covers what lies between it and the records. The records are as
+All integers are big-endian; sequences ascend. The crc covers the bytes between it and the records. The records are as
 in a segment, most of them with one message, with its own sequence and id. The incarnation is the topic's, see
-`Identity`; the seed of the records' checksums is its CRC-32. So the records can be read if what precedes them is
-damaged.
+`Identity`; the seed of the records' checksums is its CRC-32. So the records can be read even if the bytes before them
+are damaged.
 
 This is format 2. Format 1 has no incarnation, and its crc is the seed of the records' checksums.
 
-The file is never changed, only replaced atomically, and before the segments whose messages it holds are deleted. So a
-message is in a segment, or here, or for a while in both.
+The file is never changed, only replaced atomically, before the segments whose messages it holds are deleted. So a
+message is in a segment, here, or temporarily in both.
 """
 
 import logging
@@ -47,13 +47,13 @@ _CRC_END = 16
 
 
 class Index(NamedTuple):
-    """The beginning of the file: where its records are.
+    """The beginning of the file: the positions of its records.
 
     Attributes:
         seed: The initial value of the checksums of its records.
-        sequences, offsets: Of each record.
-        incarnation: Of the topic; None in format 1.
-        derived: Whether it was damaged and was derived from the records.
+        sequences, offsets: First sequence and offset of each record.
+        incarnation: The topic's incarnation; None in format 1.
+        derived: Whether the index was damaged and was derived from the records.
     """
 
     seed: int
@@ -65,7 +65,7 @@ class Index(NamedTuple):
 
 
 class CarriedForwardSegment:
-    """A carried-forward segment, made by `open` or `replace`. Any thread may read it, even once it is replaced.
+    """A carried-forward segment, created by `open` or `replace`. Any thread may read it, even after it is replaced.
 
     Attributes:
         sequences: The first sequence of each record.
@@ -86,10 +86,10 @@ class CarriedForwardSegment:
     def open(cls, open_files: OpenFiles, folder: Path, incarnation: bytes) -> "CarriedForwardSegment | None":
         """Open the carried-forward segment of a log; None if it has none.
 
-        A file that belongs to another topic, or has no undamaged record, is renamed, and this is logged.
+        Renames a file that belongs to another topic or has no undamaged record, and logs this.
 
         Raises:
-            LogReadError, LogWriteError: The operating system refused.
+            LogReadError, LogWriteError: The operating system failed to read or write.
         """
         path, files = folder / FILE_NAME, open_files.files
         try:
@@ -106,7 +106,7 @@ class CarriedForwardSegment:
             raise LogReadError(path, exc) from exc
         if index is not None and index.incarnation in (None, incarnation):
             if index.derived:
-                logger.error("%s: its beginning is damaged; its records are read all the same", path)
+                logger.error("%s: its beginning is damaged; its records are still readable", path)
             return cls(files, file, index)
         file.close()
         suffix, reason = ".foreign", "it belongs to another topic"
@@ -145,7 +145,7 @@ class CarriedForwardSegment:
         content = b"".join(parts)
         try:
             if old is not None:
-                old._file.hold(True)  # once it is replaced, it cannot be opened again
+                old._file.hold(True)  # after the replacement, it cannot be opened again
             open_files.files.replace(path, content)
             file = open_files.open(path)
         except OSError as exc:
@@ -154,10 +154,10 @@ class CarriedForwardSegment:
         return cls(open_files.files, file, index)
 
     def read(self, sequence: int) -> RecordBatch | None:
-        """Return the record that holds a message; None if it is not here, or damaged, which is logged.
+        """Return the record that holds a message; None if it is missing, or damaged, which is logged.
 
         Raises:
-            LogReadError: The operating system refused.
+            LogReadError: The operating system failed to read.
         """
         index = bisect_right(self.sequences, sequence) - 1
         if index < 0:
@@ -175,21 +175,21 @@ class CarriedForwardSegment:
         )
         if record is None and index not in self._reported:
             self._reported.add(index)
-            logger.error("%s: the record at byte %d is damaged, passed over", self.path, offset)
+            logger.error("%s: the record at byte %d is damaged, skipped", self.path, offset)
         return record if record is not None and sequence < record.next_sequence else None
 
     def remove(self) -> None:
-        """Delete the file, after which it can still be read until it is closed. Raises LogWriteError."""
+        """Delete the file. It can be read until it is closed. Raises LogWriteError."""
         try:
             self._file.hold(True)
             self._files.unlink(self.path)
         except FileNotFoundError:
-            pass  # it is gone already
+            pass  # already deleted
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
 
     def close(self) -> None:
-        """Close the file once the reads under way have ended."""
+        """Close the file after the reads in progress."""
         self._release()
 
 
@@ -201,7 +201,7 @@ def records_to_carry(
     """Yield records that hold these messages, ascending, and few others.
 
     Args:
-        sequences: Of the messages, ascending.
+        sequences: Sequences of the messages, ascending.
         record_holding: Reads the record with a message; None if it is damaged.
         keeps_metadata: As for `Log.carry_forward`.
     """
@@ -213,7 +213,7 @@ def records_to_carry(
             if record is not None and not keeps_metadata(record.metadata):
                 record = replace(record, metadata=b"")
             if record is not None and (record.metadata or record.count == 1):
-                yield record  # whole: metadata is about all of its messages
+                yield record  # whole, because metadata describes all of its messages
         if record is None or record.metadata or record.count == 1:
             continue
         if not bodies:
@@ -227,17 +227,17 @@ def read_index(files: Files, fd: int, incarnation: bytes | None) -> Index | None
     """Read the beginning of an open file, or derive it from the records; None if there is no undamaged record.
 
     Args:
-        incarnation: Of the topic; None accepts any.
+        incarnation: The topic's incarnation; None accepts any.
 
     Raises:
-        OSError: The operating system refused.
+        OSError: The operating system failed to read.
     """
     size = files.size(fd)
     head = files.read_fully(fd, _HEAD.size, 0)
     try:
         magic, version, crc, count = _HEAD.unpack(head)
     except error:
-        return None  # it is shorter
+        return None  # the file is too short
     extra = INCARNATION_BYTES if version == _VERSION else 0
     data = files.read_fully(fd, extra + 16 * count, _HEAD.size) if 16 * count <= size else b""
     if magic == _MAGIC and version in (1, _VERSION) and crc32(data, crc32(head[_CRC_END:])) == crc:

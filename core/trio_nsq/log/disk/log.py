@@ -30,21 +30,21 @@ _Record = TypeVar("_Record", RecordBatch, RawRecord)
 class DiskLog:
     """The `Log` of a durable topic.
 
-    Opening recovers: every record of the last segment is checked, and an unfinished one is cut off. The folder is
-    created with the first append, so a topic without messages needs no file.
+    Opening a log recovers it: checks every record of the last segment, and truncates an unfinished one. The first
+    append creates the folder, so a topic without messages needs no file.
 
     Args:
-        folder: Of the segments; all its files named `*.log` are segments.
-        segment_bytes: Begin a new segment once the last one would exceed this.
-        first_sequence: Of a log that does not exist yet.
+        folder: The folder of the segments; all its files named `*.log` are segments.
+        segment_bytes: Begin a new segment if the last one would exceed this size.
+        first_sequence: The first sequence of a log that does not exist yet.
         files: The file system; a test may replace it.
-        open_files: Shared with other logs, so that all together keep a limited number of files open; its file system
-            is used, not `files`.
+        open_files: Shared with other logs, so that all of them together keep a limited number of files open. Its file
+            system is used instead of `files`.
         now_ns: The wall clock, Unix nanoseconds: the creation time of segments.
 
     Raises:
-        NotASegmentError: A file in the folder has the name of a segment and is not one.
-        LogReadError, LogWriteError: The operating system refused.
+        NotASegmentError: A file in the folder has the name of a segment but is not one.
+        LogReadError, LogWriteError: The operating system failed to read or write.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DiskLog:
         self._files = self._open_files.files
         self._now_ns = now_ns
         self.writes = 0
-        # Where the last reads ended: next sequence -> (base sequence of the segment, offset), for sequential reading.
+        # Ends of the last reads, for sequential reading: next sequence -> (base sequence of the segment, offset).
         self._hints: dict[int, tuple[int, int]] = {}
         opened = OpenedFolder(folder, self._open_files, segment_bytes, now_ns)
         try:
@@ -72,7 +72,7 @@ class DiskLog:
             opened.close()
             raise
         self._replacing = Lock()  # held while `_segments` is replaced
-        # Replaced, never changed: a reader in another thread keeps those it began with.
+        # Replaced, never changed, because readers in other threads use the old tuple.
         self._segments = opened.segments
         self._carried_forward = opened.carried_forward
         self._writer = opened.writer  # of the last segment
@@ -297,7 +297,7 @@ class DiskLog:
             discarded.remove()
             with self._replacing:
                 self._segments = self._segments[1:]
-            discarded.close()  # once the reads under way have ended
+            discarded.close()  # takes effect after the reads in progress
 
     def close(self) -> None:
         if self._writer is not None:

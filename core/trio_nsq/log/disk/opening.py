@@ -1,4 +1,4 @@
-"""Opening the folder of a log: which files belong to it, what a crash left behind, and recovery of the last segment."""
+"""Opening the folder of a log: finds its files, removes the remains of a crash, and recovers the last segment."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -23,17 +23,17 @@ _MIN_MESSAGE_BYTES = 4
 
 
 class OpenedFolder:
-    """What a log's folder holds, once `open` has returned.
+    """The content of a log's folder. `open` sets the attributes.
 
     Args:
-        folder: Of the log; it need not exist.
+        folder: The log's folder; it need not exist.
         segment_bytes: The size after which the log begins a new segment.
         now_ns: The wall clock, Unix nanoseconds.
 
     Attributes:
-        identity: Of the log; None if it has no segment yet.
-        segments: The oldest first.
-        writer: Of the last segment; None if there is none.
+        identity: The log's identity; None if it has no segment yet.
+        segments: The segments, oldest first.
+        writer: The writer of the last segment; None if there is none.
         carried_forward: The carried-forward segment, if there is one.
     """
 
@@ -54,8 +54,8 @@ class OpenedFolder:
         """Open all files of the log, and recover the last segment.
 
         Raises:
-            NotASegmentError: A file in the folder has the name of a segment and is not one.
-            LogReadError, LogWriteError: The operating system refused.
+            NotASegmentError: A file in the folder has the name of a segment but is not one.
+            LogReadError, LogWriteError: The operating system failed to read or write.
         """
         try:
             names = self._files.names(self._folder)
@@ -84,7 +84,7 @@ class OpenedFolder:
         self.writer = recover(self._files, self.segments[-1])
 
     def close(self) -> None:
-        """Close all files: opening failed."""
+        """Close all files, after opening failed."""
         for segment in self.segments:
             segment.close()
         if self.carried_forward is not None:
@@ -95,7 +95,7 @@ class OpenedFolder:
         identity = Identity.read(self._files, self._folder)
         if identity is None and paths:
             if exists:
-                logger.error("%s: damaged, made again by what the segments say", self._folder / IDENTITY)
+                logger.error("%s: damaged; rebuilt from the segments", self._folder / IDENTITY)
             identity = Identity.derive(self._files, paths)
             self._save_identity(identity)
         return identity
@@ -104,7 +104,7 @@ class OpenedFolder:
         try:
             self._files.replace(self._folder / IDENTITY, identity.encode())
         except OSError as exc:
-            logger.warning("%s", LogWriteError(self._folder / IDENTITY, exc))  # the next start tries again
+            logger.warning("%s", LogWriteError(self._folder / IDENTITY, exc))  # the next start retries
 
     def _open_segments(self, paths: Sequence[Path], identity: Identity) -> list[UnusableSegmentError]:
         """Open the segments, remove empty ones except the last, and return why some cannot be used."""
@@ -135,7 +135,9 @@ class OpenedFolder:
         before, last = self.segments[-2:]
         if not holds_beyond(before, last.base_sequence):
             return
-        logger.warning("%s: removed, it holds no record, and the file before it goes on", last.path)
+        logger.warning(
+            "%s: removed, it holds no record, and the previous file was written to later", last.path
+        )
         self._unlink(last.path)
         last.close()
         self.segments = self.segments[:-1]
@@ -149,9 +151,9 @@ class OpenedFolder:
         if last is None or base_in_name(unusable[-1].path) > last.base_sequence:
             end = max(map(self._end_of, unusable))
             if last is not None:
-                recover(self._files, last).seal()  # it may have been the last that was written to
+                recover(self._files, last).seal()  # it may have been the last one written to
                 end = max(end, last.next_sequence)
-            # Before the renames: without the files their sequences would be used again.
+            # Before the renames, because without the files their sequences would be used again.
             writer = SegmentWriter.create(self._open_files, self._folder, end, self._now_ns(), incarnation)
             self.segments += (writer.segment,)
         for error in unusable:
@@ -166,16 +168,16 @@ class OpenedFolder:
             logger.error("%s: set aside as %s: %s", error.path, aside.name, reason)
 
     def _end_of(self, error: UnusableSegmentError) -> int:
-        """Return a sequence after all that a file which cannot be used, or the one it replaced, can have held."""
+        """Return a sequence above all that an unusable file, or the file that it replaced, can have contained."""
         size = error.size
         if isinstance(error, ForeignSegmentError):
             size = max(size, self._segment_bytes)
         return base_in_name(error.path) + 1 + size // _MIN_MESSAGE_BYTES
 
     def _check_other_files(self, names: set[str]) -> None:
-        """Remove the files that no segment needs, and build the indexes that are missing.
+        """Remove the files that no segment needs, and build missing indexes.
 
-        Leftovers of interrupted writes go first: building an index uses the same temporary file.
+        Removes the remains of interrupted writes first, because building an index uses the same temporary file.
         """
         needed = {segment.index_path.name for segment in self.segments}
         leftovers = {temporary_of(self._folder / name).name for name in (CARRIED_FORWARD, IDENTITY)}
@@ -184,8 +186,8 @@ class OpenedFolder:
                 self._unlink(self._folder / name)
         for segment in self.segments[:-1]:
             if segment.index_path.name not in names and segment.is_worth_an_index:
-                logger.info("%s: making its index, which is lost", segment.path)
+                logger.info("%s: rebuilding its lost index", segment.path)
                 try:
                     segment.make_index()
                 except LogReadError as exc:
-                    logger.warning("%s: it goes without an index", exc)  # look-ups in it read more
+                    logger.warning("%s: continuing without an index, look-ups read more", exc)

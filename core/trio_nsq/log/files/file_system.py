@@ -1,4 +1,4 @@
-"""The file operations of the log, in one class, so that tests can make each of them fail, or record it."""
+"""The file operations of the log, in one class, so that tests can record each of them or make it fail."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ def _no_file(status: os.stat_result) -> OSError:
 class Files:
     """The real file system. Every method raises OSError as the operating system does."""
 
-    _buffer = bytearray()  # for `read_now`: to allocate one takes as long as to read
+    _buffer = bytearray()  # for `read_now`: allocating a buffer takes as long as the read
 
     def create(self, path: Path) -> int:
         """Create a file, private to the user, for reading and writing; it must not exist."""
@@ -93,7 +93,7 @@ class Files:
         try:
             size = self.size(fd)
             if size > most:
-                raise OSError(EFBIG, f"it has {size:,} bytes, and at most {most:,} are read")
+                raise OSError(EFBIG, f"it has {size:,} bytes; the maximum is {most:,}")
             return self.read_fully(fd, size, 0)
         finally:
             self.close(fd)
@@ -124,11 +124,11 @@ class Files:
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def monotonic_s(self) -> float:
-        """The clock that tells for how long a place of a file could not be read, seconds."""
+        """Return the time of a monotonic clock, seconds. Used to measure for how long a block cannot be read."""
         return time.monotonic()
 
     def size(self, fd: int) -> int:
-        """Bytes in the file."""
+        """Return the size of the file in bytes."""
         return os.fstat(fd).st_size
 
     def truncate(self, fd: int, size: int) -> None:
@@ -140,7 +140,7 @@ class Files:
         os.posix_fallocate(fd, 0, size)
 
     def sync(self, fd: int) -> None:
-        """Return when the file's data, and what is needed to read it back, is on stable storage."""
+        """Return when the file's data, and the metadata needed to read it, is on stable storage."""
         os.fdatasync(fd)
 
     def sync_folder(self, path: Path) -> None:
@@ -152,7 +152,7 @@ class Files:
             os.close(fd)
 
     def names(self, path: Path) -> list[str]:
-        """The names in this folder."""
+        """Return the names in this folder."""
         return [entry.name for entry in path.iterdir()]
 
     def create_folder(self, path: Path) -> None:
@@ -160,14 +160,14 @@ class Files:
         path.mkdir(mode=0o700)
 
     def make_folder(self, path: Path) -> None:
-        """Create the folder durably, private to the user, unless it exists. Several threads may do so at once."""
+        """Create the folder durably, private to the user, unless it exists. Thread-safe."""
         with _making_folders:
             if not path.is_dir():
                 self.create_folder(path)
                 try:
                     self.sync_folder(path.parent)
                 except OSError:
-                    self.remove_folder(path)  # or the next attempt would find it and assume it is durable
+                    self.remove_folder(path)  # otherwise the next attempt would assume that it is durable
                     raise
 
     def create_or_empty(self, path: Path) -> int:
@@ -175,11 +175,11 @@ class Files:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def rename(self, path: Path, to: Path) -> None:
-        """Rename a file or a folder; a file of the new name is replaced."""
+        """Rename a file or a folder, replacing a file of the new name."""
         path.replace(to)
 
     def set_aside(self, path: Path, suffix: str) -> Path:
-        """Rename a file durably by appending `suffix`, and a number if that name exists, and return the new path."""
+        """Durably append `suffix` to a file's name, with a number if that name exists, and return the new path."""
         aside, number = path.with_name(path.name + suffix), 1
         while aside.exists():
             number += 1

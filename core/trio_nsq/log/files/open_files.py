@@ -1,4 +1,4 @@
-"""A bounded set of open files: closed ones are opened again on use. A topic may have thousands of segments."""
+"""A bounded set of open files, which reopens closed files on use. A topic may have thousands of segments."""
 
 import os
 import resource
@@ -16,22 +16,22 @@ _CLOSED = -1
 
 
 def reasonable_limit() -> int:
-    """How many files a broker's logs may keep open: a quarter of the process's limit; the rest is for clients."""
+    """Return how many files a broker's logs may keep open: 1/4 of the process's limit, to leave the rest to clients."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if limit == resource.RLIM_INFINITY else max(_FEWEST, min(_MOST, limit // 4))
 
 
 class LogFile:
-    """A file; made by `OpenFiles`.
+    """A file, created by `OpenFiles`.
 
-    `with` returns a descriptor that is valid inside the block. Threads may do so at the same time, and blocks may be
-    nested. It raises OSError if the file cannot be opened again, or was closed.
+    `with` returns a descriptor that is valid inside the block. It is thread-safe, and blocks may be nested. It raises
+    OSError if the file cannot be reopened, or was closed.
     """
 
     def __init__(self, path: Path, open_files: "OpenFiles") -> None:
         self.path = path
         self._open_files = open_files
-        # The rest is for OpenFiles, under its lock.
+        # Used only by OpenFiles, under its lock.
         self.fd = _CLOSED
         self.users = 0
         self.held = False
@@ -45,27 +45,27 @@ class LogFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has a descriptor now; another thread may close it."""
+        """Whether the file has a descriptor now; another thread may close it."""
         return self.fd != _CLOSED
 
     def hold(self, held: bool) -> None:
-        """Keep the descriptor open, or no longer.
+        """Keep the descriptor open, or stop doing so.
 
-        Data written through one descriptor can be synced through another, but only the first is sure to get the
-        kernel's write errors. And an unlinked file cannot be opened again.
+        Data written through one descriptor can be synced through another, but only the first is guaranteed to get the
+        kernel's write errors. An unlinked file cannot be reopened.
         """
         self._open_files.hold(self, held)
 
     def close(self) -> None:
-        """Close the file once no `with` block uses it."""
+        """Close the file when no `with` block uses it."""
         self._open_files.close(self)
 
 
 class OpenFiles:
-    """The open files; if there are too many, the least recently used one is closed.
+    """The open files. If there are too many, closes the least recently used one.
 
     Args:
-        most: Keep at most so many open, not counting those in use or held.
+        most: Maximum number of open files, unless more are in use or held.
     """
 
     def __init__(self, files: Files, most: int) -> None:
@@ -74,10 +74,12 @@ class OpenFiles:
         # Reentrant: the garbage collector may close the file of a collected segment at any point.
         self._lock = RLock()
         self._count = 0
-        self._idle: OrderedDict[LogFile, None] = OrderedDict()  # may be closed, the least recently used first
+        self._idle: OrderedDict[LogFile, None] = (
+            OrderedDict()
+        )  # files that may be closed, least recently used first
 
     def create(self, path: Path) -> LogFile:
-        """Make a new file. Raises OSError."""
+        """Create a file. Raises OSError."""
         return self._open_first(path, self.files.create)
 
     def open(self, path: Path) -> LogFile:
@@ -109,7 +111,7 @@ class OpenFiles:
                     raise OSError(EBADF, os.strerror(EBADF))
                 self._open(file, self.files.open)
             file.users += 1
-            if not file.held:  # then it is not idle
+            if not file.held:  # a held file is never idle
                 self._update(file)
             return file.fd
 

@@ -1,4 +1,4 @@
-"""Reading a file: past bad blocks of the disk, and record after record through a buffer."""
+"""Reading files: past bad blocks of the disk, and through a buffer for consecutive records."""
 
 import logging
 import sys
@@ -13,18 +13,18 @@ from .open_files import LogFile
 logger = logging.getLogger("trio_nsq.log")
 
 PATIENCE_S = 10.0
-"""A block that could not be read for so long is treated as damaged. Not at once: network storage may recover. Not
-never: one bad sector would make everything after it unreachable."""
+"""Time after which a block that cannot be read counts as damaged. Network storage may recover within it. Without this
+limit, one bad sector would make all later records unreachable."""
 _BLOCK_BYTES = 4096
 
 
 class TolerantReader:
-    """Reads a file past bad blocks: after `PATIENCE_S` they are returned as zeros, which are no record."""
+    """Reads a file past bad blocks: after `PATIENCE_S` it returns them as zeros, which are not a valid record."""
 
     def __init__(self, files: Files, file: LogFile) -> None:
         self._files = files
         self._file = file
-        self._failing: dict[int, float] = {}  # blocks that cannot be read, and since when
+        self._failing: dict[int, float] = {}  # blocks that cannot be read: time of the first failure
         self._skipped: list[tuple[int, int]] = []  # [start, end), ascending
 
     def read(self, size: int, offset: int, needed: int, file_end: int) -> bytes:
@@ -33,7 +33,7 @@ class TolerantReader:
         `file_end` is the end of the part of the file that matters.
 
         Raises:
-            OSError: The operating system refused, and `PATIENCE_S` have not passed.
+            OSError: The operating system failed to read, and `PATIENCE_S` have not passed.
         """
         data = b""
         while len(data) < max(1, needed):
@@ -77,21 +77,21 @@ class TolerantReader:
         return self._skipped[index] if index < len(self._skipped) else (sys.maxsize, sys.maxsize)
 
     def _skip(self, offset: int, file_end: int) -> bool:
-        """Skip the block at `offset`, and the bad blocks after it, if it has been failing for long enough."""
+        """Skip the block at `offset`, and the bad blocks after it, if it has failed for `PATIENCE_S`."""
         start = offset - offset % _BLOCK_BYTES
         now_s = self._files.monotonic_s()
         if now_s - self._failing.setdefault(start, now_s) < PATIENCE_S:
             return False
         del self._failing[start]
-        # In steps that double, because each attempt may take a disk seconds. So a range of bad blocks costs at most as
-        # many good blocks after it.
+        # Steps double, because each attempt may take the disk seconds. So a range of bad blocks loses at most as many
+        # good blocks after it.
         end, step = start + _BLOCK_BYTES, _BLOCK_BYTES
         while end < file_end and not self._is_readable(end):
             step *= 2
             end += step
         end = min(end, file_end)
         logger.error(
-            "%s: the disk cannot read bytes %d to %d, passed over as damaged", self._file.path, start, end
+            "%s: the disk cannot read bytes %d to %d, skipped as damaged", self._file.path, start, end
         )
         self._skipped.append((start, end))
         self._skipped.sort()
@@ -109,11 +109,11 @@ class TolerantReader:
 
 
 class Window:
-    """The part of a file that was read last, so that one system call serves many records.
+    """A read buffer, so that one system call serves many records.
 
     Args:
         read: `read(size, offset, needed)` returns at most `size` bytes, and at least `needed` unless the file ends.
-        at_a_time: Bytes to read at least.
+        at_a_time: Minimum bytes per read.
     """
 
     __slots__ = ("_at_a_time", "_read", "_start", "data")
@@ -125,7 +125,7 @@ class Window:
         self._at_a_time = at_a_time
 
     def at(self, offset: int, size: int) -> int:
-        """Return the position in `data` of the byte at `offset`, having read `size` bytes from it on."""
+        """Buffer `size` bytes from `offset` on, and return the position of the first one in `data`."""
         position = offset - self._start
         if position < 0 or position + size > len(self.data):
             self.data = self._read(max(size, self._at_a_time), offset, size)
@@ -133,5 +133,5 @@ class Window:
         return position
 
     def clear(self) -> None:
-        """Forget what was read: the file may have changed."""
+        """Empty the buffer, because the file may have changed."""
         self.data = b""

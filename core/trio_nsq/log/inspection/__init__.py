@@ -1,1 +1,1 @@
-"""Reading and checking the files of a log without its owner: for `qcli log`, the import, and spooled exports."""
+"""Reading and verifying the files of a log without a broker: for `qcli log`, the import, and spooled exports."""

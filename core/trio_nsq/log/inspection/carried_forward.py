@@ -17,16 +17,16 @@ from .segments import ScannedRecord, find_identity
 def scan_carried_forward(
     folder: Path, files: Files, wanted: Callable[[RecordHeader], bool] = lambda _: True
 ) -> Iterator[ScannedRecord | Finding]:
-    """Yield every record of a log's carried-forward segment, in order, and what is wrong; most logs have none.
+    """Yield every record of a log's carried-forward segment, in order, and findings about damage. Most logs have none.
 
-    Some messages may still be in a segment, too. List the segments first and read only messages before them here: a
-    message is carried forward before its segment is deleted, so no message is missed.
+    Some messages may also be in a segment. List the segments first, and read only messages before them here: a message
+    is carried forward before its segment is deleted, so no message is missed.
 
     Args:
         wanted: Whether to return the record with this header.
 
     Raises:
-        LogReadError: The operating system refused. A path that is not a file is a finding.
+        LogReadError: The operating system failed to read. A path that is not a file is a finding.
     """
     path = folder / FILE_NAME
     try:
@@ -39,7 +39,7 @@ def scan_carried_forward(
         yield Finding(Kind.DAMAGE, path, 0, 0, f"{exc.strerror}; {NOT_SERVED}", None, None)
         return
     try:
-        # A broker may replace the file meanwhile: this one stays as it is.
+        # A broker may replace the file meanwhile; the open one does not change.
         yield from _scan(path, files, fd, wanted)
     except OSError as exc:
         if exc.errno != EIO:
@@ -58,11 +58,11 @@ def _scan(
     if index is None or (None not in (incarnation, index.incarnation) and index.incarnation != incarnation):
         what = "damaged: the messages carried forward to it are lost"
         if index is not None:
-            what = "it belongs to another topic; the next start of a broker sets the file aside"
+            what = "it belongs to another topic; the broker renames the file at its next start"
         yield Finding(Kind.DAMAGE, path, 0, files.size(fd), what, None, None)
         return
     if index.derived:
-        what = "the file's beginning is damaged; its records are read all the same"
+        what = "the file's beginning is damaged; its records are still readable"
         yield Finding(Kind.DAMAGE, path, 0, min(index.offsets), what)
     ends = [*index.offsets[1:], index.size]
     for sequence, offset, end in zip(index.sequences, index.offsets, ends, strict=True):

@@ -1,4 +1,4 @@
-"""What an inspection of a log's files, or of files to import, finds wrong."""
+"""Findings: problems that an inspection of a log's files, or of files to import, reports."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ NOT_SERVED = "a broker does not serve the topic"
 
 
 class Kind(StrEnum):
-    """How bad a finding is.
+    """The severity of a finding.
 
     DAMAGE: stored messages cannot be read, or a file was changed by something other than a broker.
     TORN: a crash interrupted a write that was not acknowledged; the next start of the broker removes its remains.
@@ -22,12 +22,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong with a file.
+    """A problem in a file.
 
     Attributes:
-        offset, end: The bytes concerned; equal if something is missing there.
-        sequence: The first message concerned; None if it is unknown, or no message is concerned.
-        messages: How many messages are lost; None if it is unknown.
+        offset, end: The bytes affected; equal if data is missing there.
+        sequence: The first message affected; None if it is unknown, or no message is affected.
+        messages: Number of lost messages; None if it is unknown.
     """
 
     kind: Kind
@@ -40,5 +40,5 @@ class Finding:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence after the messages concerned, as far as it is known; 0 if no message is concerned."""
+        """The sequence after the affected messages, as far as known; 0 if no message is affected."""
         return 0 if self.sequence is None else self.sequence + (self.messages or 0)

@@ -1,7 +1,7 @@
-"""Reading a whole segment and reporting everything that is wrong with it.
+"""Reading a whole segment, and reporting all problems in it.
 
-Nothing here writes, and a broker may be appending meanwhile. So a place that looks damaged is read a second time, and
-what was being written when the file was opened is not reported.
+This module only reads, and a broker may append meanwhile. So it reads bytes that look damaged a second time, and does
+not report a record that was being written when the file was opened.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -23,7 +23,7 @@ from ..segment.identity import Identity, find_header
 from .findings import NOT_SERVED, Finding, Kind
 
 _READ_BYTES = 4 * 1024 * 1024
-"""Large, because a record that reaches past the end of the buffer is read again."""
+"""Large, because a record that extends beyond the buffer is read again."""
 _SEARCH_BYTES = 1024 * 1024
 _NO_LIMIT = 2**64
 _UNFINISHED = "an unfinished record batch, which the next start of the broker cuts off"
@@ -32,7 +32,7 @@ _PAYLOAD_CRC = slice(8, 12)
 
 
 class ScannedRecord(NamedTuple):
-    """An undamaged record batch; the payload is empty, and unchecked, if it was not wanted."""
+    """An undamaged record batch. The payload is empty and unchecked if it was not wanted."""
 
     path: Path
     offset: int
@@ -48,10 +48,10 @@ class SegmentPath(NamedTuple):
 
 
 def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[Finding]]:
-    """List the segments of a log, oldest first, and the files with the name of a segment that are not one.
+    """List the segments of a log, oldest first, and the files that have the name of a segment but are not one.
 
-    A missing folder has no segments: a broker creates it with the first message, and may delete it. If the path is not
-    a folder, that is a finding.
+    A missing folder has no segments: a broker creates it with the first message, and may delete it. A path that is not
+    a folder is a finding.
 
     Raises:
         LogReadError: The folder cannot be read.
@@ -83,20 +83,20 @@ def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[F
 def scan_segment(
     segment: SegmentPath, files: Files, wanted: Callable[[RecordHeader], bool] | None = None
 ) -> Iterator[ScannedRecord | Finding]:
-    """Yield every record of a segment, in order, and everything that is wrong with it.
+    """Yield every record of a segment, in order, and findings about damage.
 
     Args:
-        wanted: Whether to read and check the payload that belongs to a header; None: every one.
+        wanted: Whether to read and check the payload that belongs to a header; None: all payloads.
 
     Raises:
-        LogReadError: The operating system refused. A bad block is a finding, and so is a path that is not a file.
+        LogReadError: The operating system failed to read. Bad blocks and paths that are not files are findings.
     """
     path = segment.path
     try:
         fd = files.open_read_only(path)
     except FileNotFoundError:
         yield Finding(
-            Kind.NOTE, path, 0, 0, "gone since this began: a broker deletes what nobody needs any more"
+            Kind.NOTE, path, 0, 0, "deleted during this scan: a broker deletes segments that no channel needs"
         )
         return
     except OSError as exc:
@@ -115,7 +115,7 @@ def scan_segment(
 
 
 def find_identity(files: Files, folder: Path) -> tuple[Identity | None, Finding | None]:
-    """As `Identity.read`; if the path is not a file, that is a finding. Raises LogReadError."""
+    """As `Identity.read`; a path that is not a file is a finding. Raises LogReadError."""
     try:
         return Identity.read(files, folder), None
     except LogReadError as exc:
@@ -125,7 +125,7 @@ def find_identity(files: Files, folder: Path) -> tuple[Identity | None, Finding 
 
 
 class _UnreadableError(Exception):
-    """The disk cannot read a place."""
+    """The disk cannot read a block."""
 
 
 class _Scan:
@@ -139,7 +139,7 @@ class _Scan:
         self._limit = _NO_LIMIT if segment.limit is None else segment.limit
         self._files = files
         self._fd = fd
-        self._end = files.size(fd)  # bytes after it are not checked
+        self._end = files.size(fd)  # bytes written later are not checked
         self._wanted = wanted
         self._expected = base_in_name(segment.path)
         self._seed = 0
@@ -147,7 +147,7 @@ class _Scan:
 
     def run(self) -> Iterator[ScannedRecord | Finding]:
         """See `scan_segment`. Raises OSError."""
-        unfinished: list[ScannedRecord] = []  # records of a batch whose last record was not read yet
+        unfinished: list[ScannedRecord] = []  # records of a batch whose last record is not read yet
         for found in self._walk():
             if isinstance(found, ScannedRecord):
                 unfinished.append(found)
@@ -162,7 +162,7 @@ class _Scan:
                 yield found
         if not self._is_last:
             yield from unfinished
-        elif unfinished and self._files.size(self._fd) <= self._end:  # else a broker is writing the rest
+        elif unfinished and self._files.size(self._fd) <= self._end:  # otherwise a broker is writing the rest
             yield Finding(Kind.TORN, self._path, unfinished[0].offset, self._end, _UNFINISHED)
 
     def _walk(self) -> Iterator[ScannedRecord | Finding]:
@@ -186,7 +186,7 @@ class _Scan:
             yield self._damage(offset, self._end, "the disk cannot read this", self._left)
             return
         if self._left:
-            what = "messages are missing at the end: the file was cut, or the one after it is gone"
+            what = "messages are missing at the end: the file was truncated, or the next file is missing"
             yield self._damage(self._end, self._end, what, self._left)
 
     # ------------------------------------------------------------------ reading
@@ -226,11 +226,11 @@ class _Scan:
             self._window.clear()
         return None
 
-    # ------------------------------------------------------------------ what is wrong
+    # ------------------------------------------------------------------ findings
 
     @property
     def _left(self) -> int | None:
-        """How many messages are missing up to the end of the segment; None for the last segment."""
+        """Number of messages missing up to the end of the segment; None for the last segment."""
         return None if self._is_last else self._limit - self._expected
 
     def _damage(self, offset: int, end: int, what: str, messages: int | None) -> Finding:
@@ -244,7 +244,7 @@ class _Scan:
             identity, _ = find_identity(self._files, self._path.parent)
             header = find_header(partial(self._files.read, self._fd), self._end, self._path, identity)
         except UnusableSegmentError as exc:
-            what = f"{exc.reason}; the next start of a broker sets the file aside"
+            what = f"{exc.reason}; the broker renames the file at its next start"
             yield self._damage(0, self._end, what, self._left)
             return self._end
         except NotASegmentError as exc:
@@ -262,19 +262,19 @@ class _Scan:
             if self._left:
                 yield self._damage(0, self._end, "the file is empty", self._left)
             else:
-                what = "a file that was never finished being made; it holds no record"
+                what = "the creation of this file was interrupted; it holds no record"
                 yield Finding(Kind.TORN, self._path, 0, self._end, what)
             return self._end
         if header.derived:
-            what = "the file's header is damaged; its records are read all the same"
+            what = "the file's header is damaged; its records are still readable"
             yield Finding(Kind.DAMAGE, self._path, 0, header.size, what)
         self._seed = header.seed
         return header.size
 
     def _skip_damage(self, offset: int) -> Generator[Finding, None, int]:
-        """Report what is at `offset` instead of a header, and return the offset to continue at."""
+        """Report the data at `offset`, which is not a header, and return the offset to continue at."""
         if self._files.size(self._fd) <= offset:
-            return self._end  # a broker has taken back an append that failed
+            return self._end  # a broker has removed a failed append
         self._window.clear()
         at = self._window.at(offset, HEADER_BYTES)
         header = decode_header(self._window.data, at, self._seed)
@@ -314,7 +314,7 @@ class _Scan:
         return None
 
     def _is_whole_record(self, offset: int) -> bool:
-        """Whether the bytes up to the end of the file are a record with a damaged header and a good payload."""
+        """Whether the bytes up to the end of the file are a record with a damaged header and an intact payload."""
         data = self._read(self._end - offset, offset)
         return (
             len(data) > HEADER_BYTES
@@ -322,7 +322,7 @@ class _Scan:
         )
 
     def _payload_finding(self, offset: int, header: RecordHeader) -> Finding:
-        """Return what is wrong with the payload of a record with a good header."""
+        """Return the finding for a record with an intact header and a damaged payload."""
         following = offset + header.record_bytes
         size = self._files.size(self._fd)
         if following <= size:

@@ -1,4 +1,4 @@
-"""Reading the records of a log's files that a `Selection` chooses, past damage."""
+"""Reading the selected records of a log's files, past damage."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from .segments import ScannedRecord, SegmentPath, scan_segment
 def select_batches(
     segments: Sequence[SegmentPath], selection: Selection, files: Files, folder: Path | None = None
 ) -> Iterator[RecordBatch | Finding]:
-    """Yield the batches that hold selected messages, and what is wrong between them. As `select_records`."""
+    """Yield the batches that hold selected messages, and findings about damage. As `select_records`."""
     for found in select_records(segments, selection, files, folder, payloads=True):
         if isinstance(found, Finding):
             yield found
@@ -26,7 +26,7 @@ def select_batches(
         if batch is not None:
             yield batch
             continue
-        what = "a record batch whose messages do not fill it"
+        what = "a record batch whose messages do not match its size"
         end = found.offset + header.record_bytes
         yield Finding(Kind.DAMAGE, found.path, found.offset, end, what, header.base_sequence, header.count)
 
@@ -39,15 +39,16 @@ def select_records(
     *,
     payloads: bool,
 ) -> Iterator[ScannedRecord | Finding]:
-    """Yield the records that hold selected messages, and what is wrong.
+    """Yield the records that hold selected messages, and findings about damage.
 
     Args:
-        segments: To read, the oldest first.
-        folder: Of the log: read its carried-forward segment, too, for messages before the first segment. None: do not.
-        payloads: Whether to read and check them; otherwise only headers are.
+        segments: The segments to read, oldest first.
+        folder: The log's folder, to also read messages before the first segment from its carried-forward segment.
+            None: do not read it.
+        payloads: Whether to read and check payloads; otherwise only headers are read.
 
     Raises:
-        LogReadError: The operating system refused.
+        LogReadError: The operating system failed to read.
     """
     if folder is not None:
         yield from _select_carried_forward(segments, selection, files, folder)

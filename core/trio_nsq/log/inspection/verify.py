@@ -1,4 +1,4 @@
-"""Verifying a log, with or without a running broker: every header, every checksum, no missing sequence."""
+"""Verification of a log, with or without a running broker: all headers, all checksums, no missing sequences."""
 
 import stat
 from collections.abc import Callable, Iterator
@@ -12,19 +12,19 @@ from .findings import Finding, Kind
 from .segments import SegmentPath, find_identity, scan_segment, segment_paths
 
 Progress = Callable[[int], None]
-"""Called from time to time with the number of bytes checked since the last call."""
+"""Called repeatedly with the number of bytes checked since the last call."""
 
 _REPORT_EVERY_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class LogReport:
-    """The content of a log, or of one segment, and what is wrong with it.
+    """The content of a log, or of one segment, and its problems.
 
     Attributes:
-        records, messages: Number of undamaged ones.
+        records, messages: Number of undamaged records and messages.
         next_sequence: The sequence after the last readable message; equal to `first_sequence` for an empty log.
-        findings: What is wrong, in the order of files and offsets.
+        findings: Problems, in the order of files and offsets.
     """
 
     path: Path
@@ -43,12 +43,12 @@ class LogReport:
 
     @property
     def lost_messages(self) -> int:
-        """How many messages are lost, as far as it is known."""
+        """Number of lost messages, as far as known."""
         return sum(finding.messages or 0 for finding in self.findings)
 
 
 def verify_log(folder: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
-    """Read and check a whole log. Raises LogReadError: the operating system refused."""
+    """Read and check a whole log. Raises LogReadError if the operating system fails to read."""
     files = files or Files()
     segments, findings = segment_paths(folder, files)
     _, finding = find_identity(files, folder)
@@ -61,13 +61,13 @@ def verify_log(folder: Path, *, files: Files | None = None, progress: Progress |
         last = segments[-1].path
         if last.exists():
             break
-        # A broker began another segment meanwhile, and deleted this one.
+        # A broker began another segment and deleted this one meanwhile.
         segments = [segment for segment in segment_paths(folder, files)[0] if segment.path > last]
     return report
 
 
 def _set_aside(folder: Path, files: Files) -> Iterator[Finding]:
-    """Report the files that a broker renamed because they cannot belong to the log. Raises LogReadError."""
+    """Yield findings for files that a broker renamed because they cannot belong to the log. Raises LogReadError."""
     try:
         names = files.names(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -80,10 +80,10 @@ def _set_aside(folder: Path, files: Files) -> Iterator[Finding]:
 
 
 def verify_segment(path: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
-    """Read and check one segment; the next segment's name tells where it has to end. Arguments as `verify_log`.
+    """Read and check one segment; it must end where the next one begins. Arguments as `verify_log`.
 
     Raises:
-        LogReadError: The operating system refused.
+        LogReadError: The operating system failed to read.
     """
     files = files or Files()
     segments, findings = segment_paths(path.parent, files)

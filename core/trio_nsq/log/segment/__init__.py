@@ -1,1 +1,1 @@
-"""One file of a log: its format, and reading, appending to and recovering it."""
+"""A segment, which is one file of a log: its format, and reading, appending and recovery."""

@@ -47,13 +47,13 @@ class FileHeader:
     """The header of a segment.
 
     Attributes:
-        base_sequence: Of its first message.
-        created_ns: When it was created, Unix nanoseconds.
+        base_sequence: The first message's sequence.
+        created_ns: When the segment was created, Unix nanoseconds.
         seed: The initial value of the checksums of its records.
-        incarnation: Of the topic; None for a file of format 1, which does not have it.
+        incarnation: The topic's incarnation; None for a file of format 1, which does not have it.
         size: Bytes of the header: the first record begins there.
-        data: The encoded header, as it is passed on with records.
-        derived: Whether the file's own is damaged, and this was derived from the records.
+        data: The encoded header, which raw streams send before its records.
+        derived: Whether the file's header is damaged, and this one was derived from the records.
     """
 
     base_sequence: int
@@ -76,7 +76,7 @@ def base_in_name(path: Path) -> int:
         raise NotASegmentError(path, "its name is not a sequence")
     base_sequence = int(path.stem)
     if base_sequence >= _NO_SEQUENCE:
-        raise NotASegmentError(path, "its name is no sequence: it is too large")
+        raise NotASegmentError(path, "the sequence in its name is too large")
     return base_sequence
 
 
@@ -88,7 +88,7 @@ def seed_for(base_sequence: int, incarnation: bytes) -> int:
 def encode_file_header(
     base_sequence: int, created_ns: int, incarnation: bytes, seed: int | None = None
 ) -> bytes:
-    """Encode a header of format 2. `seed` replaces the seed of format 2, for a file that keeps the seed it has."""
+    """Encode a header of format 2. Pass `seed` for a file whose records have another seed than `seed_for`."""
     if seed is None:
         seed = seed_for(base_sequence, incarnation)
     data = _COMMON.pack(MAGIC, VERSION, 0, seed, base_sequence, created_ns) + incarnation
@@ -126,11 +126,11 @@ def header_size(data: bytes) -> int | None:
 
 
 def is_unfinished(data: bytes, base_sequence: int, incarnation: bytes | None) -> bool:
-    """Whether a crash while a segment was created can have left this content: each byte is right, or still zero.
+    """Whether a crash during the creation of a segment can have left this content: each byte is correct or zero.
 
     Args:
         data: The whole content of the file.
-        incarnation: Of the topic; None if it is not known.
+        incarnation: The topic's incarnation; None if unknown.
     """
     if decode_file_header(data) is not None:
         return False

@@ -1,16 +1,16 @@
-"""Which topic a segment belongs to: the file `incarnation` beside the segments, and the check against it.
+"""The identity of a log, in the file `incarnation` beside the segments: it determines which segments are the log's.
 
      0                 8         12     16            32
     +-----------------+---------+------+-------------+-------------------------------------- - -
     | 89 NSQTOP 0a    | version | crc  | incarnation | (base_sequence, seed), 8 bytes each, x n
     +-----------------+---------+------+-------------+-------------------------------------- - -
 
-All integers are big-endian; the crc covers what follows it. The incarnation is 16 random bytes, created with the log's
-first segment: a topic that is deleted and created again gets another. A segment's header contains it, and a segment
-with another incarnation belongs to another topic. Segments of format 1 have none; the file lists them, with their
-seeds, when they are first found.
+All integers are big-endian; the crc covers the bytes after it. The incarnation is 16 random bytes, created with the
+log's first segment: a topic that is deleted and created again gets another one. A segment's header contains it, and a
+segment with another incarnation belongs to another topic. Segments of format 1 have none; the file lists them, with
+their seeds, when the log first opens them.
 
-If the file is lost, it is created again from the segments.
+If the file is lost, the log rebuilds it from the segments.
 """
 
 import os
@@ -50,15 +50,15 @@ _HEAD = Struct(">8sII")
 _ENTRY = Struct(">QQ")
 _BLOCK_BYTES = 4096
 _MOST_BYTES = 64 * 1024 * 1024
-"""A larger file is damaged: this is enough for four million segments of format 1."""
+"""Maximum size; enough for four million segments of format 1. A larger file is damaged."""
 
 
 @dataclass(slots=True)
 class Identity:
-    """The content of the file: it tells a log's segments from those of other logs.
+    """The content of the file, which distinguishes a log's segments from those of other logs.
 
     Attributes:
-        incarnation: Of the topic.
+        incarnation: The topic's incarnation.
         format_1_seeds: The seeds of its segments of format 1, by base sequence, including deleted segments.
     """
 
@@ -67,16 +67,16 @@ class Identity:
 
     @classmethod
     def derive(cls, files: Files, paths: Iterable[Path]) -> "Identity":
-        """Derive the identity of a log from its segments: the file is lost, or an older program created the log.
+        """Derive a log's identity from its segments, if the file is lost or an earlier version created the log.
 
-        The incarnation is the one most segments have, in a tie the newest segment's. All segments without one are
-        the log's own.
+        The incarnation is the most frequent one, in a tie the newest segment's. Segments without one count as the
+        log's.
 
         Args:
-            paths: Its segments, oldest first.
+            paths: The log's segments, oldest first.
 
         Raises:
-            LogReadError: The operating system refused.
+            LogReadError: The operating system failed to read.
             NotASegmentError: A name is not the name of a segment.
         """
         found = [(base_in_name(path), _header_or_seed(files, path)) for path in paths]
@@ -98,7 +98,7 @@ class Identity:
         """Read the identity of the log in this folder; None if the file is missing or damaged.
 
         Raises:
-            LogReadError: The operating system refused, which may pass: the file is not lost.
+            LogReadError: The operating system failed to read, possibly temporarily: the file is not lost.
         """
         path = folder / FILE_NAME
         try:
@@ -147,7 +147,7 @@ class Identity:
             return header.incarnation == self.incarnation
         if header.base_sequence in self.format_1_seeds:
             return self.format_1_seeds[header.base_sequence] == header.seed
-        # An older program may have appended to the topic after this one listed its segments.
+        # An earlier version may have appended to the topic after this version listed its segments.
         return header.base_sequence > max(self.format_1_seeds, default=header.base_sequence)
 
 
@@ -175,16 +175,16 @@ def find_header(read: Read, size: int, path: Path, identity: Identity | None) ->
     """Read a segment's header, or derive it from the records if it is damaged.
 
     Args:
-        path: Its name contains the base sequence.
-        identity: Of the log; None if it is not known: then every segment is accepted.
+        path: The segment's path; its name contains the base sequence.
+        identity: The log's identity; None if unknown: then every segment is accepted.
 
     Returns:
         None if a crash interrupted the creation of the file: it holds no record.
 
     Raises:
-        ForeignSegmentError: It belongs to another log.
+        ForeignSegmentError: The segment belongs to another log.
         DamagedSegmentError: Neither its header nor any record in it can be read.
-        NotASegmentError: It was renamed, or a newer program created it.
+        NotASegmentError: The file was renamed, or a later version created it.
         OSError: As `read`.
     """
     base_sequence = base_in_name(path)

@@ -1,13 +1,13 @@
-"""The index of a segment: where to begin to look for a sequence.
+"""The sparse index of a segment: offsets from which to search for a sequence.
 
      0                 8         12     16              24
     +-----------------+---------+------+---------------+-----------------+---------------- - -
     | 89 NSQIDX 0a    | version | crc  | segment bytes | sequences, 8 x n | offsets, 8 x n
     +-----------------+---------+------+---------------+-----------------+---------------- - -
 
-All integers are big-endian. The file is saved beside a segment once that is full, so that look-ups after a restart need
-not read the whole segment. It is built again if it is lost. The crc covers what follows it and starts from the
-segment's seed, so that the index of another segment is not accepted.
+All integers are big-endian. The log saves the file beside a segment when the segment is full, so that look-ups after a
+restart need not read the whole segment. If it is lost, the log rebuilds it. The crc covers the bytes after it and
+starts from the segment's seed, so that the index of another segment is not accepted.
 """
 
 import sys
@@ -23,7 +23,7 @@ _VERSION = 1
 _HEAD = Struct(">8sII")
 _SIZE = Struct(">Q")
 _EVERY_BYTES = 64 * 1024
-"""Distance between entries: a look-up reads at most this much too much, and an entry takes 16 bytes of memory."""
+"""Distance between entries: a look-up reads at most this many extra bytes. An entry takes 16 bytes of memory."""
 
 
 class SparseIndex:
@@ -41,7 +41,7 @@ class SparseIndex:
         self._offsets = array("Q")
 
     def add(self, sequence: int, offset: int) -> None:
-        """Add an entry if the last one is far enough away."""
+        """Add an entry if it is at least `_EVERY_BYTES` after the last one."""
         if not self._offsets or (
             offset - self._offsets[-1] >= _EVERY_BYTES and sequence > self._sequences[-1]
         ):

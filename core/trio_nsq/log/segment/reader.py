@@ -1,4 +1,4 @@
-"""Reading a segment: finding a record by sequence, and reading records past damage, which is reported."""
+"""Reading a segment: finds records by sequence, and skips and reports damage."""
 
 import logging
 import weakref
@@ -31,7 +31,7 @@ from .index import SparseIndex
 logger = logging.getLogger("trio_nsq.log")
 
 _RECORDS_AT_ONCE = 256
-"""Limits how long one read takes: a record costs some microseconds, however small."""
+"""Limits the duration of a read: even a small record costs a few microseconds."""
 _SMALL_WALK_BYTES = 4 * 1024
 _WALK_BYTES = 64 * 1024
 SCAN_BYTES = 1024 * 1024
@@ -39,11 +39,11 @@ NO_LIMIT = 2**64
 
 _Record = TypeVar("_Record")
 _Decode = Callable[[RecordHeader, bytes, int], _Record | None]
-"""Decodes the record with this header at this place in these bytes; None if it is damaged."""
+"""Decodes the record with this header at this position of these bytes; None if it is damaged."""
 
 
 class DamageReports:
-    """Logs the damage of a segment: each damaged place once, however often it is read."""
+    """Logs the damage of a segment, each damaged range only once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,14 +52,14 @@ class DamageReports:
         self._missing_from: int | None = None
 
     def bytes_damaged(self, offset: int, end: int, size: int) -> None:
-        """Report that these bytes are no record, in a segment of this size."""
+        """Report that these bytes are not a record, in a segment of this size."""
         if self._is_new(offset, end, size):
-            logger.error("%s: damaged from byte %d to byte %d, passed over", self._path, offset, end)
+            logger.error("%s: damaged from byte %d to byte %d, skipped", self._path, offset, end)
 
     def record_damaged(self, offset: int, end: int, size: int) -> None:
         """Report that the record between these offsets does not match its checksum."""
         if self._is_new(offset, end, size):
-            logger.error("%s: the record batch at byte %d is damaged, passed over", self._path, offset)
+            logger.error("%s: the record batch at byte %d is damaged, skipped", self._path, offset)
 
     def _is_new(self, offset: int, end: int, size: int) -> bool:
         if offset in self._offsets:
@@ -71,10 +71,10 @@ class DamageReports:
     def messages_missing(self, sequence: int, next_sequence: int, size: int) -> None:
         """Report that a full segment of this size ends before `sequence`, not before `next_sequence`."""
         if self._end_is_damaged:
-            return  # this is the cause, and it was reported
+            return  # the damage is the cause, and was reported
         if self._missing_from is None or sequence < self._missing_from:
             self._missing_from = sequence
-            what = "%s: messages %d to %d are missing before its end at byte %d, passed over"
+            what = "%s: messages %d to %d are missing before its end at byte %d, skipped"
             logger.error(what, self._path, sequence, next_sequence - 1, size)
 
 
@@ -86,11 +86,11 @@ class Segment:
 
     Attributes:
         seed: The initial value of the checksums of its records.
-        base_sequence: Of its first message.
+        base_sequence: The first message's sequence.
         next_sequence: The sequence after its last committed message.
         size: Bytes up to the end of the last committed record.
         first_ns: When its first message was published, Unix nanoseconds; 0 if there is none or the segment is full.
-        newest_ns: When its last message was published, Unix nanoseconds; None if that was not read yet.
+        newest_ns: When its last message was published, Unix nanoseconds; None if not read yet.
     """
 
     def __init__(self, files: Files, file: LogFile, header: FileHeader) -> None:
@@ -107,13 +107,13 @@ class Segment:
         self._files = files
         self._reader = TolerantReader(files, file)
         self._index_lock = Lock()
-        # Closes a segment that nobody closes, once it is collected. That may be late: an error keeps the frames of its
-        # traceback alive.
+        # Closes a segment without an explicit close when it is garbage collected. That may be late, because an error's
+        # traceback keeps its frames alive.
         self._release = weakref.finalize(self, file.close)
 
     @classmethod
     def open(cls, open_files: OpenFiles, path: Path, identity: Identity) -> "Segment | None":
-        """Open a segment, without reading its records: its size is the file's, and its index is read when it is needed.
+        """Open a segment without reading its records. Its size is the file's; its index is read when needed.
 
         Use `recover` for the last segment of a log, which may end in an unfinished record. A damaged header is logged,
         and derived from the records.
@@ -123,7 +123,7 @@ class Segment:
 
         Raises:
             NotASegmentError, DamagedSegmentError, ForeignSegmentError: See `find_header`.
-            LogReadError: The operating system refused.
+            LogReadError: The operating system failed to read.
         """
         base_in_name(path)
         files = open_files.files
@@ -142,7 +142,7 @@ class Segment:
             file.close()
             return None
         if header.derived:
-            logger.error("%s: its header is damaged; its records are read all the same", path)
+            logger.error("%s: its header is damaged; its records are still readable", path)
         segment = cls(files, file, header)
         segment.size = size
         segment.newest_ns = None
@@ -153,7 +153,7 @@ class Segment:
         return self.size <= self.header.size
 
     def close(self) -> None:
-        """Close the file once the reads under way have ended."""
+        """Close the file after the reads in progress."""
         self._release()
 
     def remove(self) -> None:
@@ -169,7 +169,7 @@ class Segment:
         try:
             self._files.unlink(self.index_path)
         except OSError:
-            pass  # there is none, or the next start removes it
+            pass  # it does not exist, or the next start removes it
 
     # ------------------------------------------------------------------ reading
 
@@ -198,11 +198,11 @@ class Segment:
         Damage is reported and skipped.
 
         Args:
-            offset: Where a record, or damage, begins.
-            at_a_time: Bytes to read at least.
-            limit: The sequence before which the records end; None is `next_sequence`. With `NO_LIMIT` damage up to the
-                end is not reported: recovery cuts it off.
-            waits: Whether to wait for the disk. Otherwise ReadWouldWaitError is raised instead, also at damage.
+            offset: The beginning of a record, or of damage.
+            at_a_time: Minimum bytes per read.
+            limit: The sequence before which the records end; None: `next_sequence`. With `NO_LIMIT`, damage up to the
+                end is not reported, because recovery truncates it.
+            waits: Whether to wait for the disk. Otherwise raises ReadWouldWaitError instead, also at damage.
         """
         with self._being_read() if waits else nullcontext():
             end = self.size
@@ -245,11 +245,11 @@ class Segment:
             for found, header in find_headers(window, 0, self.seed):
                 if header.base_sequence >= expected and header.next_sequence <= limit:
                     return start + found
-            # A header may begin in what is left of the window.
+            # A header may begin in the rest of the window.
             start += max(1, len(window) - HEADER_BYTES + 1)
         return None
 
-    # ------------------------------------------------------------------ looking up
+    # ------------------------------------------------------------------ look-ups
 
     @property
     def created_ns(self) -> int:
@@ -262,22 +262,22 @@ class Segment:
             last = 0
             for header in self.headers(self.next_sequence - 1):
                 last = header.timestamp_ns
-            self.newest_ns = last or self.created_ns  # its end is damaged
+            self.newest_ns = last or self.created_ns  # without a header, the end is damaged
         return self.newest_ns
 
     def bytes_from(self, sequence: int) -> int:
-        """Estimate how many bytes follow from `sequence` on, without reading."""
+        """Estimate the bytes from `sequence` on, without reading."""
         if sequence <= self.base_sequence:
             return self.size
         if self.index.up_to >= self.size:
             return max(0, self.size - self.index.estimate(sequence, self.next_sequence))
-        count = self.next_sequence - self.base_sequence  # as if all messages had the same size
+        count = self.next_sequence - self.base_sequence  # assumes that all messages have the same size
         return self.size * (self.next_sequence - sequence) // count
 
     def locate(self, sequence: int, *, waits: bool = True) -> int:
         """Return the offset of the record that holds `sequence`, or of one shortly before it. Raises as `read`."""
         if sequence <= self.base_sequence:
-            return self.header.size  # sequential reading needs no index
+            return self.header.size  # a read from the beginning needs no index
         if not waits and self.index.up_to < self.size:
             raise ReadWouldWaitError(self.path)  # the index is not loaded, or a thread is loading it
         with self._index_lock:
@@ -288,12 +288,12 @@ class Segment:
 
     @property
     def index_path(self) -> Path:
-        """Where the index is saved once the segment is full, if `is_worth_an_index`."""
+        """The file of the index, saved when the segment is full if `is_worth_an_index`."""
         return self.path.with_suffix(INDEX_SUFFIX)
 
     @property
     def is_worth_an_index(self) -> bool:
-        """Whether the segment is so long that finding a record without an index takes time."""
+        """Whether the segment is so large that finding a record without an index is slow."""
         return self.size > 2 * _WALK_BYTES
 
     def make_index(self) -> None:
@@ -308,7 +308,7 @@ class Segment:
         return index
 
     def save_index(self) -> None:
-        """Save the index if the segment is worth one. A failure is logged: look-ups are slower without it."""
+        """Save the index if the segment is worth one. A failure is only logged: it makes look-ups slower."""
         if self.is_worth_an_index:
             try:
                 self._files.replace(self.index_path, self.index.encode(self.seed))
@@ -334,35 +334,35 @@ class Segment:
         """Read the batches from the one that holds `sequence` on, limited as in `Log.read`.
 
         Args:
-            offset: Of the record that holds it, or of one before it.
-            max_bytes: Stop before more than this, but return at least one batch.
+            offset: The offset of the record that holds it, or of an earlier one.
+            max_bytes: Maximum bytes of records, but returns at least one batch.
             waits: Whether to wait for the disk.
 
         Returns:
             The batches, and the offset of the record after them.
 
         Raises:
-            LogReadError: The operating system refused.
-            ReadWouldWaitError: Without `waits`: the data is not in memory.
+            LogReadError: The operating system failed to read.
+            ReadWouldWaitError: The data is not in memory, and `waits` is False.
         """
         return self._collect(sequence, offset, max_bytes, waits, _decode)
 
     def read_soon(self, offset: int, size: int) -> None:
-        """Ask the operating system to load these bytes into memory, without waiting for it."""
+        """Ask the operating system to load these bytes into memory, without waiting."""
         try:
             with self.file as fd:
                 self._files.read_soon(fd, size, offset)
         except OSError:
-            pass  # reading them raises it again
+            pass  # the read itself raises the error again
 
     def read_raw(
         self, sequence: int, offset: int, max_bytes: int, waits: bool
     ) -> tuple[list[RawRecord], int]:
-        """As `read`, but the records are returned as they are in the file."""
+        """As `read`, but returns the records as encoded in the file."""
         return self._collect(sequence, offset, max_bytes, waits, self._cut_out)
 
     def _cut_out(self, header: RecordHeader, data: bytes, begin: int) -> RawRecord | None:
-        # Whether the payload is a message set is not checked: the receiver decodes it anyway.
+        # Does not check that the payload is a message set, because the receiver decodes it anyway.
         record = data[begin : begin + header.record_bytes]
         payload = memoryview(record)[HEADER_BYTES:]
         whole = len(payload) == header.length and crc32(payload) == header.payload_crc

@@ -1,10 +1,10 @@
-"""Recovering the last segment of a log after a crash.
+"""Recovery of the last segment of a log after a crash.
 
-A crash can leave a record that reaches past the end of the file, or bytes at the end that are no record: they were
-being written and were never acknowledged. They are cut off, with all records of the same batch of messages.
+A crash can leave a partial record, or bytes that are not a record, at the end of the file. They were being written and
+were never acknowledged. Recovery truncates them, with all records of the same batch of messages.
 
 A record of full length that does not match its checksum is damaged. It stays, its sequences remain used, and readers
-skip it. The other records of its batch are made unreadable too, so that no part of a batch is delivered after a crash.
+skip it. Recovery makes the other records of its batch unreadable too, so that no part of the batch is delivered.
 """
 
 import logging
@@ -21,15 +21,15 @@ logger = logging.getLogger("trio_nsq.log")
 
 
 def recover(files: Files, segment: Segment) -> SegmentWriter:
-    """Check every record, build the index, cut off what a crash left unfinished, and sync the rest.
+    """Check every record, build the index, truncate an unfinished record or batch, and sync the rest.
 
-    Damage that is followed by whole records stays, and is logged.
+    Damage before intact records stays, and is logged.
 
     Returns:
         A writer that appends to the segment.
 
     Raises:
-        LogReadError, LogWriteError: The operating system refused.
+        LogReadError, LogWriteError: The operating system failed to read or write.
     """
     size = segment.size
     start = end = segment.header.size
@@ -39,7 +39,7 @@ def recover(files: Files, segment: Segment) -> SegmentWriter:
         if following > size:
             break
         if not header.has_previous:
-            _keep(files, segment, batch)  # its end is missing
+            _keep(files, segment, batch)  # the end of the previous batch is missing
             batch = _BatchRecords()
         at = window.at(offset, header.record_bytes)
         payload = memoryview(window.data)[at + HEADER_BYTES : at + header.record_bytes]
@@ -52,7 +52,7 @@ def recover(files: Files, segment: Segment) -> SegmentWriter:
             batch = _BatchRecords()
             end = following
     segment.size = segment.index.up_to = end
-    # The records that a killed process wrote but did not sync will be delivered from now on: sync all of them.
+    # Sync all records: a killed process may have written some without a sync, and they will be delivered now.
     writer = SegmentWriter(files, segment, synced_to=start)
     if end < size:
         logger.warning("%s: cut %d bytes of an unfinished record at byte %d", segment.path, size - end, end)
@@ -60,14 +60,14 @@ def recover(files: Files, segment: Segment) -> SegmentWriter:
     writer.sync()
     if end == start:
         try:
-            files.sync_folder(segment.path.parent)  # the process may have been killed before it did
+            files.sync_folder(segment.path.parent)  # a killed process may not have done this
         except OSError as exc:
             raise LogWriteError(segment.path, exc) from exc
     return writer
 
 
 def holds_beyond(segment: Segment, sequence: int) -> bool:
-    """Whether the segment holds a whole header of a record with this sequence or a later one. Raises LogReadError."""
+    """Whether the segment has an intact header of a record with this sequence or a later one. Raises LogReadError."""
     return any(
         header.next_sequence > sequence
         for _, header, _ in segment.walk(segment.header.size, SCAN_BYTES, NO_LIMIT)
@@ -94,7 +94,7 @@ class _BatchRecords:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all records of the batch are there and undamaged."""
+        """Whether the batch has all its records, undamaged."""
         return self._is_whole and bool(self.records) and not self.records[-1][1].has_next
 
 

@@ -1,4 +1,4 @@
-"""Finding the seed of a segment whose header is damaged, from the checksums of its records."""
+"""Recovery of a segment's seed from the checksums of its records, if the segment's header is damaged."""
 
 from collections.abc import Callable, Collection
 
@@ -7,19 +7,19 @@ from zlib_ng.zlib_ng import crc32
 from ..records import HEADER_BYTES, MAGIC, RecordHeader, decode_header
 
 Read = Callable[[int, int], bytes]
-"""Reads up to so many bytes of a file, from this offset on: `read(size, offset)`. Raises OSError."""
+"""`read(size, offset)` reads up to `size` bytes of a file from this offset on. Raises OSError."""
 
 _SEARCH_BYTES = 1024 * 1024
 _MAX_CANDIDATES = 10_000
-"""Bytes that look like a record cost some microseconds each. In most segments the first candidate is a record."""
+"""Limits the cost of false candidates, a few microseconds each. Usually the first candidate is a record."""
 
 _TABLE = [crc32(bytes([byte ^ 0xFF])) ^ 0xFF00_0000 for byte in range(256)]
-"""CRC-32: how a byte changes the state."""
+"""The CRC-32 table: the change of the state by each byte."""
 _BY_TOP = {entry >> 24: byte for byte, entry in enumerate(_TABLE)}
 
 
 def seed_before(data: bytes, crc: int) -> int:
-    """Return the number for which `crc32(data, number)` is `crc`: its steps in reverse."""
+    """Return the seed for which `crc32(data, seed)` is `crc`, by running CRC-32 in reverse."""
     state = crc ^ 0xFFFF_FFFF
     for byte in reversed(data):
         at = _BY_TOP[state >> 24]
@@ -55,7 +55,7 @@ def find_seed(
             if candidates == _MAX_CANDIDATES:
                 return None
             at = window.find(MAGIC, at + 1)
-        start += max(1, len(window) - HEADER_BYTES + 1)  # a record may begin in what is left of the window
+        start += max(1, len(window) - HEADER_BYTES + 1)  # a record may begin in the rest of the window
     return None
 
 

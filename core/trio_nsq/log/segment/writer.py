@@ -1,7 +1,7 @@
 """Appending to the last segment of a log, and syncing it.
 
-A write that fails is cut off again, so that the file ends after a whole record; until that succeeds the file is "torn".
-After a failed sync all unsynced bytes are written again: the kernel may have dropped them.
+The writer truncates a failed write, so that the file ends after a whole record; until that succeeds, the file is
+"torn". After a failed sync, it writes all unsynced bytes again, because the kernel may have dropped them.
 """
 
 import logging
@@ -23,16 +23,16 @@ _REWRITE_BYTES = 1024 * 1024
 
 
 class SegmentWriter:
-    """Appends to a segment. Make one with `create`, or with `recover` for a segment that exists.
+    """Appends to a segment. Use `create` for a new segment, `recover` for an existing one.
 
     One thread may write while others read or sync.
 
     Args:
-        segment: All its bytes are whole records, and committed.
-        synced_to: Bytes up to here are on stable storage.
+        segment: The segment; all its bytes are whole, committed records.
+        synced_to: The offset up to which the file is on stable storage.
 
     Attributes:
-        segment: For reading. Readers do not see what is written before `commit`.
+        segment: For reading. Readers see writes only after `commit`.
         written_size: Bytes up to the end of the last written record, committed or not.
     """
 
@@ -42,14 +42,14 @@ class SegmentWriter:
         self._files = files
         self._file = segment.file
         self._seed = segment.seed
-        # Written and not committed: the batches of each write, and the offset of its end.
+        # Uncommitted writes: the batches of each, and the offset of its end.
         self._uncommitted: deque[tuple[Sequence[RecordBatch], int]] = deque()
         self._synced_to = synced_to
         self._sync_failed = False
         self._sync_lock = Lock()
-        # Held while `written_size` changes, and while the file is released because everything written is synced.
+        # Held while `written_size` changes, and while the file is released because all writes are synced.
         self._size_lock = Lock()
-        self._torn = False  # a failed write could not be cut off: there are bytes after `written_size`
+        self._torn = False  # a failed write could not be truncated: there are bytes after `written_size`
 
     @classmethod
     def create(
@@ -74,7 +74,7 @@ class SegmentWriter:
                 try:
                     files.unlink(path)
                 except OSError:
-                    pass  # it holds no record: the next attempt uses it, or the next start removes it
+                    pass  # the file holds no record: the next attempt uses it, or the next start removes it
                 raise
         except OSError as exc:
             raise LogWriteError(path, exc) from exc
@@ -82,7 +82,7 @@ class SegmentWriter:
         return cls(files, segment, segment.size)
 
     def write(self, batches: Sequence[RecordBatch]) -> None:
-        """Write batches after all that is written, as `Log.write`. Raises LogWriteError: nothing was written."""
+        """Write batches at the end, as `Log.write`. Raises LogWriteError if nothing was written."""
         if self._torn:
             self.cut()
         parts: list[bytes] = []
@@ -97,7 +97,7 @@ class SegmentWriter:
                 self._files.write(fd, start, parts)
                 with self._size_lock:
                     self.written_size = start + sum([batch.record_bytes for batch in batches])
-                    self._file.hold(True)  # a sync meanwhile may have released it; it is still open
+                    self._file.hold(True)  # a concurrent sync may have released it; it is still open
         except BaseException as exc:
             self._try_cut()
             if isinstance(exc, OSError):
@@ -106,7 +106,7 @@ class SegmentWriter:
         self._uncommitted.append((batches, self.written_size))
 
     def commit(self, sequence: int) -> None:
-        """Let readers see what is written below a sequence, as `Log.commit`."""
+        """Make writes below a sequence visible to readers, as `Log.commit`."""
         segment = self.segment
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0][0][-1].next_sequence <= sequence:
@@ -119,12 +119,12 @@ class SegmentWriter:
             if start <= segment.header.size:
                 segment.first_ns = batches[0].timestamp_ns
             segment.newest_ns = batches[-1].timestamp_ns
-            # In this order: a reader reads `size` first, so that no record it finds is beyond `next_sequence`.
+            # This order matters: a reader reads `size` first, so that no record it finds is beyond `next_sequence`.
             segment.next_sequence = batches[-1].next_sequence
             segment.size = end
 
     def take_back(self) -> None:
-        """Cut off what is written and not committed, as `Log.take_back`."""
+        """Truncate the uncommitted writes, as `Log.take_back`."""
         self._uncommitted.clear()
         self.written_size = self.segment.size
         self._synced_to = min(self._synced_to, self.segment.size)
@@ -134,11 +134,11 @@ class SegmentWriter:
         try:
             self.cut()
         except LogWriteError as exc:
-            # The bytes after `written_size` are never read, and the next write begins with a cut.
+            # The bytes after `written_size` are never read, and the next write truncates them first.
             logger.error("%s, nor cut it back to %d bytes", exc, self.written_size)
 
     def cut(self) -> None:
-        """Cut the file to `written_size`. Raises LogWriteError."""
+        """Truncate the file to `written_size`. Raises LogWriteError."""
         self._torn = True
         try:
             with self._file as fd:
@@ -148,7 +148,7 @@ class SegmentWriter:
         self._torn = False
 
     def sync(self) -> None:
-        """Return when all that was written before the call is on stable storage. Raises LogWriteError."""
+        """Return when all writes before the call are on stable storage. Raises LogWriteError."""
         size = self.written_size
         try:
             self._sync()
@@ -160,10 +160,10 @@ class SegmentWriter:
                 self._file.hold(False)
 
     def _sync(self) -> None:
-        """Sync the file; after a failure, first write again what was not synced before.
+        """Sync the file; after a failure, first write all unsynced bytes again.
 
-        A sync that fails leaves the kernel with pages that it calls clean, though the disk does not have them. The
-        next sync would not write them and would report success.
+        After a failed sync, the kernel marks pages as clean although the disk does not have them. The next sync would
+        not write them and would report success.
         """
         with self._sync_lock, self._file as fd:
             if self._sync_failed:
@@ -171,7 +171,7 @@ class SegmentWriter:
                 while offset < end:
                     data = self._files.read(fd, min(_REWRITE_BYTES, end - offset), offset)
                     if not data:
-                        raise OSError(EIO, "the file was cut by somebody else")
+                        raise OSError(EIO, "another process truncated the file")
                     self._files.write(fd, offset, [data])
                     offset += len(data)
             self._sync_failed = True
@@ -179,14 +179,14 @@ class SegmentWriter:
             self._sync_failed = False
 
     def seal(self) -> None:
-        """Sync the segment for the last time, and save its index: another follows. Raises LogWriteError."""
+        """Sync the segment and save its index before the next segment begins. Raises LogWriteError."""
         if self._torn:
             self.cut()
         self.sync()
         self.segment.save_index()
 
     def close(self) -> None:
-        """Cut off a failed write, if there is one. The segment is closed separately."""
+        """Truncate a failed write, if there is one. The caller closes the segment separately."""
         if self._torn:
             self._try_cut()
 
@@ -198,6 +198,6 @@ def _create_file(open_files: OpenFiles, path: Path) -> LogFile:
         file = open_files.open(path)
         with file as fd:
             if open_files.files.size(fd) <= FILE_HEADER_BYTES:
-                return file  # a creation that failed left it
+                return file  # left by a failed creation
         file.close()
         raise
