@@ -1,6 +1,6 @@
-"""What a backlog of ten million messages costs: memory, the time to stop and the time to start; ours beside nsqd.
+"""Measure memory, stop time and start time with a backlog of ten million messages, compared with nsqd.
 
-One topic, one channel, nobody consuming while it is filled. The brokers take turns, each on an empty data folder.
+One topic with one channel, without consumers while it is filled. The brokers run in turn, each on an empty data folder.
 """
 
 import argparse
@@ -40,20 +40,20 @@ CONTENDERS = [
 
 @dataclass
 class Result:
-    """What one broker did. Times in seconds, memory (resident) in MiB.
+    """The figures of one broker. Times in seconds, resident memory in MiB.
 
     Attributes:
-        messages: That were queued in the end.
-        fill_s: Until then.
-        memory_empty, memory_tenth, memory_full: Before, with a tenth of the messages, and with all.
-        stop_s: From SIGTERM until the process has ended.
-        start_s: From starting the process until clients can connect.
-        memory_started: Then.
-        left: Messages that were still there then.
-        first_message_s: From SUB until the first message has come.
-        memory_consumed: After consumers have taken messages for a while.
-        stop_again_s: As `stop_s`.
-        consumed: Messages that consumers have taken.
+        messages: The number of queued messages.
+        fill_s: The time to queue them.
+        memory_empty, memory_tenth, memory_full: Memory without messages, with a tenth of them, and with all.
+        stop_s: From SIGTERM until the process ends.
+        start_s: From the start of the process until clients can connect.
+        memory_started: Memory after the start.
+        left: The number of messages after the start.
+        first_message_s: From SUB until the first message arrives.
+        memory_consumed: Memory after consuming for a while.
+        stop_again_s: Like `stop_s`, after consuming.
+        consumed: The number of consumed messages.
     """
 
     broker: str
@@ -74,7 +74,7 @@ class Result:
 
 
 def stop(broker: Broker) -> float:
-    """SIGTERM; returns how long it took to end."""
+    """Stop a broker with SIGTERM; return how long it took."""
     began_s = time.perf_counter()
     broker.process.terminate()
     broker.process.wait(STOP_DEADLINE_S)
@@ -82,7 +82,7 @@ def stop(broker: Broker) -> float:
 
 
 def first_message(broker: Broker) -> float:
-    """Subscribe; returns how long the first message took to come. It goes back to the queue."""
+    """Subscribe and return the time until the first message arrives. The message is not finished."""
     host, _, port = broker.tcp_address.rpartition(":")
     began_s = time.perf_counter()
     with socket.create_connection((host, int(port)), timeout=60) as connection:
@@ -100,7 +100,7 @@ def measure(
     body_bytes: int = BODY_BYTES,
     consume_s: float = CONSUME_S,
 ) -> Result:
-    """Fill one broker, stop it, start it again, and consume a little, or not at all."""
+    """Fill one broker, stop it, start it again, and optionally consume some messages."""
     result = Result(contender.name, contender.flags)
     with tempfile.TemporaryDirectory(prefix="backlog-", dir=data_path) as folder:
         data = Path(folder) / "data"
@@ -146,7 +146,7 @@ COLUMNS: list[tuple[str, Callable[[Result], str]]] = [
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line for each figure, one column for each broker: the median of its rounds."""
+    """Format a line for each figure and a column for each broker, with the median of the rounds."""
     brokers = list(dict.fromkeys(result.broker for result in results))
     lines = [" " * 14 + "".join(f"{name:>34}" for name in brokers)]
     medians = [median([result for result in results if result.broker == name]) for name in brokers]
@@ -156,7 +156,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def median(results: Sequence[Result]) -> Result:
-    """Of each figure the median."""
+    """Return the median of each figure."""
     first = results[0]
     figures: dict[str, Any] = {
         name: type(value)(statistics.median(getattr(result, name) for result in results))
@@ -176,14 +176,14 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the requested results."""
     options = parse()
     room = os.statvfs(options.data_path)
     # nsqd has each message in the topic's file and the channel's
     needed = options.messages * (BODY_BYTES + 60) * 2
     if room.f_bavail * room.f_frsize < needed:
         sys.exit(
-            f"{options.data_path} has not the {needed // MIB:,} MiB of room that this takes: see --data-path"
+            f"{options.data_path} has less than the required {needed // MIB:,} MiB: choose another --data-path"
         )
     about = record.begin(options)
     results = []

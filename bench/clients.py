@@ -1,7 +1,7 @@
-"""How fast NSQ's client libraries publish and consume: ours beside the other ones for Python, and Go, on one broker.
+"""Compare client libraries of NSQ: ours, others for Python, and Go publish and consume on one broker.
 
-Messages have 200 bytes, and there is one connection. Clients take turns within every round, each in a process of its
-own; what counts are the ratios within a round. README.md says how to read the table.
+Messages have 200 bytes, over one connection. In each round the clients run in turn, each in its own process; compare
+the ratios within a round. README.md explains the table.
 """
 
 import argparse
@@ -40,12 +40,12 @@ BATCHES_UNDER_WAY = 8
 BROKERS = {"ours": INTERVAL, "nsqd": IN_MEMORY}
 
 
-# ------------------------------------------------------------------------------------------ in the client's process
+# ------------------------------------------------------------------------------------------ the client's process
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a client is to do: publish for `seconds`, or consume for so long or until it has got `count` messages."""
+    """The job of a client: publish for `seconds`, or consume for `seconds` or until it has `count` messages."""
 
     address: str
     topic: str
@@ -54,7 +54,7 @@ class Job:
 
 
 class Meter:
-    """Counts messages, from the first on, and ends the process when it is time."""
+    """Counts messages, from the first on, and ends the process when the job is done."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -62,18 +62,18 @@ class Meter:
         self._began_at = self._cpu_s = 0.0
 
     def start(self) -> None:
-        """Take the time from now on; if not called, the first message starts it."""
+        """Start the clock; if not called, the first message starts it."""
         self._began_at = time.perf_counter()
         self._cpu_s = time.process_time()
 
     def add(self, count: int) -> None:
-        """So many more are done."""
+        """Count messages."""
         if not self._began_at:
-            self.start()  # those that start it do not count
+            self.start()  # the messages that start the clock do not count
             self._job = replace(self._job, count=self._job.count - count)
             return
         self._count += count
-        # The clock is not looked at for every single message.
+        # The clock is not read for every message.
         if self._count >= self._job.count or ((count > 1 or self._count % 64 == 0) and self._is_over()):
             self._end()
 
@@ -152,7 +152,7 @@ def ours_publish_many(job: Job, meter: Meter) -> None:
 
 
 def ours_publish_set(job: Job, meter: Meter) -> None:
-    """Our producer, messages that are packed already."""
+    """Our producer, packed messages."""
 
     async def main() -> None:
         packed = pack_messages(BODIES)
@@ -251,7 +251,7 @@ def gnsq_consume(job: Job, meter: Meter) -> None:
     import gnsq
 
     def handle(_consumer: object, message: object) -> None:
-        del message  # it comes by name
+        del message  # passed by keyword
         meter.add(1)
 
     consumer = gnsq.Consumer(
@@ -288,12 +288,12 @@ def gnsq_publish(job: Job, meter: Meter) -> None:
 
 def ansq_consume(job: Job, meter: Meter) -> None:
     """ansq's Reader."""
-    ansq = importlib.import_module("ansq")  # no dependency of ours, and without types
+    ansq = importlib.import_module("ansq")  # not a dependency of the project, and without types
 
     async def main() -> None:
         reader = await ansq.create_reader(job.topic, CHANNEL, nsqd_tcp_addresses=[job.address])
         for connection in reader.connections:
-            await connection.rdy(READY_COUNT)  # it has no option for that
+            await connection.rdy(READY_COUNT)  # ansq has no option for this
         async for message in reader.messages():
             await message.fin()
             meter.add(1)
@@ -329,18 +329,18 @@ def ansq_pub(job: Job, meter: Meter) -> None:
     _ansq_publish(job, meter, "pub", [BODY], SINGLES_UNDER_WAY)
 
 
-# ------------------------------------------------------------------------------------------ in the bench's process
+# ------------------------------------------------------------------------------------------ the benchmark's process
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to do a workload.
+    """A client library and a workload.
 
     Attributes:
-        name: In the table.
-        workload: Which one.
-        module: Of the library; empty for ours.
-        run: What its process runs; None: NSQ's load generator.
+        name: The name in the table.
+        workload: The name of the workload.
+        module: The module of the library; empty for ours.
+        run: The function that its process runs; None: NSQ's load generator.
     """
 
     name: str
@@ -357,7 +357,7 @@ class Contender:
         return self.run is not None
 
     def available(self) -> bool:
-        """Whether its library is installed."""
+        """Whether the library is installed."""
         return not (self.is_python and self.module) or importlib.util.find_spec(self.module) is not None
 
 
@@ -384,18 +384,18 @@ CONTENDERS = [
 
 @dataclass
 class Result:
-    """What one client did in one round, in messages per second."""
+    """The rates of one client in one round, in messages per second."""
 
     round: int
     workload: str
     client: str
     rate: float
     cpu_rate: float
-    """Per second of processor time of the client; the broker's is not in it."""
+    """Messages per second of the client's processor time, without the broker's."""
 
 
 def measure(contender: Contender, broker: Broker, topic: str, options: argparse.Namespace) -> Rates:
-    """Run a client once, on a topic of its own."""
+    """Run a client once, on a new topic."""
     broker.create(topic, CHANNEL)
     count = 10**12
     try:
@@ -405,7 +405,7 @@ def measure(contender: Contender, broker: Broker, topic: str, options: argparse.
         if contender.run is not None:
             return _run(contender, Job(broker.tcp_address, topic, count, options.seconds))
         if contender.workload == CONSUME:
-            # It does not end when there is nothing left: half of what it is expected to need has to do.
+            # The generator does not end when the channel is empty: run it for half of the expected time.
             return reading(broker, count / 1_000_000, 1, topic=topic).finish()
         return writing(broker, options.seconds, 1, topic=topic).finish()
     finally:
@@ -421,7 +421,7 @@ def _run(contender: Contender, job: Job) -> Rates:
 
 
 def ratios(results: Sequence[Result], workload: str, client: str, figure: str) -> list[float]:
-    """A figure of a client over that of the other Python client that is best at it, for each round."""
+    """Return the ratio of a client's figure to the best other Python client's, for each round."""
     others = {
         one.name for one in CONTENDERS if one.is_python and not one.is_ours and one.workload == workload
     }
@@ -434,7 +434,7 @@ def ratios(results: Sequence[Result], workload: str, client: str, figure: str) -
 
 
 def table(results: Sequence[Result]) -> str:
-    """What README.md explains."""
+    """Format the table; README.md explains it."""
     lines = []
     for workload in dict.fromkeys(result.workload for result in results):
         lines.append(
@@ -450,11 +450,11 @@ def table(results: Sequence[Result]) -> str:
                 text = f"{statistics.median(spread):.2f} ({min(spread):.2f} - {max(spread):.2f})"
                 line += f"{median:>{width},.0f}{text:>24}"
             lines.append(line)
-    return "\n".join([*lines, "ratio: to the other client for Python that is best at it, in the same round"])
+    return "\n".join([*lines, "ratio: to the best other Python client in the same round"])
 
 
 def parse() -> argparse.Namespace:
-    """The options of this run."""
+    """Parse the options."""
     parser = record.parser(__doc__, rounds=3, only="the workloads whose names contain this")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one turn at most (default: 2)")
     parser.add_argument("--broker", choices=BROKERS, default="ours", help="which one (default: ours)")
@@ -465,7 +465,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the requested results."""
     options = parse()
     if options.client is not None:
         number, job = options.client
@@ -477,7 +477,7 @@ def main() -> None:
     about = record.begin(options)
     chosen = [one for one in CONTENDERS if options.only in one.workload]
     for missing in sorted({one.module for one in chosen if not one.available()}):
-        print(f"not installed, and left out: {missing}")
+        print(f"skipped, because not installed: {missing}")
     against = BROKERS[options.broker]
     results = []
     with against.running(options.data_path) as broker:

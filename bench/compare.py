@@ -1,7 +1,7 @@
-"""This broker beside nsqd, or another checkout, in every workload: ratios of one run, and whether they reach the goals.
+"""Compare this broker with nsqd, or with another checkout, in all workloads: ratios, and whether they reach the goals.
 
-Rates of a shared machine drift from minute to minute, so for each workload of each round the brokers take turns right
-after one another, and what counts are the ratios within a round. README.md beside this file says how to read the table.
+Rates on a shared machine drift, so for each workload of each round the brokers run directly after one another; compare
+the ratios within a round. README.md in this folder explains the table.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from interop.peers import qcli_serve
 QUICK_SECONDS, QUICK_SHARE = 0.4, 0.1
 SHORT = {INTERVAL.name: "I", EVERY_OK.name: "F"}
 MOST_CPU = 1.03
-"""What the processor time of a message may come to, as a ratio to that of another checkout."""
+"""The limit of the processor time per message, as a ratio to the other checkout."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one broker did in one round. `broker` is `DISK` for what would be possible."""
+    """The figures of one broker in one round. If `broker` is `DISK`, the limit of the disk."""
 
     round: int
     workload: str
@@ -44,10 +44,10 @@ class Result:
 
 
 def measure(workload: Workload, number: int, options: argparse.Namespace) -> list[Result]:
-    """One round of a workload. Who begins changes from round to round."""
+    """Measure one round of a workload. The order of the brokers changes from round to round."""
     results = []
     for name in in_turn(workload.names(), number, options):
-        os.sync()  # what the one before has left to write is not to delay this one
+        os.sync()  # dirty pages of the previous broker must not delay this one
         result = measure_disk if name == DISK else measure_broker
         results.append(result(workload, name, number, options))
         told = ", ".join(f"{figure} {shown(value)}" for figure, value in results[-1].figures.items())
@@ -56,7 +56,7 @@ def measure(workload: Workload, number: int, options: argparse.Namespace) -> lis
 
 
 def in_turn(names: list[str], number: int, options: argparse.Namespace) -> list[str]:
-    """Who is measured one after the other. Two checkouts follow each other at once, whichever begins."""
+    """Return the order of the brokers. Two checkouts always run directly after one another."""
     if options.against:
         pairs = [names[at : at + 2] for at in range(0, len(names), 2)]
         return [name for pair in pairs for name in (pair if number % 2 else reversed(pair))]
@@ -65,7 +65,7 @@ def in_turn(names: list[str], number: int, options: argparse.Namespace) -> list[
 
 
 def measure_broker(workload: Workload, name: str, number: int, options: argparse.Namespace) -> Result:
-    """One turn of a broker."""
+    """Measure one broker once."""
     contender = options.contenders[name]
     if contender == IN_MEMORY:
         contender = contender.with_flags(*workload.memory_flags)
@@ -74,7 +74,7 @@ def measure_broker(workload: Workload, name: str, number: int, options: argparse
 
 
 def measure_disk(workload: Workload, name: str, number: int, options: argparse.Namespace) -> Result:
-    """What the disk allows at this time."""
+    """Measure the current limit of the disk."""
     assert workload.limit is not None
     return Result(number, workload.name, name, (), workload.limit(options.data_path))
 
@@ -83,7 +83,7 @@ def measure_disk(workload: Workload, name: str, number: int, options: argparse.N
 
 
 def other_checkout(folder: Path) -> dict[str, Contender]:
-    """The brokers of another checkout, which has its own `.venv`, under names of their own."""
+    """Return the brokers of another checkout with its own `.venv`, under separate names."""
     python = folder / ".venv" / "bin" / "python"
     if not python.exists():
         sys.exit(f"--against: there is no {python}: run 'make setup' in {folder}")
@@ -92,7 +92,7 @@ def other_checkout(folder: Path) -> dict[str, Contender]:
 
 
 def against(workload: Workload, others: dict[str, Contender]) -> Workload:
-    """The same work, beside another checkout: each figure in both sync modes, and the processor time."""
+    """Return the workload for another checkout: each figure in both sync modes, and the processor time."""
     pairs = [(name, other.name) for name, other in others.items()]
     rows = [replace(row, goals=tuple(Goal(ours, other) for ours, other in pairs)) for row in workload.rows]
     if workload.counts_cpu:
@@ -102,7 +102,7 @@ def against(workload: Workload, others: dict[str, Contender]) -> Workload:
 
 
 def with_cpu(workload: Workload) -> Workload:
-    """The same with a row for the processor time, which has no goal, beside nsqd in memory."""
+    """Add a row for the processor time compared with nsqd in memory, without a goal."""
     if not workload.counts_cpu:
         return workload
     goals = tuple(Goal(one.name, IN_MEMORY.name) for one in (INTERVAL, EVERY_OK))
@@ -110,31 +110,31 @@ def with_cpu(workload: Workload) -> Workload:
     return replace(workload, rows=(*workload.rows, row))
 
 
-# ------------------------------------------------------------------------------------------ what is printed
+# ------------------------------------------------------------------------------------------ output
 
 
 def ratios(results: Sequence[Result], figure: str, goal: Goal) -> list[float]:
-    """Of ours to the other one, for each round."""
+    """Return the ratio of our figure to the other broker's, for each round."""
     found = {(result.round, result.broker): result.figures[figure] for result in results}
     rounds = sorted({result.round for result in results})
     return [divided(found[number, goal.ours], found[number, goal.other]) for number in rounds]
 
 
 def divided(one: float, other: float) -> float:
-    """`other` may be nothing, as the processor time of a broker that is idle."""
+    """Divide; `other` may be 0, such as the processor time of an idle broker."""
     if other:
         return one / other
     return math.inf if one else 1.0
 
 
 def reached(row: Row, goal: Goal, ratio: float) -> bool:
-    """Whether a ratio is good enough."""
+    """Whether a ratio reaches the goal."""
     assert goal.ratio is not None
     return ratio <= goal.ratio if row.less else ratio >= goal.ratio
 
 
 def lines_of(row: Row, results: Sequence[Result]) -> list[str]:
-    """One line for each comparison: who, the medians, the median of the ratios with the spread, and the goal."""
+    """Format a line for each comparison: brokers, medians, the median ratio with its spread, and the goal."""
     lines = [f"{row.title}  [{row.unit}{', less is better' if row.less else ''}]"]
     for goal in row.goals:
         ours, other = (
@@ -154,14 +154,14 @@ def lines_of(row: Row, results: Sequence[Result]) -> list[str]:
 
 
 def shown(value: float) -> str:
-    """With as many digits as mean something."""
+    """Format a value with its significant digits."""
     if value >= 100 or value == 0:
         return f"{value:,.0f}"
     return f"{value:.2g}" if value < 0.1 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
 def table(workloads: Sequence[Workload], results: Sequence[Result]) -> str:
-    """The table README.md explains."""
+    """Format the table; README.md explains it."""
     legend = "   ".join(f"{short}: {name}" for name, short in SHORT.items())
     lines = [legend, f"{'':<34}{'ours':>11} : {'other':<11}{'ratio':>7} {'(min - max)':<18}{'goal':>6}"]
     goals: list[bool] = []
@@ -175,7 +175,7 @@ def table(workloads: Sequence[Workload], results: Sequence[Result]) -> str:
                 if goal.ratio is not None
             ]
         if dry := sorted({result.broker for result in own if result.figures.get("ran_dry")}):
-            lines.append(f"  too low, for consumers ran out of messages: {', '.join(dry)}")
+            lines.append(f"  too low, because consumers ran out of messages: {', '.join(dry)}")
     return "\n".join([*lines, "", f"{sum(goals)} of {len(goals)} goals reached"])
 
 
@@ -183,11 +183,11 @@ def table(workloads: Sequence[Workload], results: Sequence[Result]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    """The options of this run."""
+    """Parse the options."""
     parser = record.parser(
         __doc__,
         rounds=3,
-        only="only these workloads, with commas: " + ", ".join(one.name for one in WORKLOADS),
+        only="only these workloads, separated by commas: " + ", ".join(one.name for one in WORKLOADS),
     )
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="how long a load lasts (default: %(default)s)"
@@ -196,12 +196,12 @@ def parse() -> argparse.Namespace:
         "--against",
         type=Path,
         metavar="CHECKOUT",
-        help="compare with this other checkout of the project, made ready by 'make setup', and not with nsqd",
+        help="compare with this other checkout of the project, prepared with 'make setup', instead of nsqd",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="one round with a fraction of the load, to see that all works; the figures mean little",
+        help="one round with a fraction of the load, to check that everything works; the figures are not meaningful",
     )
     options = parser.parse_args()
     options.share = 1.0
@@ -222,7 +222,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the requested results."""
     options = parse()
     about = record.begin(options, beside_nsqd=options.against is None)
     results: list[Result] = []
@@ -233,7 +233,7 @@ def main() -> None:
             if number <= workload.rounds:
                 try:
                     results += measure(workload, number, options)
-                except record.FAILURES as reason:  # what was measured before is not lost
+                except record.FAILURES as reason:  # keep the earlier measurements
                     failed.append(f"{workload.name} in round {number}")
                     print(f"{failed[-1]} failed: {reason}", file=sys.stderr)
     print("", table(options.workloads, results), f"took {time.monotonic() - began_s:.0f} s", sep="\n")
@@ -244,7 +244,7 @@ def main() -> None:
         "compare",
     )
     if failed:
-        sys.exit(f"failed, and left out: {', '.join(failed)}")
+        sys.exit(f"failed and skipped: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

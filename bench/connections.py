@@ -1,4 +1,4 @@
-"""Consumers by the thousand in one thread, and brokers with channels by the ten thousand for them."""
+"""Thousands of consumers in one thread, and data folders with tens of thousands of channels."""
 
 import http.client
 import json
@@ -18,7 +18,7 @@ MSG_TIMEOUT_MS = 1000  # the shortest that IDENTIFY allows
 
 
 class Client:
-    """One connection, read whenever `Clients` finds something there."""
+    """One connection; `Clients` reads it when it has data."""
 
     def __init__(
         self, address: str, topic: str, channel: str, ready_count: int, msg_timeout_ms: int = MSG_TIMEOUT_MS
@@ -31,7 +31,7 @@ class Client:
         settings = {
             "feature_negotiation": True,
             "msg_timeout": msg_timeout_ms,
-            "output_buffer_size": -1,  # timers are measured here, not buffers
+            "output_buffer_size": -1,  # this measures timers, not buffers
         }
         body = json.dumps(settings).encode()
         self.sock.sendall(
@@ -44,7 +44,7 @@ class Client:
         assert frames[1] == (0, b"OK"), frames
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """Read once, and return the frames that are whole. Heartbeats are answered, and left out."""
+        """Read once, answer heartbeats, and return the other complete frames."""
         data = self.sock.recv(256 * 1024)
         if not data:
             raise ConnectionError("the broker closed a connection")
@@ -67,7 +67,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Message:
-    """A message as it came, and when, by `time.monotonic`."""
+    """A received message, and its arrival by `time.monotonic`."""
 
     client: Client
     at_s: float
@@ -76,25 +76,25 @@ class Message:
 
 
 class Clients:
-    """All connections, watched together."""
+    """All connections, polled together."""
 
     def __init__(self) -> None:
         self.all: list[Client] = []
         self._selector = selectors.DefaultSelector()
 
     def add(self, client: Client) -> None:
-        """Watch one more."""
+        """Add a connection."""
         self.all.append(client)
         self._selector.register(client.sock, selectors.EVENT_READ, client)
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all connections."""
         for client in self.all:
             client.sock.close()
         self._selector.close()
 
     def messages(self, until_s: float) -> Iterator[Message]:
-        """What comes until then, as it comes."""
+        """Yield messages as they arrive, until this time."""
         while (now_s := time.monotonic()) < until_s:
             for key, _ in self._selector.select(min(0.1, until_s - now_s)):
                 at_s = time.monotonic()
@@ -104,12 +104,12 @@ class Clients:
 
 
 def topics_of(channels: int) -> list[str]:
-    """The topics that so many channels are spread over."""
+    """Return the topics for this number of channels."""
     return [f"t{n}" for n in range(1 if channels == 1 else TOPICS)]
 
 
 def prepare_nsqd(data_path: Path, channels: int) -> None:
-    """Make the channels as nsqd finds them when it starts; making them one by one would keep it busy for minutes."""
+    """Write the metadata file with the channels; creating them one by one in nsqd would take minutes."""
     topics = topics_of(channels)
     each = [{"name": f"c{n}", "paused": False} for n in range(channels // len(topics))]
     data = {
@@ -121,7 +121,7 @@ def prepare_nsqd(data_path: Path, channels: int) -> None:
 
 
 def prepare_ours(data_path: Path, channels: int) -> None:
-    """Make the channels in a broker that is then stopped."""
+    """Create the channels in a broker, then stop it."""
     topics = topics_of(channels)
     with qcli_serve(data_path, "--log-level=error") as broker:
 

@@ -1,4 +1,4 @@
-"""The brokers that are compared, each with its settings, and what can be seen of a broker's process from outside."""
+"""The compared brokers with their settings, and the memory and processor time of a broker's process."""
 
 import re
 import tempfile
@@ -19,10 +19,10 @@ class Contender:
     """A broker with its settings.
 
     Attributes:
-        name: In the tables.
-        start: Runs it.
-        flags: Its settings; of a flag that is there twice the last one counts.
-        pace: How much of a workload it can be given, for all to take about as long.
+        name: The name in the tables.
+        start: Starts the broker.
+        flags: The settings; if a flag is repeated, the last one counts.
+        pace: The fraction of a workload for this broker, so that all brokers take about the same time.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Contender:
         return self.start is nsqd
 
     def with_flags(self, *flags: str) -> "Contender":
-        """The same with further flags."""
+        """Return the broker with additional flags."""
         return replace(self, flags=(*self.flags, *flags))
 
     @contextmanager
     def running(self, data_path: Path) -> Iterator[Broker]:
-        """Run it on an empty folder below `data_path`.
+        """Run the broker on an empty folder below `data_path`.
 
-        nsqd is killed in the end: in good order it would first write all that it has in memory to disk.
+        nsqd is killed at the end: on SIGTERM it would first write all its messages to disk.
         """
         with (
             tempfile.TemporaryDirectory(prefix="bench-", dir=data_path) as folder,
@@ -55,8 +55,8 @@ class Contender:
 
 
 NSQD = Contender("nsqd", nsqd)
-# Room for what is published in some seconds. For every channel it is made at once, and its garbage collector looks
-# through all of it: with room for ten times as much, nsqd is up to a third slower.
+# Enough for the messages of a few seconds. nsqd allocates this queue for every channel at once, and its garbage
+# collector scans all of it: with a ten times larger queue, nsqd is up to a third slower.
 IN_MEMORY = Contender("nsqd, in memory", nsqd, ("--mem-queue-size=10000000",))
 ON_DISK = Contender("nsqd, on disk", nsqd, ("--mem-queue-size=0",), pace=0.2)
 SYNCED = Contender("nsqd, every message synced", nsqd, ("--mem-queue-size=0", "--sync-every=1"), pace=0.002)
@@ -65,12 +65,12 @@ EVERY_OK = Contender("ours, every OK synced", qcli_serve)
 
 
 def memory_mib(broker: Broker) -> float:
-    """What a broker's process has in memory (resident)."""
+    """Return the resident memory of a broker's process."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{broker.process.pid}/status").read_text())
     assert found is not None
     return int(found[1]) / 1024
 
 
 def cpu_s(broker: Broker) -> float:
-    """Return the processor time that a broker has used, in seconds, from the kernel: of all its threads."""
+    """Return the processor time of all threads of a broker, in seconds."""
     return time.clock_gettime(~broker.process.pid << 3 | _PROCESS_SCHEDULED)

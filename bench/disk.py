@@ -1,4 +1,4 @@
-"""How long the disk takes to make bytes safe: what no broker can be faster than whose OK means that."""
+"""Measure the sync time of the disk: the lower limit for any broker that syncs before its OK."""
 
 import os
 import statistics
@@ -11,7 +11,7 @@ LEAST_SYNCS = 5
 
 
 def sync_times(folder: Path, size: int, seconds: float = PROBE_S) -> list[float]:
-    """Append `size` bytes to a file and sync it (fdatasync), again and again; returns how many seconds each took."""
+    """Append `size` bytes to a file and sync it (fdatasync) repeatedly; return the seconds of each sync."""
     data = os.urandom(size)
     took_s: list[float] = []
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -25,9 +25,9 @@ def sync_times(folder: Path, size: int, seconds: float = PROBE_S) -> list[float]
 
 
 def most_messages(folder: Path, connections: int, batch: int, size: int) -> float:
-    """Messages per second that can be made safe if every connection waits for the OK of its one request.
+    """Return the maximum synced messages per second if every connection waits for the OK of one request.
 
-    At best one sync serves the requests of all connections; so that is the bytes of a sync over the time of one.
+    At best one sync serves the requests of all connections, so this is the bytes of one sync divided by its time.
     """
     together = connections * batch
     return together / statistics.median(sync_times(folder, together * (4 + size)))

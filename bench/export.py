@@ -1,7 +1,6 @@
-"""Export rates of `qcli to-parquet` beside Spark's own writer and plain pyarrow, and how long small exports take.
+"""Compare `qcli to-parquet` with Spark's own writer and plain pyarrow, and measure the time of small exports.
 
-All in one run and in turns, for rates of a shared machine drift from minute to minute: what counts are the ratios.
-README.md says how to read the tables.
+All run in turn, because rates on a shared machine drift; compare the ratios. README.md explains the tables.
 """
 
 import hashlib
@@ -47,7 +46,7 @@ frame = spark.range({rows}).selectExpr({columns})
 frame.write.parquet(sys.argv[1])
 spark.stop()
 """
-# What an export writes, with bodies of the same size that compress as much (hex digits).
+# The columns of an export, with bodies of the same size that compress equally (hex digits).
 COLUMNS = [
     "'bench' AS topic",
     "'127.0.0.1:4151' AS broker",
@@ -62,7 +61,7 @@ COLUMNS = [
 
 
 def body(number: int) -> bytes:
-    """What the JVM's rows have."""
+    """Return the body of a row, the same as in the JVM's rows."""
     digests = [hashlib.sha256(b"%d" % (number + more)).hexdigest().encode() for more in range(3)]
     return b"".join(digests) + b"01234567"
 
@@ -71,7 +70,7 @@ def body(number: int) -> bytes:
 
 
 def export_rate(engine: Engine, address: str, messages: int, folder: Path, ranges: int) -> float:
-    """Messages per second of an export, from the plan to the last rename."""
+    """Return the messages per second of an export, from the plan to the last rename."""
     begun_s = time.perf_counter()
     with open_export(ExportRequest(TOPIC, str(folder), min_ranges=ranges), [address]) as job:
         job.run(engine, job.plan([address]), lambda *_: None)
@@ -81,20 +80,20 @@ def export_rate(engine: Engine, address: str, messages: int, folder: Path, range
 
 
 def roomy_jvm() -> None:
-    """Have the JVM start with all of its compiler, and room, as Spark's own writer needs; ours has to do with less."""
+    """Start the JVM with all compiler tiers and more memory, which Spark's own writer needs; qcli uses less."""
     flags = ("-Xmx2g", *(flag for flag in java._FLAGS if flag.startswith(("-D", "-XX:+Ignore"))))
     setattr(java, "_FLAGS", flags)  # noqa: B010
 
 
 def rows_in_jvm(session: SparkSession, messages: int) -> DataFrame:
-    """Rows that Spark has made and keeps in memory, so that only its writer is measured."""
+    """Create rows that Spark keeps in memory, so that only its writer is measured."""
     frame = session.range(0, messages, 1, PARTITIONS).selectExpr(*COLUMNS).persist()
     assert frame.count() == messages
     return frame
 
 
 def spark_rate(frame: DataFrame, messages: int, folder: Path) -> float:
-    """The same of Spark's own writer, with pyarrow's level of compression."""
+    """Return the rate of Spark's own writer, with pyarrow's compression level."""
     begun_s = time.perf_counter()
     frame.write.option("compression", "zstd").option("parquet.compression.codec.zstd.level", "1").parquet(
         str(folder)
@@ -103,7 +102,7 @@ def spark_rate(frame: DataFrame, messages: int, folder: Path) -> float:
 
 
 def pyarrow_rate(table: Any, folder: Path) -> float:
-    """The same of plain pyarrow, one thread, with a table that is there already."""
+    """Return the rate of plain pyarrow in one thread, with a table in memory."""
     folder.mkdir()
     begun_s = time.perf_counter()
     pq.write_table(
@@ -118,7 +117,7 @@ def pyarrow_rate(table: Any, folder: Path) -> float:
 
 
 def table_in_memory(bodies: Sequence[bytes]) -> Any:
-    """The rows of an export."""
+    """Return the rows of an export as a table."""
     count = len(bodies)
     numbers = pa.array(range(count), pa.int64())
     times = pa.array(range(1_795_262_400_000_000_000, 1_795_262_400_000_000_000 + count), pa.int64())
@@ -140,7 +139,7 @@ def table_in_memory(bodies: Sequence[bytes]) -> Any:
 
 
 def small_seconds(qcli: Cli, engine: str, folder: Path) -> float:
-    """How long the command takes, from its start to its end."""
+    """Return the duration of the command, from its start to its end."""
     words = ["to-parquet", TOPIC, str(folder), "--to", str(SMALL_MESSAGES), "--engine", engine, "-q"]
     begun_s = time.perf_counter()
     subprocess.run(command_line(*words), env=qcli.environment(), check=True, timeout=300)
@@ -148,7 +147,7 @@ def small_seconds(qcli: Cli, engine: str, folder: Path) -> float:
 
 
 def stock_seconds(folder: Path) -> float:
-    """How long a script takes that starts pyspark as it comes, and has it write as many rows."""
+    """Return the duration of a script that starts pyspark with its defaults and writes as many rows."""
     program = STOCK.format(rows=SMALL_MESSAGES, columns=", ".join(map(repr, COLUMNS)))
     begun_s = time.perf_counter()
     subprocess.run(
@@ -157,13 +156,13 @@ def stock_seconds(folder: Path) -> float:
     return time.perf_counter() - begun_s
 
 
-# ---------------------------------------------------------------------- all of it
+# ---------------------------------------------------------------------- main
 
 
 def rounds_of(
     count: int, contenders: dict[str, Callable[[Path], float]], folder: Path
 ) -> dict[str, list[float]]:
-    """Let all take turns, each with a folder of its own that is removed again."""
+    """Run all in turn, each with a new folder that is removed afterwards."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(count):
         for name, work in contenders.items():
@@ -175,18 +174,18 @@ def rounds_of(
 
 
 def ratio(found: dict[str, list[float]], name: str, base: str) -> str:
-    """The median of the ratios of the rounds, and the smallest and largest."""
+    """Format the median ratio of the rounds, with the smallest and the largest."""
     ratios = [one / other for one, other in zip(found[name], found[base], strict=True)]
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def main() -> None:
-    """Measure, print, and keep what was measured."""
+    """Measure, print, and save the results."""
     parser = record.parser(__doc__, rounds=3)
     parser.add_argument(
         "--messages", type=int, default=1_000_000, help="how many are exported (default: a million)"
     )
-    parser.add_argument("--only-rates", action="store_true", help="no small exports, which take long")
+    parser.add_argument("--only-rates", action="store_true", help="skip the small exports, which take long")
     args = parser.parse_args()
     about = record.begin(args, beside_nsqd=False) | {"pyarrow": pa.__version__}
     with ExitStack() as stack:

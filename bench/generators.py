@@ -1,6 +1,6 @@
-"""What the load generators themselves cost: ours beside NSQ's, in processor time for each message.
+"""Compare the load generators, ours and NSQ's, in processor time per message.
 
-The same by both: publishing, MPUB of 200 on 2 connections, and then publishing and consuming.
+Both do the same: publish with MPUB of 200 over 2 connections, then publish and consume.
 """
 
 import argparse
@@ -18,11 +18,11 @@ BROKERS = {"ours": INTERVAL, "nsqd": IN_MEMORY}
 
 
 Costs = dict[str, tuple[float, float]]
-"""Messages a second, and microseconds of processor time for each, by what is done."""
+"""Messages per second, and microseconds of processor time per message, by job."""
 
 
 def measure(options: argparse.Namespace) -> Costs:
-    """One round."""
+    """Measure one round."""
     seconds = options.seconds
     with BROKERS[options.broker].running(options.data_path) as broker:
         broker.create(TOPIC, CHANNEL)
@@ -49,9 +49,11 @@ def _costs(told: dict[str, float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the requested results."""
     parser = record.parser(__doc__, rounds=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one turn (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="length of one measurement (default: %(default)s)"
+    )
     parser.add_argument("--broker", choices=BROKERS, default="nsqd", help="which one (default: %(default)s)")
     options = parser.parse_args()
     about = record.begin(options)

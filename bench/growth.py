@@ -1,7 +1,7 @@
-"""How rates, memory and processor time of a broker grow with channels, topics, connections, backlog and body size.
+"""Measure how rates, memory and processor time grow with channels, topics, connections, backlog and body size.
 
-Each curve makes one thing larger and leaves the rest as it is. Nothing may grow faster than what is made larger, and
-the rate of publishing may not depend on the backlog. README.md beside this file says how to read the curves.
+Each curve varies one size. No cost may grow faster than this size, and the publish rate must not depend on the backlog.
+README.md in this folder explains the curves.
 """
 
 import argparse
@@ -26,22 +26,22 @@ CONTENDERS = {
     "nsqd": IN_MEMORY.with_flags("--mem-queue-size=1000000"),  # for each of very many channels
 }
 TOLERATED = 1.15
-"""Of an exponent: linear, and what a machine does not measure the same way twice."""
+"""The limit of an exponent: linear, plus measurement noise."""
 LEAST_S = 0.05
-"""Of a time: shorter ones count as this, for their differences mean nothing."""
+"""Shorter times count as this, because their differences are noise."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What is made larger.
+    """A curve, with the size that it varies.
 
     Attributes:
-        name: On the command line.
-        title: What it is.
-        sizes: From small to large.
-        measure: Has one broker do it at one size; returns figures.
-        grow: Figures that must not grow faster than the size does.
-        stay: Figures that must not become less than half of what they were.
+        name: The name on the command line.
+        title: The title of the size.
+        sizes: The sizes, in ascending order.
+        measure: Measures one broker at one size; returns figures.
+        grow: Figures that must not grow faster than the size.
+        stay: Figures that must not fall below half of their first value.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Turn:
-    """The broker, and how much load it gets."""
+    """The broker, and its share of the load."""
 
     contender: Contender
     data_path: Path
@@ -62,13 +62,13 @@ class Turn:
     share: float
 
     def count(self, messages: int) -> int:
-        """How many of so many messages it gets."""
+        """Return the broker's share of this number of messages."""
         return max(1, round(messages * self.share))
 
 
 @dataclass
 class Point:
-    """What was measured at one size."""
+    """The figures at one size."""
 
     broker: str
     curve: str
@@ -80,18 +80,18 @@ class Point:
 
 
 def channels(turn: Turn, size: int) -> dict[str, float]:
-    """Publish to one topic, every channel is consumed."""
+    """Publish to one topic, with a consumer on every channel."""
     return _through(turn, 1, channels=size, batch=BATCH, count=turn.count(50_000))
 
 
 def topics(turn: Turn, size: int) -> dict[str, float]:
-    """The same number of messages, over so many topics with one channel each."""
+    """Publish the same number of messages, spread over topics with one channel each."""
     return _through(turn, size, batch=20, connections=8, count=max(size, turn.count(50_000)))
 
 
 def _through(turn: Turn, topics: int, **flags: object) -> dict[str, float]:
     with turn.contender.running(turn.data_path) as broker:
-        # Once for nothing, for topics and channels to be there.
+        # A first run without measuring, to create topics and channels.
         goload("through", broker.tcp_address, **flags | {"topics": topics, "count": topics})
         before_s = cpu_s(broker)
         told = goload("through", broker.tcp_address, topics=topics, **flags)
@@ -105,7 +105,7 @@ def _through(turn: Turn, topics: int, **flags: object) -> dict[str, float]:
 
 
 def connections(turn: Turn, size: int) -> dict[str, float]:
-    """PUB from so many connections, each waiting for its OK."""
+    """PUB from many connections, each waiting for its OK."""
     with turn.contender.running(turn.data_path) as broker:
         broker.create(TOPIC, CHANNEL)
         before_s = cpu_s(broker)
@@ -118,7 +118,7 @@ def connections(turn: Turn, size: int) -> dict[str, float]:
 
 
 def queued(turn: Turn, size: int) -> dict[str, float]:
-    """With so many messages of 100 bytes that wait, stop, start, and publish more."""
+    """Stop, start and publish with a backlog of 100-byte messages."""
     contender = turn.contender
     if contender.is_nsqd:
         contender = contender.with_flags("--mem-queue-size=100000000")
@@ -147,7 +147,7 @@ def queued(turn: Turn, size: int) -> dict[str, float]:
 
 
 def bodies(turn: Turn, size: int) -> dict[str, float]:
-    """Publish a MiB at a time, of no more than 1,000 messages."""
+    """Publish 1 MiB at a time, of at most 1,000 messages."""
     with turn.contender.running(turn.data_path) as broker:
         broker.create(TOPIC, CHANNEL)
         before_s = cpu_s(broker)
@@ -203,15 +203,15 @@ CURVES = [
 
 
 def drawn(curve: Curve, turn: Turn) -> list[Point]:
-    """All points of a curve."""
+    """Measure all points of a curve."""
     return [Point(turn.contender.name, curve.name, size, curve.measure(turn, size)) for size in curve.sizes]
 
 
-# ------------------------------------------------------------------------------------------ what is printed
+# ------------------------------------------------------------------------------------------ output
 
 
 def exponent(points: Sequence[Point], figure: str) -> float:
-    """The steepest growth from one size to the next, as a power of the size: 1 is linear, 0 is none."""
+    """Return the steepest growth between two sizes, as a power of the size: 1 is linear, 0 is constant."""
     steepest = 0.0
     least = LEAST_S if figure.endswith(" s") else 0.0
     for smaller, larger in pairwise(points):
@@ -222,7 +222,7 @@ def exponent(points: Sequence[Point], figure: str) -> float:
 
 
 def verdicts(curve: Curve, points: Sequence[Point]) -> list[str]:
-    """How every figure grew, and whether it may."""
+    """Return a line for each figure with its growth, and whether that is allowed."""
     lines = []
     for figure in curve.grow:
         power = exponent(points, figure)
@@ -232,12 +232,12 @@ def verdicts(curve: Curve, points: Sequence[Point]) -> list[str]:
         values = [point.figures[figure] for point in points]
         least = min(values) / values[0]
         verdict = "ok" if least > 0.5 else "DEPENDS ON IT"
-        lines.append(f"  {figure}: at least {least:.2f} of what it was at first: {verdict}")
+        lines.append(f"  {figure}: at least {least:.2f} of its first value: {verdict}")
     return lines
 
 
 def show(curve: Curve, points: Sequence[Point]) -> str:
-    """A table, and what is to be thought of it."""
+    """Format a table with its verdicts."""
     heads = list(points[0].figures)
     lines = [f"\n{points[0].broker}: {curve.title}", f"{'':>12}" + "".join(f"{head:>15}" for head in heads)]
     for point in points:
@@ -250,7 +250,7 @@ def show(curve: Curve, points: Sequence[Point]) -> str:
 
 
 def read_wire() -> dict[str, float]:
-    """Print how much longer the protocol's readers take for eight times as much, and return it: 8 is linear."""
+    """Print and return how much longer the protocol's readers take for eight times the data: 8 is linear."""
     factor = readers.LARGE / readers.SMALL
     print(f"\nprotocol readers: processor time for {factor:g} times as much\n{'':>30}{'times':>8}")
     found = {}
@@ -266,19 +266,21 @@ def read_wire() -> dict[str, float]:
 
 
 def parse() -> argparse.Namespace:
-    """The options of this run."""
+    """Parse the options."""
     names = [curve.name for curve in CURVES]
-    parser = record.parser(__doc__, only=f"only these curves, with commas: {', '.join(names)}, readers")
+    parser = record.parser(
+        __doc__, only=f"only these curves, separated by commas: {', '.join(names)}, readers"
+    )
     parser.add_argument(
         "--brokers",
         default="I",
-        help="with commas: I, ours with --sync=interval; F, with every OK synced; nsqd, in memory (default: I)",
+        help="separated by commas: I, ours with --sync=interval; F, every OK synced; nsqd, in memory (default: I)",
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="of a load (default: %(default)s)")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a fraction of it, to see that all works; the figures mean little",
+        help="a fraction of the load, to check that everything works; the figures are not meaningful",
     )
     options = parser.parse_args()
     options.brokers = options.brokers.split(",")
@@ -294,7 +296,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the requested results."""
     options = parse()
     about = record.begin(options)
     began_s = time.monotonic()
@@ -326,7 +328,7 @@ def main() -> None:
         "growth",
     )
     if failed:
-        sys.exit(f"failed, and left out: {', '.join(failed)}")
+        sys.exit(f"failed and skipped: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What is lost and what comes twice when a broker is killed (SIGKILL) again and again under load: ours beside nsqd.
+"""Count lost and repeated messages when a broker is killed repeatedly (SIGKILL) under load, compared with nsqd.
 
-The load and the ledger are those of the tests in tests/faults: publishers (PUB, MPUB, DPUB), consumers that finish,
-requeue, touch and forget messages, three topics with two channels each. A broker is killed after one to five seconds
-of that, one time in five a moment after it was asked to stop. After the last kill every channel is drained.
+The load and the ledger are those of tests/faults: publishers (PUB, MPUB, DPUB), and consumers that finish, requeue,
+touch and abandon messages, on three topics with two channels each. A broker is killed after 1 to 5 s of load; one time
+in five shortly after SIGTERM. After the last kill every channel is drained.
 """
 
 import argparse
@@ -27,12 +27,12 @@ CHECKPOINT_INTERVAL_MS = 2000  # our default
 
 
 def life_s(chance: random.Random) -> float:
-    """Seconds of load until a broker is killed."""
+    """Return the seconds of load until a broker is killed."""
     return chance.uniform(1, 5)
 
 
 def measure(contender: Contender, kills: int, seed: int, data_path: Path) -> Verdict:
-    """Kill one broker so many times; its data begins empty."""
+    """Kill one broker repeatedly, starting with an empty data folder."""
     ledger = Ledger(CHECKPOINT_INTERVAL_MS * MS, MSG_TIMEOUT_MS * MS)
     with tempfile.TemporaryDirectory(prefix="kills-", dir=data_path) as folder:
         start = partial(contender.start, Path(folder) / "data", *contender.flags)
@@ -43,7 +43,7 @@ def measure(contender: Contender, kills: int, seed: int, data_path: Path) -> Ver
 
 
 def row(name: str, verdict: Verdict) -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     share = 100 * verdict.lost / verdict.copies
     return (
         f"{name:<36}{verdict.kills:>6}{verdict.acknowledged:>14,}{verdict.copies:>12,}"
@@ -53,20 +53,20 @@ def row(name: str, verdict: Verdict) -> str:
 
 HEADER = f"{'':<36}{'kills':>6}{'acknowledged':>14}{'copies':>12}{'lost':>10}{'':>9}{'again':>10}{'early':>8}"
 LEGEND = """
-copies: of acknowledged messages, one for each channel. lost: never delivered, or not again after a consumer had died
-with it. again: delivered once more after their FIN. early: deferred or requeued, and delivered before their time."""
+copies: of acknowledged messages, one for each channel. lost: never delivered, or not redelivered after a consumer
+died. again: delivered again after their FIN. early: deferred or requeued, and delivered before they were due."""
 
 
 def parse() -> argparse.Namespace:
     """Return the options of this run."""
     parser = record.parser(__doc__, only="the brokers whose names contain this")
     parser.add_argument("--kills", type=int, default=20, help="how often each is killed (default: 20)")
-    parser.add_argument("--seed", type=int, default=7, help="of what is done, though not of when exactly")
+    parser.add_argument("--seed", type=int, default=7, help="seed of the load; its timing still varies")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the requested results."""
     options = parse()
     about = record.begin(options)
     print("", HEADER, sep="\n", flush=True)

@@ -1,4 +1,4 @@
-"""The load: NSQ's own generators, `bench_writer` and `bench_reader`, and `goload` for what they cannot do.
+"""The load: NSQ's own generators, `bench_writer` and `bench_reader`, and `goload` for other workloads.
 
 Rates are messages per second, counted by the generator.
 """
@@ -18,13 +18,13 @@ BODY_BYTES = 200
 BATCH = 200
 CONNECTIONS = 2
 FILL_CONNECTIONS = 16
-"""For a backlog that is not measured: many, so that syncing every OK does not take all day."""
-READY_COUNT = 2500  # the most nsqd allows, and bench_reader's default
+"""The connections that fill a backlog, without being measured: many, so that syncing every OK is fast enough."""
+READY_COUNT = 2500  # nsqd's maximum, and bench_reader's default
 PATIENCE_S = 120
 
 
 class Rates(NamedTuple):
-    """Messages per second, per second of the generator's processor time, and altogether."""
+    """Messages per second, messages per second of the generator's processor time, and the number of messages."""
 
     rate: float
     cpu_rate: float
@@ -32,7 +32,7 @@ class Rates(NamedTuple):
 
 
 class Load:
-    """One of NSQ's load generators, running. It opens a connection for each Go processor."""
+    """A running load generator of NSQ. It opens one connection per Go processor."""
 
     def __init__(
         self, program: str, broker: Broker, seconds: float, connections: int, *flags: str, topic: str = TOPIC
@@ -56,10 +56,10 @@ class Load:
         )
 
     def finish(self) -> Rates:
-        """Wait for its end. The processor time is right if no other child ended meanwhile.
+        """Wait until the generator ends. The processor time is correct if no other child process ends meanwhile.
 
         Raises:
-            RuntimeError: It failed, or told nothing.
+            RuntimeError: It failed, or printed no result.
         """
         try:
             _, said = self._process.communicate(timeout=self._seconds + PATIENCE_S)
@@ -76,7 +76,7 @@ class Load:
 
 
 def _seconds(duration: str) -> float:
-    """What Go prints as a duration below an hour: `1m2.5s`, `0.5s`, `12.3ms`."""
+    """Parse a duration below an hour as Go prints it: `1m2.5s`, `0.5s`, `12.3ms`."""
     units = {"m": 60, "s": 1, "ms": 1e-3, "µs": 1e-6}
     return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)(ms|µs|m|s)", duration))
 
@@ -115,13 +115,13 @@ def reading(
     topic: str = TOPIC,
     channel: str = CHANNEL,
 ) -> Load:
-    """Start to consume and to finish what comes."""
+    """Start to consume and finish messages."""
     flags = [f"--channel={channel}", f"--rdy={READY_COUNT}", f"--size={BODY_BYTES}"]
     return Load("bench_reader", broker, seconds, connections, *flags, topic=topic)
 
 
 def unfinished(broker: Broker, topic: str = TOPIC) -> int:
-    """How many messages the topic's only channel still has to deliver or to see finished."""
+    """Return the depth plus the messages in flight of the topic's only channel."""
     stats = json.loads(broker.http("GET", "/stats", format="json", topic=topic, include_mem="false"))
     found = stats["topics"][0]
     channel = found["channels"][0]
@@ -131,21 +131,21 @@ def unfinished(broker: Broker, topic: str = TOPIC) -> int:
 def fill(
     broker: Broker, messages: int, size: int = BODY_BYTES, batch: int = BATCH, topic: str = TOPIC
 ) -> int:
-    """Publish until so many are queued at least; returns how many there are."""
+    """Publish until at least this many messages are queued; return how many there are."""
     while (queued := unfinished(broker, topic)) < messages:
-        # The generator runs for a time; a guess that is too short is made up for by the next turn.
+        # The generator runs for a fixed time; if it was too short, it runs again.
         seconds = max(0.2, min(10.0, (messages - queued) / 1_000_000))
         writing(broker, seconds, FILL_CONNECTIONS, batch=batch, size=size, topic=topic).finish()
     return queued
 
 
 def goload(command: str, address: str, **flags: object) -> dict[str, float]:
-    """Run our own generator; returns what it tells (see tests/interop/goload).
+    """Run our own generator; return its figures (see tests/interop/goload).
 
     Args:
         command: `pub`, `http`, `through` or `latency`.
-        address: Of the broker; that of HTTP for `http`.
-        flags: Of that command.
+        address: The TCP address of the broker; for `http` the HTTP address.
+        flags: The flags of the command.
 
     Raises:
         RuntimeError: It failed.

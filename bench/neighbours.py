@@ -1,7 +1,7 @@
-"""What one client can do to another: the times of a client's PUBs while others attack the broker, and without that.
+"""Measure how clients affect each other: the latency of a client's PUBs with and without an attack by other clients.
 
-An attack runs in a process of its own, the client that is measured in another: it publishes to a topic that has nothing
-to do with the attack, one message after the other. README.md beside this file says how to add an attack.
+The attack and the measured client, the neighbour, run in separate processes. The neighbour publishes one message after
+the other to an unrelated topic. README.md in this folder explains how to add an attack.
 """
 
 import argparse
@@ -32,9 +32,9 @@ from interop.peers import Broker
 
 CONTENDERS = {"I": INTERVAL, "F": EVERY_OK, "nsqd": IN_MEMORY.with_flags("--mem-queue-size=100000")}
 GOAL_MS = 20.0
-"""What the 99th percentile of the neighbour's requests may come to, unless a scenario says otherwise."""
+"""The default limit of the 99th percentile of the neighbour's requests."""
 PACE_S = {"PUB": 0.005, "CREATE": 0.1}
-"""From the time at which one request of the neighbour is due to that of the next."""
+"""The interval between two requests of the neighbour."""
 BEGIN_DEADLINE_S = 120.0
 TOPIC = "neighbour"
 BODY = b"x" * 200
@@ -46,11 +46,11 @@ MIB = 1024**2
 
 
 class Attack:
-    """What an attack is given: where the broker is, and how to talk to it.
+    """The context of an attack: the broker's addresses, and clients for it.
 
     Attributes:
         tcp_address, http_address: `host:port`.
-        done: Requests, or whatever it counts, for the table: an attack that the broker refuses at once does little.
+        done: The number of requests, for the table: an attack that the broker refuses at once makes few.
     """
 
     def __init__(self, tcp_address: str, http_address: str) -> None:
@@ -60,13 +60,13 @@ class Attack:
         self._under_way = False
 
     def under_way(self) -> None:
-        """Say that the preparations are over: from now on the neighbour is measured. Further calls do nothing."""
+        """Signal that the preparations are complete and the measurement can start. Further calls do nothing."""
         if not self._under_way:
             self._under_way = True
             print("under way", flush=True)
 
     async def connect(self) -> "Client":
-        """Connect over TCP; the magic is sent."""
+        """Connect over TCP and send the magic."""
         host, _, port = self.tcp_address.rpartition(":")
         client = Client(await trio.open_tcp_stream(host, int(port)))
         await client.send(b"  V2")
@@ -85,11 +85,11 @@ class Client:
         self._buffer = b""
 
     async def send(self, *parts: bytes) -> None:
-        """Send bytes as they are."""
+        """Send raw bytes."""
         await self.stream.send_all(b"".join(parts))
 
     async def frame(self) -> tuple[int, bytes]:
-        """Wait for a frame that is no heartbeat; return its type and content. Heartbeats are answered."""
+        """Wait for the next frame, answering heartbeats; return its type and content."""
         while True:
             size, frame_type = unpack(">ii", await self._take(8))
             content = await self._take(size - 4)
@@ -98,7 +98,7 @@ class Client:
             await self.send(b"NOP\n")
 
     async def drain(self) -> None:
-        """Read and drop whatever comes, until cancelled or closed; heartbeats are not answered."""
+        """Read and drop all data until cancelled or closed; heartbeats are not answered."""
         while await self.stream.receive_some(256 * 1024):
             pass
         raise trio.ClosedResourceError
@@ -118,11 +118,11 @@ class Client:
 
 
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
-"""The broker has closed a connection, or lets nobody connect."""
+"""The broker has closed a connection, or refuses connections."""
 
 
 def with_body(line: str, body: bytes) -> bytes:
-    """A command with its size and body."""
+    """Encode a command with a body."""
     return line.encode() + b"\n" + pack(">i", len(body)) + body
 
 
@@ -138,7 +138,7 @@ def request(address: str, method: str, path: str, body: bytes = b"") -> tuple[in
 
 
 async def repeat(count: int, work: Callable[[], Awaitable[None]]) -> None:
-    """Do something again and again in so many tasks, also after the broker has closed a connection."""
+    """Repeat work in `count` tasks, also after the broker has closed a connection."""
 
     async def again() -> None:
         while True:
@@ -156,7 +156,7 @@ async def repeat(count: int, work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def large_identify(attack: Attack) -> None:
-    """IDENTIFY bodies as large as they may be, and nested as deep as they may be; nobody has authenticated."""
+    """IDENTIFY bodies of the maximum size and nesting, from unauthenticated clients."""
     bodies = []
     for size in (64 * 1024, 5 * MIB):
         keys = ",".join(f'"{n:x}":[]' for n in range(size // 12))
@@ -177,7 +177,7 @@ async def large_identify(attack: Attack) -> None:
 
 
 async def slow_names(attack: Attack) -> None:
-    """Sixty discovery services whose names nobody knows, which is found out late (`bench/slow_names.py`)."""
+    """Sixty discovery services with unknown host names, whose lookups fail slowly (`bench/slow_names.py`)."""
     names = json.dumps([f"n{n}.slow.invalid:4160" for n in range(60)]).encode()
     status, told = await attack.http("PUT", "/config/nsqlookupd_tcp_addresses", names)
     assert status == 200, told
@@ -187,7 +187,7 @@ async def slow_names(attack: Attack) -> None:
 
 
 async def connections(attack: Attack) -> None:
-    """Two thousand connections that do nothing; whoever is refused comes again."""
+    """Two thousand idle connections; refused ones reconnect."""
 
     async def one() -> None:
         client = await attack.connect()
@@ -203,7 +203,7 @@ async def connections(attack: Attack) -> None:
 
 
 async def unfinished_bodies(attack: Attack) -> None:
-    """A hundred clients send MPUBs of 5 MB but for their last bytes, and then wait."""
+    """A hundred clients send MPUBs of 5 MB without the last bytes, and then wait."""
     message = pack(">i", 1_048_000) + bytes(1_048_000)
     most = with_body("MPUB unfinished", pack(">i", 5) + 5 * message)[:-100]
 
@@ -222,7 +222,7 @@ async def unfinished_bodies(attack: Attack) -> None:
 
 
 async def unfinished_requests(attack: Attack) -> None:
-    """A hundred clients send requests to /mpub with 5 MB but for their last bytes, and then wait."""
+    """A hundred clients send 5 MB to /mpub without the last bytes, and then wait."""
     host, _, port = attack.http_address.rpartition(":")
     message = pack(">i", 1_048_000) + bytes(1_048_000)
     body = pack(">i", 5) + 5 * message
@@ -277,7 +277,7 @@ async def tiny_redelivered(attack: Attack) -> None:
 
 
 async def unknown_ids(attack: Attack) -> None:
-    """FIN, REQ and TOUCH of messages that are nobody's; 300 other clients of the channel have 500 each."""
+    """FIN, REQ and TOUCH of unknown messages, while 300 other clients of the channel have 500 in flight each."""
     for path in ("/topic/create?topic=crowd", "/channel/create?topic=crowd&channel=c"):
         status, told = await attack.http("POST", path)
         assert status == 200, told
@@ -316,7 +316,7 @@ async def unknown_ids(attack: Attack) -> None:
 
 
 async def nops(attack: Attack) -> None:
-    """Nothing but NOPs, and then NOPs that end with a carriage return, as fast as they are taken."""
+    """NOPs, then NOPs with a carriage return, as fast as the broker reads them."""
     attack.under_way()
 
     async def one() -> None:
@@ -331,7 +331,7 @@ async def nops(attack: Attack) -> None:
 
 
 async def seeks(attack: Attack) -> None:
-    """Seeks of a channel with a million deferred messages, to places all over its topic, one after the other."""
+    """Consecutive seeks of a channel with a million deferred messages, to positions all over its topic."""
     for path in ("/topic/create?topic=later", "/channel/create?topic=later&channel=c"):
         status, told = await attack.http("POST", path)
         assert status == 200, told
@@ -350,7 +350,7 @@ async def seeks(attack: Attack) -> None:
 
 
 async def slow_disk(attack: Attack) -> None:
-    """A consumer of a backlog that lies on a disk only which takes a second for each read (`bench/slow_disk.py`)."""
+    """A consumer of a backlog on a disk that takes 1 s per read (`bench/slow_disk.py`)."""
     for path in ("topic/create?topic=cold", "channel/create?topic=cold&channel=c"):
         await attack.http("POST", f"/{path}")
     for _ in range(20):
@@ -375,12 +375,12 @@ class Scenario:
     """One attack.
 
     Attributes:
-        name: On the command line.
-        attack: Runs in a process of its own until it is cancelled; see `Attack`.
-        flags: Further flags of the broker; nsqd gets none.
-        patch: A module of `bench` that our broker's process imports first, to make its machine slow or sick.
-        request: What the neighbour asks for: `PUB`, or `CREATE`, a new channel by HTTP, which has to be saved.
-        goal_ms: What the 99th percentile of the neighbour's requests may come to.
+        name: The name on the command line.
+        attack: Runs in its own process until cancelled; see `Attack`.
+        flags: Additional flags of our broker.
+        patch: A module of `bench` that our broker's process imports first, to simulate a slow or failing machine.
+        request: The neighbour's request: `PUB`, or `CREATE`, a new channel over HTTP, which the broker has to save.
+        goal_ms: The limit of the 99th percentile of the neighbour's requests.
     """
 
     name: str
@@ -392,7 +392,7 @@ class Scenario:
 
     @property
     def about(self) -> str:
-        """The first line of what is said of the attack."""
+        """The first line of the attack's docstring."""
         return (self.attack.__doc__ or "").partition("\n")[0]
 
 
@@ -406,7 +406,7 @@ SCENARIOS = [
     Scenario("nops", nops),
     Scenario("seeks", seeks),
     Scenario("slow-disk", slow_disk, flags=("--mem-queue-size=0", "--cache-bytes=0"), patch="slow_disk"),
-    # One POST may pause the broker for that long; it does so once a second, which the 99th percentile meets.
+    # One POST may pause the broker for this time, once a second, which the 99th percentile includes.
     Scenario("tiny-messages", tiny_messages, goal_ms=50.0),
     Scenario("tiny-redelivered", tiny_redelivered),
 ]
@@ -416,7 +416,7 @@ SCENARIOS = [
 
 
 def publish(address: str) -> Callable[[], None]:
-    """Connect; what is returned publishes a message and waits for its OK."""
+    """Connect; return a function that publishes a message and waits for its OK."""
     host, _, port = address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=BEGIN_DEADLINE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -425,7 +425,7 @@ def publish(address: str) -> Callable[[], None]:
 
     def one() -> None:
         sock.sendall(command)
-        # A heartbeat is left unanswered, for this takes less than two intervals.
+        # Heartbeats need no answer: this takes less than two intervals.
         while not (told := sock.recv(4096)).endswith(OK_FRAME):
             assert told.endswith(b"_heartbeat_"), told
 
@@ -433,7 +433,7 @@ def publish(address: str) -> Callable[[], None]:
 
 
 def create(address: str) -> Callable[[], None]:
-    """What is returned makes a new channel, and waits until that is answered."""
+    """Return a function that creates a new channel and waits for the answer."""
     made = iter(range(10**9))
 
     def one() -> None:
@@ -445,7 +445,7 @@ def create(address: str) -> Callable[[], None]:
 
 
 def measure_requests(scenario: Scenario, broker: Attack, seconds: float) -> list[float]:
-    """The neighbour: make one request after the other for so long; return how many ms each took since it was due."""
+    """Make the neighbour's requests, one after the other; return the latency of each since it was due, in ms."""
     one = create(broker.http_address) if scenario.request == "CREATE" else publish(broker.tcp_address)
     one()
     took_ms = []
@@ -453,7 +453,7 @@ def measure_requests(scenario: Scenario, broker: Attack, seconds: float) -> list
     while due_s < began_s + seconds and time.perf_counter() < began_s + 4 * seconds:
         time.sleep(max(0.0, due_s - time.perf_counter()))
         one()
-        # From when it was due: what was due while another was waited for has waited too, and counts.
+        # Measured from the due time, so that requests delayed by a slow one count as slow too.
         took_ms.append((time.perf_counter() - due_s) * 1000)
         due_s += PACE_S[scenario.request]
     return took_ms
@@ -463,7 +463,7 @@ def measure_requests(scenario: Scenario, broker: Attack, seconds: float) -> list
 
 
 def run_attack(scenario: Scenario, attack: Attack) -> None:
-    """Attack until standard input ends; then say how much was done."""
+    """Attack until stdin ends; then print the number of requests."""
 
     async def until_told() -> None:
         async with trio.open_nursery() as nursery:
@@ -483,7 +483,7 @@ def _command(role: str, scenario: Scenario, broker: Broker, options: argparse.Na
 
 
 def neighbour(scenario: Scenario, broker: Broker, options: argparse.Namespace) -> list[float]:
-    """Measure in a process of its own."""
+    """Measure the neighbour in a new process."""
     command = _command("neighbour", scenario, broker, options)
     done = subprocess.run(command, capture_output=True, text=True, timeout=options.seconds + BEGIN_DEADLINE_S)
     if done.returncode:
@@ -494,7 +494,7 @@ def neighbour(scenario: Scenario, broker: Broker, options: argparse.Namespace) -
 
 @contextmanager
 def attacked(scenario: Scenario, broker: Broker, options: argparse.Namespace) -> Iterator[list[int]]:
-    """Attack the broker meanwhile; what is yielded holds, in the end, how much the attack did."""
+    """Attack the broker during the block; at its end, the yielded list has the number of requests."""
     done: list[int] = []
     with tempfile.TemporaryFile("w+") as complaints:
         command = _command("attack", scenario, broker, options)
@@ -519,7 +519,7 @@ def attacked(scenario: Scenario, broker: Broker, options: argparse.Namespace) ->
 
 @contextmanager
 def patched(module: str) -> Iterator[None]:
-    """Let Python processes that are started meanwhile import a module of `bench` first."""
+    """Have Python processes that start during the block import a module of `bench` first."""
     with tempfile.TemporaryDirectory() as folder:
         text = f"import sys\nsys.path.append({str(ROOT)!r})\nimport bench.{module}\n"
         Path(folder, "sitecustomize.py").write_text(text)
@@ -539,7 +539,7 @@ def patched(module: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Result:
-    """What one broker did in one round. Times are in ms: 50th and 99th percentile, and the longest."""
+    """The figures of one broker in one round. Times in ms: 50th and 99th percentile, and the maximum."""
 
     round: int
     scenario: str
@@ -549,11 +549,11 @@ class Result:
     attacked: dict[str, float]
     attack_done: int
     peak_mib: float
-    """What the broker's process had in memory at most (resident; sampled before and after)."""
+    """The largest resident memory of the broker's process (sampled before and after)."""
 
 
 def figures(took_ms: Sequence[float]) -> dict[str, float]:
-    """The figures of a table's row."""
+    """Return the figures of a row of the table."""
     return {
         "p50": statistics.median(took_ms),
         "p99": sorted(took_ms)[int(0.99 * len(took_ms))],
@@ -563,7 +563,7 @@ def figures(took_ms: Sequence[float]) -> dict[str, float]:
 
 
 def measure(scenario: Scenario, contender: Contender, number: int, options: argparse.Namespace) -> Result:
-    """One turn: alone first, then under attack."""
+    """Measure one broker, first without, then with the attack."""
     if not contender.is_nsqd:
         contender = contender.with_flags("--log-level=fatal", *scenario.flags)
     with ExitStack() as stack:
@@ -582,7 +582,7 @@ def measure(scenario: Scenario, contender: Contender, number: int, options: argp
 
 
 def table(results: Sequence[Result]) -> str:
-    """What README.md explains."""
+    """Format the table; README.md explains it."""
     lines = [
         f"{'':<20}{'':<22}{'alone, ms':>24}{'attacked, ms':>26}",
         f"{'attack':<20}{'broker':<22}{'p50':>8}{'p99':>8}{'max':>8}"
@@ -602,21 +602,25 @@ def table(results: Sequence[Result]) -> str:
         peak = max(result.peak_mib for result in own)
         done = statistics.median(result.attack_done for result in own)
         lines.append(f"{line}{goal_ms:>7.0f} {verdict:<8}{peak:>7.0f}{done:>10.0f}")
-    return "\n".join([*lines, "medians over the rounds; MiB: the most of any round"])
+    return "\n".join([*lines, "medians over the rounds; MiB: the maximum of all rounds"])
 
 
 # ------------------------------------------------------------------------------------------ the program
 
 
 def parse() -> argparse.Namespace:
-    """The options of this run."""
+    """Parse the options."""
     names = [scenario.name for scenario in SCENARIOS]
-    parser = record.parser(__doc__, rounds=3, only="only these attacks, with commas: " + ", ".join(names))
+    parser = record.parser(
+        __doc__, rounds=3, only="only these attacks, separated by commas: " + ", ".join(names)
+    )
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="how long the neighbour is measured (default: %(default)s)"
     )
     parser.add_argument(
-        "--brokers", default="I", help=f"which, with commas: {', '.join(CONTENDERS)} (default: %(default)s)"
+        "--brokers",
+        default="I",
+        help=f"brokers, separated by commas: {', '.join(CONTENDERS)} (default: %(default)s)",
     )
     parser.add_argument("--as", dest="role", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -631,7 +635,7 @@ def parse() -> argparse.Namespace:
 
 
 def act(role: str, name: str, tcp_address: str, http_address: str, seconds: str) -> None:
-    """Be one of the two processes."""
+    """Run one of the two child processes."""
     scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
     target = Attack(tcp_address, http_address)
     if role == "attack":
@@ -641,7 +645,7 @@ def act(role: str, name: str, tcp_address: str, http_address: str, seconds: str)
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the requested results."""
     options = parse()
     if options.role:
         act(*options.role)
@@ -654,7 +658,7 @@ def main() -> None:
             for name in options.contenders:
                 try:
                     result = measure(scenario, CONTENDERS[name], number, options)
-                except record.FAILURES as reason:  # what was measured before is not lost
+                except record.FAILURES as reason:  # keep the earlier measurements
                     failed.append(f"{scenario.name} in round {number} ({name})")
                     print(f"{failed[-1]} failed: {reason}", file=sys.stderr)
                     continue
@@ -672,7 +676,7 @@ def main() -> None:
         "neighbours",
     )
     if failed:
-        sys.exit(f"failed, and left out: {', '.join(failed)}")
+        sys.exit(f"failed and skipped: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What the protocol's readers are made to read, for the time that takes to be compared: each workload takes a size.
+"""Workloads for the protocol's readers, to compare their processor time; each workload takes a size.
 
-Work has to grow with the bytes: not with the number of pieces they come in, nor with what lies behind them.
+The time must grow with the number of bytes, not with the number of pieces or with the data behind them.
 """
 
 import time
@@ -18,7 +18,7 @@ REPEATS = 5
 
 
 def cpu_s(work: Callable[[int], None], size: int) -> float:
-    """Processor time of this process, the least of some."""
+    """Return the processor time of this process, the minimum of several runs."""
     times = []
     for _ in range(REPEATS):
         began_s = time.process_time()
@@ -28,7 +28,7 @@ def cpu_s(work: Callable[[int], None], size: int) -> float:
 
 
 def read_commands(wire: bytes, piece_bytes: int, count: int) -> None:
-    """As a broker does."""
+    """Read commands like a broker."""
     reader = reader_in(State.SUBSCRIBED)
     found = 0
     for i in range(0, len(wire), piece_bytes):
@@ -38,7 +38,7 @@ def read_commands(wire: bytes, piece_bytes: int, count: int) -> None:
 
 
 def read_events(wire: bytes, piece_bytes: int, count: int) -> None:
-    """As a client does."""
+    """Read events like a client."""
     reader = FrameReader()
     found = 0
     for i in range(0, len(wire), piece_bytes):
@@ -66,19 +66,19 @@ def pub_in_pieces(size: int) -> None:
 
 
 def fin_and_req_in_turn(size: int) -> None:
-    """All at once."""
+    """FIN and REQ in turn, in one piece."""
     wire = (encode_finish([ID]) + encode_requeue(ID, 0)) * (size * 500)
     read_commands(wire, len(wire), size * 1000)
 
 
 def fin_before_something_long(size: int) -> None:
-    """FIN and PUB in turn, all at once."""
+    """FIN and PUB in turn, in one piece."""
     wire = (encode_finish([ID]) + encode_pub("t", b"x" * 500)) * (size * 500)
     read_commands(wire, len(wire), size * 1000)
 
 
 def frame_in_pieces(size: int) -> None:
-    """One message, 128 bytes at a time; never so large that the system is asked for its memory each time."""
+    """One message, 128 bytes at a time; small enough that its memory is not requested from the system each time."""
     read_events(message_frame(b"x" * (size * MIB // 32)), 128, 1)
 
 
@@ -88,7 +88,7 @@ def frame_in_smaller_pieces(size: int) -> None:
 
 
 def frames_of_two_kinds_in_turn(size: int) -> None:
-    """Messages and OKs, all at once."""
+    """Messages and OKs in turn, in one piece."""
     wire = (message_frame(b"x" * 300) + OK_FRAME) * (size * 500)
     read_events(wire, len(wire), size * 1000)
 

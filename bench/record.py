@@ -1,4 +1,4 @@
-"""What the programs here have in common: their options, what they say of the machine, and results that are kept."""
+"""Shared by the programs of this folder: options, the description of the machine, and saving of results."""
 
 import argparse
 import json
@@ -19,21 +19,21 @@ from interop.build import PeerUnavailable, go_program
 from trio_nsq.protocol import bulk
 
 FAILURES = (RuntimeError, OSError, subprocess.SubprocessError, pytest.fail.Exception)
-"""Of the load, of a broker, and, the last one, of starting or stopping one. What was measured before is not lost."""
+"""Failures of the load or a broker, the last one of starting or stopping a broker. Earlier measurements are kept."""
 
 
 def parser(doc: str | None, *, rounds: int | None = None, only: str = "") -> argparse.ArgumentParser:
-    """The options that all programs have.
+    """Make a parser with the common options.
 
     Args:
-        doc: Of the program; its first line is its description.
-        rounds: The default of `--rounds`; None: there is no such option.
-        only: What the help says of `--only`; empty: there is no such option.
+        doc: The docstring of the program; its first line is the description.
+        rounds: The default of `--rounds`; None: no such option.
+        only: The help of `--only`; empty: no such option.
     """
     options = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     if rounds is not None:
         options.add_argument(
-            "--rounds", type=int, default=rounds, help="turns each of them gets (default: %(default)s)"
+            "--rounds", type=int, default=rounds, help="measurements of each (default: %(default)s)"
         )
     if only:
         options.add_argument("--only", default="", help=only)
@@ -43,15 +43,15 @@ def parser(doc: str | None, *, rounds: int | None = None, only: str = "") -> arg
         "--data-path",
         type=Path,
         default=Path(tempfile.gettempdir()),
-        help="folder for the brokers' data meanwhile; a disk, or syncing costs nothing (default: %(default)s)",
+        help="folder for the brokers' data; use a disk, because syncing in memory is free (default: %(default)s)",
     )
     return options
 
 
 def begin(options: argparse.Namespace, beside_nsqd: bool = True) -> dict[str, Any]:
-    """Print what a reader of the results has to know of the machine, and return it.
+    """Print the description of the machine, and return it.
 
-    Without nsqd the program ends here, unless it does without.
+    Exits if the program needs nsqd and there is none.
     """
     if not options.data_path.is_dir():
         sys.exit(f"--data-path: there is no folder {options.data_path}")
@@ -60,7 +60,7 @@ def begin(options: argparse.Namespace, beside_nsqd: bool = True) -> dict[str, An
         try:
             about["nsqd"] = _said(str(go_program("nsqd")), "--version")
         except PeerUnavailable as reason:
-            sys.exit(f"There is nothing to compare with: {reason}")
+            sys.exit(f"nsqd is not available for comparison: {reason}")
     print(*(f"{name}: {value}" for name, value in about.items()), sep="\n", flush=True)
     return about
 
@@ -85,7 +85,7 @@ def _said(*command: str) -> str:
 
 
 def finish(record: dict[str, Any], options: argparse.Namespace, kind: str) -> None:
-    """Write what was measured to where `--json` and `--keep` say; `kind` is in the name of the file that is kept."""
+    """Write the results as `--json` and `--keep` request; `kind` is part of the file name for `--keep`."""
     files = [options.json] if options.json else []
     if options.keep:
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")

@@ -1,7 +1,6 @@
-"""Rates of `qcli replay` of files into our broker: as fast as it goes, in order, and with Spark; and of what it does
-besides publishing.
+"""Measure the rates of `qcli replay` from files: unlimited, in order, with Spark, and without publishing.
 
-All in one run and in turns. README.md says how to read the table.
+All run in turn. README.md explains the table.
 """
 
 import itertools
@@ -40,7 +39,7 @@ def rate_of(
     ordered: bool = False,
     dry_run: bool = False,
 ) -> float:
-    """Messages per second of a job, from the plan to its end."""
+    """Return the messages per second of a job, from the plan to its end."""
     request = ReplayRequest(
         str(folder / "archive"), f"again{next(_numbers)}", broker.http_address, ordered=ordered
     )
@@ -51,14 +50,16 @@ def rate_of(
     elapsed_s = time.perf_counter() - begun_s
     assert job.result.published == messages, job.result
     if not dry_run:
-        broker.post("/topic/delete", b"", topic=request.topic)  # or its disk gets full
+        broker.post("/topic/delete", b"", topic=request.topic)  # to free disk space
     return messages / elapsed_s
 
 
 def main() -> None:
-    """Measure, print, and keep what was measured."""
+    """Measure, print, and save the results."""
     parser = record.parser(__doc__, rounds=5)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="of a replay (default: %(default)s)")
+    parser.add_argument(
+        "--messages", type=int, default=1_000_000, help="messages per replay (default: %(default)s)"
+    )
     args = parser.parse_args()
     about = record.begin(args) | {"pyarrow": pa.__version__}
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
-"""Rates of `write.format("nsq")`, into our broker and into nsqd, beside what Spark does with rows that go nowhere.
+"""Measure the rates of `write.format("nsq")` into our broker and nsqd, compared with Spark's `noop` sink.
 
-All in one run and in turns. README.md says how to read the table.
+All run in turn. README.md explains the table.
 """
 
 import itertools
@@ -23,20 +23,22 @@ from interop.peers import Broker, nsqd, qcli_serve
 from trio_nsq.spark.runtime.spark_engine import open_spark
 
 BASE = "noop"
-"""Spark's sink that drops rows before they get to Python."""
+"""Spark's sink that drops rows before they reach Python."""
 
 
 def seconds_of(frame: DataFrame, sink: str, **options: str) -> float:
-    """How long a write takes."""
+    """Return the duration of a write."""
     begun_s = time.perf_counter()
     frame.write.format(sink).options(**options).mode("append").save()
     return time.perf_counter() - begun_s
 
 
 def main() -> None:
-    """Measure, print, and keep what was measured."""
+    """Measure, print, and save the results."""
     parser = record.parser(__doc__, rounds=5)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="of a write (default: %(default)s)")
+    parser.add_argument(
+        "--messages", type=int, default=1_000_000, help="messages per write (default: %(default)s)"
+    )
     args = parser.parse_args()
     about = record.begin(args)
     numbers = itertools.count()

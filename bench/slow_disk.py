@@ -1,4 +1,4 @@
-"""A disk that takes a second for each read of a segment, and a machine that keeps nothing of it in memory."""
+"""Simulate a disk that takes 1 s for each read of a segment, without a page cache."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Makes looking up names below `slow.invalid` take a second, in the process that imports this: for `neighbours.py`."""
+"""Make lookups of names below `slow.invalid` take 1 s in the importing process, for `neighbours.py`."""
 
 import socket
 import time

@@ -1,7 +1,7 @@
-"""How late timers are, and what an idle broker costs, beside nsqd: with one channel and with 10,000.
+"""Measure the lateness of timers and the cost of an idle broker, with 1 and 10,000 channels, compared with nsqd.
 
-Lateness is what a client sees: from the moment at which a message was due, by the client's own clock, to the moment at
-which it arrived; so the way there and back is in it. README.md says how to read the tables.
+Lateness is measured by the client: from the due time of a message, by the client's clock, to its arrival. It includes
+the round trip. README.md explains the tables.
 """
 
 import argparse
@@ -35,41 +35,41 @@ from interop.peers import Broker
 
 CONSUMERS = 1000
 FIRST_DELAY_MS = 1000
-APART_MS = 5  # between the times at which two messages are due
+APART_MS = 5  # between the due times of two messages
 PAUSE_S = 0.0005
-"""Between two commands: else their way through a busy broker would be measured, and not its timers."""
+"""The pause between two commands; without it, the load of the broker would be measured, not its timers."""
 PATIENCE_S = 15.0
-"""Longer than this after the last was due nobody waits: what has not come counts as that late."""
-# nsqd at its log level: where it listens is known from a line of that.
+"""How long to wait after the last due time; messages that have not arrived count as this late."""
+# nsqd keeps its log level: its log has the addresses on which it listens.
 CONTENDERS = [NSQD, EVERY_OK.with_flags("--log-level=error")]
 
 
 @dataclass
 class Result:
-    """What one broker did with so many channels."""
+    """The figures of one broker with one number of channels."""
 
     broker: str
     flags: Sequence[str]
     channels: int
     late_ms: dict[str, list[float]] = field(default_factory=dict)
-    """Lateness of every message, by kind of timer."""
+    """The lateness of every message, by kind of timer."""
     missing: dict[str, int] = field(default_factory=dict)
-    """Messages that had not come when patience ended, by kind."""
+    """Messages that did not arrive in time, by kind."""
     idle_cpu_percent: float = 0.0
-    """Of one core, with every channel there and every consumer connected."""
+    """Of one core, with all channels created and all consumers connected."""
     probe_ms: list[float] = field(default_factory=list)
-    """Answer times of an uninvolved client while all channels came due at one instant."""
+    """The response times of another client while all channels are due at the same time."""
     machine_ms: list[float] = field(default_factory=list)
-    """How late a process that does nothing else wakes up from 5 ms of sleep meanwhile: nobody is more punctual."""
+    """How late an otherwise idle process wakes up from a sleep of 5 ms: the lower limit of lateness."""
 
 
 # ------------------------------------------------------------------------------------------------ one broker
 
 
 class Run:
-    """The measurements of one broker with so many channels.
+    """The measurements of one broker with one number of channels.
 
-    With one channel, one consumer has all messages; with more, each consumer has a channel of its own and one message.
+    With one channel, one consumer has all messages; with more, each consumer has its own channel and one message.
     """
 
     def __init__(self, broker: Broker, result: Result, samples: int) -> None:
@@ -92,16 +92,16 @@ class Run:
             self.clients.add(Client(self.broker.tcp_address, topic, channel, ready_count, timeout_ms))
 
     def publish(self, topic: str, body: str, defer_ms: int = 0) -> None:
-        """Publish one message, and wait until it is stored."""
+        """Publish one message and wait for its OK."""
         defer = f"&defer={defer_ms}" if defer_ms else ""
         self._publisher.request("POST", f"/pub?topic={topic}{defer}", body=body)
         reply = self._publisher.getresponse()
         assert (reply.status, reply.read()) == (200, b"OK")
 
-    # -------------------------------------------------------------------- what is measured
+    # -------------------------------------------------------------------- measurements
 
     def idle(self, seconds: float) -> None:
-        """CPU time while nothing happens but heartbeats."""
+        """Measure the CPU time while only heartbeats are sent."""
         for _ in self.clients.messages(time.monotonic() + 3):
             pass
         before_s, began_s = cpu_s(self.broker), time.monotonic()
@@ -111,7 +111,7 @@ class Run:
         self.result.idle_cpu_percent = 100 * (cpu_s(self.broker) - before_s) / took_s
 
     def deferred(self) -> None:
-        """Deferred publishes, due one after the other, in a topic that has one channel."""
+        """Measure deferred publishes, due one after the other, in a topic with one channel."""
         topic = "t0" if self.single else "single"
         if not self.single:
             self.clients.add(Client(self.broker.tcp_address, topic, "c0", self.samples))
@@ -124,7 +124,7 @@ class Run:
         self._collect("deferred", due_s)
 
     def requeued(self) -> None:
-        """REQ with delays, due one after the other."""
+        """Measure REQ with delays, due one after the other."""
         due_s: dict[tuple[Client, bytes], float] = {}
         for n, message in enumerate(self._hold("requeued")):
             delay_ms = FIRST_DELAY_MS + self.samples + n * APART_MS
@@ -134,7 +134,7 @@ class Run:
         self._collect("requeued", due_s)
 
     def timed_out(self) -> None:
-        """Messages in flight that nobody answers."""
+        """Measure the timeouts of unanswered messages."""
         held = self._hold("timeout")
         due_s = {
             (message.client, message.body): message.at_s + message.client.msg_timeout_s for message in held
@@ -142,7 +142,7 @@ class Run:
         self._collect("timeout", due_s)
 
     def touched(self) -> None:
-        """The same, touched one after the other."""
+        """Measure the timeouts of messages that are touched one after the other."""
         due_s: dict[tuple[Client, bytes], float] = {}
         for message in self._hold("touched"):
             due_s[message.client, message.body] = time.monotonic() + message.client.msg_timeout_s
@@ -151,7 +151,7 @@ class Run:
         self._collect("touched", due_s)
 
     def at_once(self) -> None:
-        """A message of every channel comes due at the same instant."""
+        """Measure one message per channel, all due at the same time."""
         at_s = time.monotonic() + 3
         for topic in self.topics:
             self.publish(topic, "at once", round(1000 * (at_s - time.monotonic())))
@@ -162,11 +162,11 @@ class Run:
         probe.join()
 
     def _probe(self, from_s: float, to_s: float) -> None:
-        """Note how long an uninvolved client waits for each answer."""
+        """Record the response times of another client."""
         client = Client(self.broker.tcp_address, "probe", "c#ephemeral", 0)
         time.sleep(max(0.0, from_s - time.monotonic()))
         while (sent_s := time.monotonic()) < to_s:
-            client.sock.sendall(b"FIN 0123456789abcdef\n")  # answered with an error that ends nothing
+            client.sock.sendall(b"FIN 0123456789abcdef\n")  # answered with an error that keeps the connection
             while not client.receive():
                 pass
             self.result.probe_ms.append(1000 * (time.monotonic() - sent_s))
@@ -183,13 +183,14 @@ class Run:
                 if message.body.startswith(kind.encode()):
                     held.setdefault((message.client, message.body), message)
                 else:
-                    message.client.sock.sendall(b"FIN %s\n" % message.id)  # late, of an earlier measurement
+                    # A late message of an earlier measurement.
+                    message.client.sock.sendall(b"FIN %s\n" % message.id)
                 if len(held) == wanted:
                     break
         return list(held.values())
 
     def _collect(self, kind: str, due_s: dict[tuple[Client, bytes], float]) -> None:
-        """Receive what is due, and note how late it is."""
+        """Receive the due messages and record their lateness."""
         late_ms = []
         until_s = max(due_s.values()) + PATIENCE_S
         waiting = dict(due_s)
@@ -206,7 +207,7 @@ class Run:
 
 @contextmanager
 def noise(late_ms: list[float]) -> Iterator[None]:
-    """Note how late this machine lets a process wake up meanwhile."""
+    """Record how late this machine wakes up a process during the block."""
     program = (
         "import select, sys, time\n"
         "late = []\n"
@@ -249,28 +250,28 @@ def measure(contender: Contender, channels: int, options: argparse.Namespace) ->
         for step in steps:
             step()
         if contender.is_nsqd:
-            broker.process.kill()  # in good order it would first write all that it has to disk
+            broker.process.kill()  # on SIGTERM it would first write all messages to disk
             broker.process.wait()
     return result
 
 
-# ------------------------------------------------------------------------------------------------ what is printed
+# ------------------------------------------------------------------------------------------------ output
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The value that so large a part does not exceed."""
+    """Return a quantile of the values."""
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
 def row(name: str, values: Sequence[float], missing: int = 0) -> str:
-    """One line of a table."""
+    """Format a line of a table."""
     cells = (min(values), statistics.median(values), quantile(values, 0.99), max(values))
     late = f"  ({missing} of {len(values)} never came)" if missing else ""
     return f"  {name:<26}" + "".join(f"{cell:>11.1f}" for cell in cells) + late
 
 
 def report(results: Sequence[Result]) -> str:
-    """The tables README.md explains."""
+    """Format the tables; README.md explains them."""
     lines = []
     for result in results:
         lines.append(f"\n{result.broker}, {result.channels:,} channel{'s' if result.channels > 1 else ''}")
@@ -285,10 +286,13 @@ def report(results: Sequence[Result]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    """The options of this run."""
+    """Parse the options."""
     parser = record.parser(__doc__)
     parser.add_argument(
-        "--channels", type=int, default=10_000, help="beside one, a multiple of 10 (default: 10000)"
+        "--channels",
+        type=int,
+        default=10_000,
+        help="the larger number of channels, a multiple of 10 (default: 10000)",
     )
     parser.add_argument("--samples", type=int, default=200, help="messages of each kind (default: 200)")
     parser.add_argument(
@@ -299,7 +303,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the requested results."""
     options = parse()
     contenders = CONTENDERS[1:] if options.ours_only else CONTENDERS
     about = record.begin(options)

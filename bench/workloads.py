@@ -1,7 +1,7 @@
-"""The workloads in which this broker is compared with nsqd, and what it is to reach in each.
+"""The workloads of the comparison with nsqd, and their goals.
 
-A workload gives figures; a row of the table is one of them, with goals. Load comes from NSQ's own generators wherever
-they can do it.
+A workload returns figures; a row of the table shows one of them, with goals. NSQ's own generators make the load where
+possible.
 """
 
 import shutil
@@ -47,21 +47,21 @@ Figures = dict[str, float]
 SETTLE_S = 3.0
 IDLE_S = 10.0
 CPU = "cpu_us"
-"""The broker's processor time for a message, in microseconds, or, in a figure of deliveries, for each of them."""
+"""The broker's processor time per message, in microseconds; for figures of deliveries, per delivery."""
 DISK = "the disk"
-"""What is physically possible, in place of a broker that is compared with."""
+"""The limit of the disk, in place of a broker."""
 I, F = INTERVAL.name, EVERY_OK.name  # noqa: E741
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One broker's turn at one workload.
+    """One run of a workload on one broker.
 
     Attributes:
         contender: The broker.
-        data_path: Where its folder is made.
-        seconds: How long load is put on it, where that is a matter of time.
-        share: How much of the load, where that is a matter of number; 1 is all of it.
+        data_path: The parent of its data folder.
+        seconds: The duration of the load, for workloads with a duration.
+        share: The fraction of the load, for workloads with a number of messages.
     """
 
     contender: Contender
@@ -70,17 +70,17 @@ class Turn:
     share: float
 
     def broker(self) -> AbstractContextManager[Broker]:
-        """Run it."""
+        """Run the broker."""
         return self.contender.running(self.data_path)
 
     def count(self, messages: int) -> int:
-        """How many of so many messages this turn gets."""
+        """Return this run's share of a number of messages."""
         return max(1, round(messages * self.share * self.contender.pace))
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A ratio that ours is to reach: its figure over that of another one. None: it is shown, and that is all."""
+    """The required ratio of our figure to another broker's. None: the ratio is only shown."""
 
     ours: str
     other: str
@@ -92,11 +92,11 @@ class Row:
     """A row of the table.
 
     Attributes:
-        title: What is done.
-        figure: Which of the workload's.
-        unit: Of the figure.
-        goals: What is compared.
-        less: Less is better; a goal is then not to be exceeded.
+        title: The title of the row.
+        figure: The name of the workload's figure.
+        unit: The unit of the figure.
+        goals: The comparisons.
+        less: Less is better; a goal is then an upper limit.
     """
 
     title: str
@@ -108,16 +108,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Workload:
-    """Something that brokers are made to do.
+    """A workload.
 
     Attributes:
-        name: On the command line.
-        measure: Has one broker do it.
-        rows: What is shown of it.
-        limit: What the disk below a folder would allow, under the names of the figures.
-        memory_flags: Further flags of nsqd in memory: see `MANY_QUEUES`.
-        rounds: More are not needed.
-        counts_cpu: Among the figures is the processor time of a message, `CPU`.
+        name: The name on the command line.
+        measure: Runs the workload on one broker.
+        rows: The rows of the table.
+        limit: Returns the limits of the disk below a folder, by the names of the figures.
+        memory_flags: Additional flags of nsqd in memory: see `MANY_QUEUES`.
+        rounds: The maximum number of rounds.
+        counts_cpu: Whether the figures include the processor time per message, `CPU`.
     """
 
     name: str
@@ -129,21 +129,21 @@ class Workload:
     counts_cpu: bool = True
 
     def names(self) -> list[str]:
-        """The names of the brokers that take part, and perhaps `DISK`."""
+        """Return the names of the brokers, and `DISK` if the workload has a limit of the disk."""
         goals = [goal for row in self.rows for goal in row.goals]
         return list(dict.fromkeys(name for goal in goals for name in (goal.other, goal.ours)))
 
 
 CONTENDERS = {one.name: one for one in (IN_MEMORY, INTERVAL, EVERY_OK, ON_DISK, SYNCED, NSQD)}
 
-MANY_QUEUES = ("--mem-queue-size=1000000",)  # it would be 80 MB for each of them
+MANY_QUEUES = ("--mem-queue-size=1000000",)  # a larger queue would take 80 MB for each of them
 
 
 # ------------------------------------------------------------------------------------------ publish and consume
 
 
 def publish_batches(turn: Turn, connections: int, batch: int = BATCH, size: int = BODY_BYTES) -> Figures:
-    """MPUB."""
+    """Publish with MPUB."""
     with turn.broker() as broker:
         broker.create(TOPIC, CHANNEL)
         before_s = cpu_s(broker)
@@ -152,7 +152,7 @@ def publish_batches(turn: Turn, connections: int, batch: int = BATCH, size: int 
 
 
 def publish_singles(turn: Turn, connections: int) -> Figures:
-    """PUB, each connection waiting for its OK."""
+    """Publish with PUB, each connection waiting for its OK."""
     with turn.broker() as broker:
         broker.create(TOPIC, CHANNEL)
         runfor = f"{turn.seconds}s"
@@ -160,7 +160,7 @@ def publish_singles(turn: Turn, connections: int) -> Figures:
 
 
 def publish_http(turn: Turn, connections: int, batch: int) -> Figures:
-    """`/pub` or, if `batch` is not 1, `/mpub`."""
+    """Publish over HTTP: `/pub`, or `/mpub` if `batch` is not 1."""
     with turn.broker() as broker:
         broker.create(TOPIC, CHANNEL)
         address, runfor = broker.http_address, f"{turn.seconds}s"
@@ -168,7 +168,7 @@ def publish_http(turn: Turn, connections: int, batch: int) -> Figures:
 
 
 def _generated(broker: Broker, command: str, address: str, copies: int = 1, **flags: object) -> Figures:
-    """Run `goload`. With `copies`, the figures are of deliveries: each message goes to so many channels."""
+    """Run `goload`. With `copies`, figures are per delivery: each message goes to this many channels."""
     before_s = cpu_s(broker)
     told = goload(command, address, **flags)
     messages = copies * told["messages"]
@@ -180,17 +180,17 @@ def _cpu_us(broker: Broker, before_s: float, messages: float) -> float:
 
 
 class Consume:
-    """Consume what is there already.
+    """Consume a backlog.
 
-    How much is enough depends on the broker and the machine: when the consumers run dry, they get another go at three
-    times as much, and the next round begins with that.
+    The required backlog depends on the broker and the machine: if the consumers empty the channel, the measurement is
+    repeated with a three times larger backlog, also in the next rounds.
     """
 
     def __init__(self) -> None:
         self._backlogs: dict[str, int] = {}
 
     def __call__(self, turn: Turn) -> Figures:
-        """`ran_dry` is 1 if the consumers emptied the channel all the same: their rate is then too low."""
+        """Measure. `ran_dry` is 1 if the consumers still emptied the channel: the rate is then too low."""
         name, seconds = turn.contender.name, turn.seconds / 2
         backlog = self._backlogs.get(name, round(600_000 * seconds * turn.contender.pace) + 20_000)
         with turn.broker() as broker:
@@ -201,7 +201,7 @@ class Consume:
                 before_s = cpu_s(broker)
                 rates = reading(broker, seconds).finish()
                 cpu_us = _cpu_us(broker, before_s, rates.messages)
-                ran_dry = unfinished(broker) <= CONNECTIONS * READY_COUNT  # what they held when they left
+                ran_dry = unfinished(broker) <= CONNECTIONS * READY_COUNT  # messages in flight at the end
                 if not ran_dry:
                     break
                 backlog *= 3
@@ -209,7 +209,7 @@ class Consume:
 
 
 def publish_and_consume(turn: Turn) -> Figures:
-    """Both at the same time, on one channel."""
+    """Publish and consume at the same time, on one channel."""
     with turn.broker() as broker:
         broker.create(TOPIC, CHANNEL)
         before_s = cpu_s(broker)
@@ -220,7 +220,7 @@ def publish_and_consume(turn: Turn) -> Figures:
 
 
 def fan_out(turn: Turn, channels: int) -> Figures:
-    """Publish, and have every channel drained meanwhile; `rate` is of deliveries, until the last one."""
+    """Publish while all channels are drained; `rate` is of deliveries, until the last one."""
     with turn.broker() as broker:
         address, count = broker.tcp_address, turn.count(100_000)
         return _generated(
@@ -229,7 +229,7 @@ def fan_out(turn: Turn, channels: int) -> Figures:
 
 
 def many_topics(turn: Turn, topics: int, channels: int) -> Figures:
-    """From 8 connections, to each topic in turn MPUB of 20 and PUB, and have every channel drained meanwhile."""
+    """Publish MPUB of 20 and PUB over 8 connections, to each topic in turn, while all channels are drained."""
     with turn.broker() as broker:
         return _generated(
             broker,
@@ -246,7 +246,7 @@ def many_topics(turn: Turn, topics: int, channels: int) -> Figures:
 
 
 def latency(turn: Turn, messages_per_s: int) -> Figures:
-    """From publish to delivery, at a steady rate."""
+    """Measure the latency from publish to delivery, at a steady rate."""
     with turn.broker() as broker:
         broker.create(TOPIC, CHANNEL)
         return goload("latency", broker.tcp_address, rate=messages_per_s, runfor=f"{1 + turn.seconds}s")
@@ -256,7 +256,7 @@ def latency(turn: Turn, messages_per_s: int) -> Figures:
 
 
 def queued(turn: Turn, messages: int) -> Figures:
-    """Fill, stop, start."""
+    """Fill, stop and start the broker."""
     result = backlog.measure(
         turn.contender, round(messages * turn.share), turn.data_path, BODY_BYTES, consume_s=0
     )
@@ -269,14 +269,14 @@ def queued(turn: Turn, messages: int) -> Figures:
 
 
 class Idle:
-    """Nothing but heartbeats."""
+    """Only heartbeats."""
 
     def __init__(self, consumers: int, channels: int) -> None:
         self._consumers, self._channels = consumers, channels
         self._prepared: TemporaryDirectory[str] | None = None
 
     def __call__(self, turn: Turn) -> Figures:
-        """One broker, in which all channels are there already."""
+        """Measure one broker that already has all channels."""
         consumers, channels = round(self._consumers * turn.share), round(self._channels * turn.share)
         topics = topics_of(channels)
         with ExitStack() as stack:
@@ -302,7 +302,7 @@ class Idle:
         return {"cpu_percent": percent}
 
     def _prepare(self, folder: Path, channels: int) -> Path:
-        """A data folder of ours with so many channels. Making them takes long, so it is made once."""
+        """Return a data folder with this many channels. Creating them takes long, so it is cached."""
         if self._prepared is None:
             self._prepared = TemporaryDirectory(prefix="bench-", dir=folder)
             prepare_ours(Path(self._prepared.name) / "data", channels)
@@ -314,16 +314,16 @@ def _wait(clients: Clients, seconds: float) -> None:
         pass
 
 
-# ------------------------------------------------------------------------------------------ what the disk allows
+# ------------------------------------------------------------------------------------------ limits of the disk
 
 
 def disk_rate(folder: Path, connections: int, batch: int = BATCH, size: int = BODY_BYTES) -> Figures:
-    """Bytes of a sync over the time of a sync, in messages."""
+    """Return the messages of a sync divided by the time of a sync."""
     return {"rate": most_messages(folder, connections, batch, size)}
 
 
 def disk_latency(folder: Path) -> Figures:
-    """The time of a sync and a millisecond."""
+    """Return the time of a sync plus one millisecond."""
     took_s = sorted(sync_times(folder, 4 + BODY_BYTES))
     percentiles = {"p50_ms": statistics.median(took_s), "p99_ms": took_s[int(0.99 * len(took_s))]}
     return {name: 1000 * seconds + 1 for name, seconds in percentiles.items()}
@@ -342,7 +342,7 @@ def _goals(
     disk: float | None = None,
     show_disk: bool = False,
 ) -> tuple[Goal, ...]:
-    """Both of ours beside nsqd in memory; with `safe_i` I beside nsqd on disk, with `safe_f` F beside `safe_f_to`."""
+    """Compare I and F with nsqd in memory; with `safe_i` also I with nsqd on disk, with `safe_f` F with `safe_f_to`."""
     goals = [Goal(I, IN_MEMORY.name, i), Goal(F, IN_MEMORY.name, f)]
     if safe_i is not None:
         goals.append(Goal(I, ON_DISK.name, safe_i))

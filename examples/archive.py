@@ -1,7 +1,7 @@
-"""Append what waits in a channel to a file, and end: python examples/archive.py TOPIC/CHANNEL FILE ADDRESS...
+"""Append the messages of a channel to a file, then exit: python examples/archive.py TOPIC/CHANNEL FILE ADDRESS...
 
-A script without async code, as cron would start it. Messages are finished when they are on the disk, a batch at a
-time, so that whatever happens none is lost; after a crash some may be in the file twice.
+A script without async code, for example for cron. It finishes each batch of messages after the file is synced, so that
+no message is lost; after a crash some may be in the file twice.
 """
 
 import os
@@ -15,7 +15,7 @@ IDLE_S = 0.5
 
 
 def main(source: str, path: str, addresses: Sequence[str]) -> int:
-    """Archive what there is; returns the exit code."""
+    """Archive the messages of the channel; return the exit code."""
     topic, _, channel = source.partition("/")
     count = 0
     try:
@@ -31,11 +31,15 @@ def main(source: str, path: str, addresses: Sequence[str]) -> int:
                 os.fsync(file.fileno())
                 batch.finish()
                 count += len(batch)
-    except (trio_nsq.ConnectionFailed, OSError, ValueError) as error:  # ValueError: no name, or no address
+    except (
+        trio_nsq.ConnectionFailed,
+        OSError,
+        ValueError,
+    ) as error:  # ValueError: an invalid name or address
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        pass  # what was not finished has been returned to the broker
+        pass  # unfinished messages were returned to the broker
     print(f"{count} messages appended to {path}")
     return 0
 

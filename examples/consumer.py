@@ -1,9 +1,9 @@
-"""Work on the messages of a channel: python examples/consumer.py TOPIC/CHANNEL [--lookupd] ADDRESS...
+"""Process the messages of a channel: python examples/consumer.py TOPIC/CHANNEL [--lookupd] ADDRESS...
 
-The addresses are those of brokers (TCP), or with --lookupd those of discovery services (HTTP). The work here is to
-read JSON: each message that is an object with a "name" is greeted. What is no JSON fails, is tried again with growing
-delays, and is put aside after three attempts, into the topic TOPIC-failed. Ctrl-C, or SIGTERM, ends it in good order:
-work under way is finished, and what had not been begun goes back to the channel.
+The addresses are those of brokers (TCP), or with --lookupd those of discovery services (HTTP). Each message should be a
+JSON object with a "name", which is greeted. Other messages fail, are retried with growing delays, and are published to
+the topic TOPIC-failed after three attempts. On Ctrl-C or SIGTERM, active handlers finish, and all other messages are
+returned to the channel.
 """
 
 import json
@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 async def main(source: str, lookupd: bool, addresses: Sequence[str]) -> int:
-    """Work until told to end; returns the exit code."""
+    """Process messages until a signal arrives; return the exit code."""
     topic, _, channel = source.partition("/")
 
     async def greet(message: trio_nsq.Message) -> None:
@@ -44,7 +44,7 @@ async def main(source: str, lookupd: bool, addresses: Sequence[str]) -> int:
             nursery.start_soon(close_on_signal, consumer)
             await consumer.run(greet, concurrency=10, max_attempts=3, given_up=put_aside, auto_touch=True)
             nursery.cancel_scope.cancel()
-    except (trio_nsq.ConnectionFailed, ValueError) as error:  # ValueError: no name, or no address
+    except (trio_nsq.ConnectionFailed, ValueError) as error:  # ValueError: an invalid name or address
         print(error, file=sys.stderr)
         return 1
     stats = consumer.stats()
@@ -53,9 +53,9 @@ async def main(source: str, lookupd: bool, addresses: Sequence[str]) -> int:
 
 
 async def close_on_signal(consumer: trio_nsq.Consumer) -> None:
-    """Close the consumer, which ends `run`, when the program is to end."""
+    """Close the consumer on a signal, which ends `run`."""
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # after the first: another would only cut the good order short
+        signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the orderly shutdown
     with trio.open_signal_receiver(*SIGNALS) as signals:
         await anext(signals)
     await consumer.aclose()

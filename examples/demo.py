@@ -1,10 +1,10 @@
-"""The main job on real input: a broker, a file streamed through it, and proof that every line came back.
+"""Stream a file through a broker, and check that every line arrives.
 
     make demo                       # a log file found on this machine
     make demo FILE=access.log
 
 Starts a broker with a temporary data folder on free ports, publishes the file with `qcli pub`, shows `qcli stat`,
-reads it back with `qcli tail`, compares, and stops the broker. Exits with 0 only if every line came back as it was.
+reads it back with `qcli tail`, compares, and stops the broker. Exits with 0 only if all lines arrive unchanged.
 """
 
 import json
@@ -23,7 +23,7 @@ TIMEOUT_S = 300
 
 
 def main() -> int:
-    """Run the demonstration; returns the exit code."""
+    """Run the demonstration; return the exit code."""
     file = Path(sys.argv[1]) if len(sys.argv) > 1 else find_log()
     try:
         every_line = file.read_bytes().removesuffix(b"\n").split(b"\n")
@@ -50,14 +50,14 @@ def main() -> int:
 
 
 def find_log() -> Path:
-    """The largest log of this machine that is not too large to wait for; failing that, a text of Python's own."""
+    """Return the largest log of this machine within a size limit, or else a text file of Python."""
     logs = [*Path("/var/log").rglob("*.log"), Path("/var/log/syslog"), Path("/var/log/messages")]
     sizes = [(size, log) for log in logs if 0 < (size := readable_bytes(log)) <= MAX_DEFAULT_BYTES]
     return max(sizes, default=(0, Path(os.__file__)))[1]
 
 
 def readable_bytes(path: Path) -> int:
-    """The size of a file we may read; 0 for anything else."""
+    """Return the size of a readable file; 0 otherwise."""
     try:
         return path.stat().st_size if path.is_file() and os.access(path, os.R_OK) else 0
     except OSError:
@@ -66,7 +66,7 @@ def readable_bytes(path: Path) -> int:
 
 @contextmanager
 def broker(folder: Path) -> Iterator[dict[str, str]]:
-    """`qcli serve` in a process of its own; gives the environment in which client commands find it."""
+    """Run `qcli serve`; yield the environment variables with its addresses for client commands."""
     addresses = folder / "addresses.json"
     arguments = ["--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
     arguments += ["--data-path", str(folder / "data"), "--address-file", str(addresses)]
@@ -99,7 +99,7 @@ def broker(folder: Path) -> Iterator[dict[str, str]]:
 def qcli(
     *arguments: str, environment: dict[str, str], stdin: Path | None = None, stdout: Path | None = None
 ) -> None:
-    """Run a command, having shown it; ends the demonstration if it fails."""
+    """Print and run a command; exit if it fails."""
     shown = "$ qcli " + shlex.join(arguments)
     shown += f" < {shlex.quote(str(stdin))}" if stdin else ""
     shown += " > returned" if stdout else ""

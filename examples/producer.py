@@ -1,7 +1,7 @@
-"""Publish lines as they come, to whichever brokers are there: python examples/producer.py TOPIC ADDRESS... < FILE
+"""Publish lines of stdin to the available brokers: python examples/producer.py TOPIC ADDRESS... < FILE
 
-Each line is published by itself, many at once; the client sends those that wait together. What a broker has certainly
-not stored is published again, so that nothing is lost and nothing is stored twice without a word.
+Each line is one message; many are published concurrently, and the client batches them. If a message was certainly not
+stored, it is published again; if it may have been stored, it is only reported, so that there are no silent duplicates.
 """
 
 import sys
@@ -18,7 +18,7 @@ PAUSE_S = 0.5
 
 
 async def main(topic: str, addresses: Sequence[str]) -> int:
-    """Publish standard input; returns the exit code."""
+    """Publish the lines of stdin; return the exit code."""
     outcome: Counter[str] = Counter()
     places = trio.Semaphore(AT_ONCE)
     try:
@@ -27,7 +27,7 @@ async def main(topic: str, addresses: Sequence[str]) -> int:
                 if body := line.removesuffix(b"\n"):  # NSQ has no empty messages
                     await places.acquire()
                     nursery.start_soon(publish, producer, topic, body, outcome, places)
-    except (trio_nsq.ConnectionFailed, ValueError) as error:  # ValueError: no address
+    except (trio_nsq.ConnectionFailed, ValueError) as error:  # ValueError: an invalid address
         print(error, file=sys.stderr)
         return 1
     print(", ".join(f"{count} {what}" for what, count in outcome.items()) or "nothing to publish")
@@ -37,18 +37,16 @@ async def main(topic: str, addresses: Sequence[str]) -> int:
 async def publish(
     producer: trio_nsq.Producer, topic: str, body: bytes, outcome: Counter[str], places: trio.Semaphore
 ) -> None:
-    """Publish one message, again if it certainly was not stored, and count what became of it."""
+    """Publish one message, again if it was certainly not stored, and count the outcome."""
     fate = "not stored"
     for _ in range(ATTEMPTS):
         try:
             await producer.publish(topic, body)
-        except ValueError as error:  # a topic's name, or a message, that no broker takes
+        except ValueError as error:  # an invalid topic name or message
             fate = f"not sent ({error})"
             break
         except trio_nsq.PublishFailed as error:
-            if (
-                error.maybe_stored
-            ):  # publishing it again might store it twice: that is for the program to decide
+            if error.maybe_stored:  # publishing it again could store it twice; the caller decides
                 fate = "perhaps stored"
                 break
             await trio.sleep(PAUSE_S)
