@@ -17,7 +17,7 @@ def _slow_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
     )  # takes no time
     if name.endswith(SLOW) and not numeric_only:
         time.sleep(SECONDS)
-        raise socket.gaierror(socket.EAI_AGAIN, "nobody knows this name")
+        raise socket.gaierror(socket.EAI_AGAIN, "the name is not known")
     return _getaddrinfo(host, *args, **kwargs)
 
 

@@ -210,7 +210,7 @@ def _compare(
         yield _damage(path, what, needed, sum(map(len, lost)))
     point = int(after["distribution_point"])
     if point > int(after["end"]):
-        yield _damage(path, f"the distribution point, {point}, is after the end, {after['end']}")
+        yield _damage(path, f"the high watermark, {point}, is after the end, {after['end']}")
     for channel in after["channels"]:
         for what in _implausible(channel, point):
             yield _damage(path, f"channel {channel['name']}: {what}")
@@ -235,7 +235,7 @@ def _implausible(channel: dict[str, Any], point: int) -> Iterator[str]:
     """Yield contradictions in a channel's state, by which messages would be delivered twice or never."""
     cursor = int(channel["cursor"])
     if cursor > point:
-        yield f"the cursor, {cursor}, is after the distribution point, {point}"
+        yield f"the cursor, {cursor}, is after the high watermark, {point}"
     last = cursor
     for start, end in channel["holes"]:
         if not last <= start < end <= point:

@@ -1,0 +1,54 @@
+"""Terms that were replaced, and phrases that read like riddles, do not return."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SUFFIXES = {".py", ".md", ".1", ".yaml", ".yml", ".toml"}
+EXCLUDED = {"CHANGELOG.md"}
+RETIRED = {
+    r"\bdistribution point\b": "high watermark",
+    r"\b(?:is_)?hungry\b": "has_ready_consumer",
+    r"\bstopped_short\b": "budget_exhausted",
+    r"\bburied\b": "moved to the dead-letter topic",
+    r"\bGatheredBatch\b": "CombinedBatch",
+    r"\bOutbox\b": "SendBuffer",
+    r"\bOncePublisher\b": "IdempotentProducer",
+    r"\bCommitThreads\b": "GroupCommitter",
+    r"\bSetAside\b": "Withdrawn",
+    r"\btalk to standard error\b": "diagnostics go to stderr",
+    r"\bgoes easy\b": "backs off",
+    r"\btaken to pieces\b": "parsed",
+    r"\bmistakes? of ours\b": "a bug in the broker",
+    r"\b[Ww]hoever\b": "the actor: the client, the producer, the caller",
+    r"\b[Nn]obody (?:notices|is told|has|knows)\b": "the actor",
+    r"\bhas got\b": "has",
+}
+
+
+def is_generated(path: Path) -> bool:
+    """Whether `make docs` wrote it."""
+    return path.is_relative_to(ROOT / "docs/_build") or path.is_relative_to(ROOT / "docs/reference/commands")
+
+
+def texts() -> Iterator[Path]:
+    """Sources, documents and manual pages of the project."""
+    for folder in ("core", "cli", "docs", "man", "bench", "examples", "deploy"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in SUFFIXES and path.name not in EXCLUDED and not is_generated(path):
+                yield path
+    yield from (path for path in sorted(ROOT.glob("*.md")) if path.name not in EXCLUDED)
+
+
+@pytest.mark.parametrize("pattern", RETIRED)
+def test_a_retired_phrase_is_not_used(pattern: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in texts()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(pattern, line)
+    ]
+    assert found == [], f"say: {RETIRED[pattern]}"
