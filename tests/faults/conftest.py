@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def fast_folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory, if this machine has such a folder: thousands of files are written there, and none has to last."""
+    """Use a folder in memory if the machine has one: the tests write thousands of files that need not be durable."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""What the tests of connections share: a broker behind a proxy, in all forms; where faults can be; and what leaks."""
+"""Support for connection tests: a broker behind a proxy, positions of faults, and leak checks."""
 
 import os
 import random
@@ -26,26 +26,26 @@ COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 2 * HEARTBEAT_S
-"""After so much of it both client and broker give up."""
+"""Silence after which both client and broker close the connection."""
 HANDSHAKE_S = 10.0
-"""How long the client waits for each answer before that."""
+"""Maximum wait of the client for each answer."""
 JUMP_S = HEARTBEAT_S
-"""When a busy machine takes a millisecond to pass something on, the mock clock jumps: to the next heartbeat at most."""
+"""Maximum jump of the mock clock, which happens if a busy machine takes a millisecond to pass data on: a heartbeat."""
 RECONNECT_MAX_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 FEW = 50 if COMPLETE else 7
-"""Places in one direction of a conversation that cannot be read: in the short form one for each kind of fault."""
+"""Positions in one direction of an encrypted or compressed conversation; in the short form, one per kind of fault."""
 AT_A_TIME = 25
 """Faults on one stage, which has a time limit by the real clock."""
 
 TOPIC, CHANNEL = "topic", "channel"
 MESSAGES = 3
 QUIET_S = 2.5 * HEARTBEAT_S
-"""How long a conversation goes on after all was said: two heartbeats are in it."""
+"""Duration of a conversation after the last command; it includes two heartbeats."""
 PATIENCE_S = 120.0
-"""By the mock clock: a message whose connection was stalled comes again long before."""
+"""By the mock clock. A message of a stalled connection is redelivered long before."""
 STEPS = 20_000
-"""Of tasks, for one fault: ten times what it takes."""
+"""Limit on task steps for one fault: ten times the usual number."""
 
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -55,12 +55,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "tls-snappy": {"tls_v1": True, "snappy": True},
     "auth": {"auth_secret": "hush"},
 }
-"""What a connection can be, as options of our client."""
+"""The forms of a connection, as options of the client."""
 
 
 @dataclass
 class Stage:
-    """A broker, a proxy before it, and the options with which clients connect.
+    """A broker, a proxy in front of it, and the clients' connection options.
 
     Attributes:
         tcp_address, http_address: The broker's own.
@@ -107,7 +107,7 @@ async def stage_of_nsqd(folder: Path) -> AsyncIterator[Stage]:
 
 
 def frame_points(data: bytearray) -> Iterator[int]:
-    """Where a broker's frames begin and end, and in their sizes, types and data; 0 is before the first."""
+    """Return positions at and in a broker's frames: begin, size, type, data, end; 0 is before the first."""
     start = 0
     while start + 8 <= len(data):
         end = start + 4 + unpack_from(">i", data, start)[0]
@@ -116,7 +116,7 @@ def frame_points(data: bytearray) -> Iterator[int]:
 
 
 def command_points(data: bytearray) -> Iterator[int]:
-    """Where a client's commands begin and end, and in them, if they are the magic, IDENTIFY, PUBs, MPUBs and lines."""
+    """Return positions at and in a client's commands: the magic, IDENTIFY, PUBs, MPUBs and lines."""
     yield from (0, 2, 4)
     start = 4
     while start < len(data):
@@ -165,7 +165,7 @@ def faults(
 
 
 def longest_absence_s(fault: Fault) -> float:
-    """After so much time from the fault on a consumer must be back."""
+    """Maximum time from a fault until a consumer is connected again."""
     detected_s = {
         Kind.HANG_UP: 0.0,
         Kind.RESET: 0.0,
@@ -178,7 +178,7 @@ def longest_absence_s(fault: Fault) -> float:
 
 
 class Steps(trio.abc.Instrument):
-    """Counts how often tasks run; too often is a busy loop, which a mock clock would let go on for ever.
+    """Counts task steps. Too many are a busy loop, which a mock clock would never end.
 
     Args:
         scope: Cancelled then.
@@ -190,7 +190,7 @@ class Steps(trio.abc.Instrument):
         self._scope = scope
 
     def allow(self, count: int) -> None:
-        """So many from now on."""
+        """Set the number of steps from now on."""
         self.limit = self.count + count
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
@@ -202,18 +202,18 @@ class Steps(trio.abc.Instrument):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What this process has open and running."""
+    """The open resources and running tasks of this process."""
 
     fds: int
     tasks: int
 
     @staticmethod
     def now() -> "Footprint":
-        """Of this moment, but for the tasks that host the threads for syncs: these stay once they are needed."""
+        """Return the current ones, without the tasks that host sync threads, which are kept."""
         return Footprint(len(os.listdir("/proc/self/fd")), _tasks_below(trio.lowlevel.current_root_task()))
 
     async def returns(self, within_s: float) -> None:
-        """Wait until there is no more than this; fail if that takes too long."""
+        """Wait until there are no more than these; fail if that takes too long."""
         with trio.move_on_after(within_s):
             while (now := Footprint.now()).fds > self.fds or now.tasks > self.tasks:
                 await trio.sleep(HEARTBEAT_S / 4)
@@ -230,7 +230,7 @@ def _tasks_below(task: trio.lowlevel.Task | None) -> int:
 
 @asynccontextmanager
 async def watched(nursery: trio.Nursery) -> AsyncIterator[Steps]:
-    """Nothing runs in circles."""
+    """No task runs in a busy loop."""
     steps = Steps(nursery.cancel_scope)
     trio.lowlevel.add_instrument(steps)
     try:
@@ -242,7 +242,7 @@ async def watched(nursery: trio.Nursery) -> AsyncIterator[Steps]:
 
 @asynccontextmanager
 async def patience(what: str, seconds: float = PATIENCE_S) -> AsyncIterator[None]:
-    """Fail if it takes longer, and say what did."""
+    """Fail if the block takes longer, and report where."""
     with trio.move_on_after(seconds) as scope:
         yield
     assert not scope.cancelled_caught, what
@@ -252,7 +252,7 @@ async def patience(what: str, seconds: float = PATIENCE_S) -> AsyncIterator[None
 
 
 class Receiver:
-    """A consumer behind the proxy, which finishes all that comes.
+    """A consumer behind the proxy, which finishes all messages.
 
     Attributes:
         came: How often each message came.
@@ -275,7 +275,7 @@ class Receiver:
         self._news = trio.Event()
 
     def expect(self, bodies: list[bytes]) -> None:
-        """These are published from now on."""
+        """Expect these messages from now on."""
         self._published_before.update(dict.fromkeys(bodies, len(self._proxy.passages)))
 
     async def run(self, *, task_status: trio.TaskStatus[Consumer]) -> None:
@@ -295,7 +295,7 @@ class Receiver:
         self._news = trio.Event()
 
     async def has(self, bodies: list[bytes]) -> None:
-        """Wait until all of them came."""
+        """Wait until all expected messages have arrived."""
         while not all(body in self.came for body in bodies):
             await self._news.wait()
 
@@ -306,7 +306,7 @@ def bodies_of(number: int) -> list[bytes]:
 
 
 async def drained(address: str) -> None:
-    """Wait until the broker says that everything is finished."""
+    """Wait until the broker reports that all messages are finished."""
     async with patience("messages stay in the channel"):
         while True:
             channel = (await stats(address))[TOPIC]["channels"][CHANNEL]

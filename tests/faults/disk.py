@@ -1,9 +1,9 @@
-"""A disk that can be cut off from its power: what was done to it is recorded, and any moment of it can be gone back to.
+"""A disk for power cut tests: it records all operations, and can return to the state at any of them.
 
-What a file system promises, and all that is taken for granted here: what a completed sync of a file was for is in the
-file, and names whose folder was synced are in it. Of everything else any part may be there: writes in any order, whole
-or torn at any byte, or as zeros; names of a folder in the order in which they were made, but not together with those of
-another folder; a name without the data of its file.
+The tests rely only on the guarantees of a file system: data of a completed file sync is in the file, and names of a
+completed folder sync are in the folder. Of all other changes, any part may be present: writes in any order, whole or
+torn at any byte, or as zeros; a folder's names in the order of their creation, but independent of other folders; a name
+without the data of its file.
 """
 
 import random
@@ -17,11 +17,11 @@ from log.support import Change, DiskFile, apply_change, only_the_end, torn, zero
 from trio_nsq.log import Files
 
 Image = dict[str, "bytes | Image"]
-"""What a folder holds: files and folders by name."""
+"""The content of a folder: files and folders by name."""
 
 
 def write_image(image: Image, folder: Path) -> None:
-    """Make a folder, which must not exist, of an image."""
+    """Create a folder, which must not exist, from an image."""
     folder.mkdir()
     for name, content in image.items():
         if isinstance(content, bytes):
@@ -31,13 +31,13 @@ def write_image(image: Image, folder: Path) -> None:
 
 
 def read_image(folder: Path) -> Image:
-    """What a folder holds."""
+    """Return the content of a folder."""
     return {path.name: read_image(path) if path.is_dir() else path.read_bytes() for path in folder.iterdir()}
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing done to the file system; which fields count depends on the kind.
+    """One operation on the file system; its kind determines which fields apply.
 
     kind: `create`, `open`, `write`, `truncate`, `sync`, `synced`, `create_folder`, `sync_folder`, `folder_synced`,
         `rename`, `link`, `unlink`, `remove_folder`. A sync is two: only what came before its begin is stable after
@@ -55,7 +55,7 @@ class Operation:
 
 
 class RecordingFiles(Files):
-    """Real files, and a journal of all that is done to them. Nothing is really synced, but syncs take their time.
+    """Real files with a journal of all operations. Syncs take time, but do not sync the real files.
 
     Args:
         root: The folder that everything lies in; it is there, and its own name is safe.
@@ -74,7 +74,7 @@ class RecordingFiles(Files):
 
     @property
     def position(self) -> int:
-        """Where in the journal the next operation will be."""
+        """The position of the next operation in the journal."""
         return len(self.journal)
 
     def _note(self, kind: str, handle: int = 0, **fields: bytes | int | tuple[str, ...]) -> None:
@@ -165,14 +165,14 @@ class RecordingFiles(Files):
 
 @dataclass(slots=True, eq=False)
 class _Folder:
-    """A folder: the names in it as programs see them, as they are stable, and the changes in between, in order."""
+    """A folder: its names as programs see them, its durable names, and the changes between them, in order."""
 
     seen: "dict[str, _Folder | DiskFile]" = field(default_factory=dict)
     stable: "dict[str, _Folder | DiskFile]" = field(default_factory=dict)
     pending: "list[dict[str, _Folder | DiskFile | None]]" = field(default_factory=list)
 
     def change(self, changes: "dict[str, _Folder | DiskFile | None]") -> None:
-        """Let names come or go (None), all of them at once."""
+        """Add or remove (None) names, all of them at once."""
         _apply_names(self.seen, changes)
         self.pending.append(changes)
 
@@ -188,7 +188,7 @@ def _apply_names(
 
 
 class Disk:
-    """What recorded operations make of a disk.
+    """The state of a disk after recorded operations.
 
     Args:
         image: What it holds to begin with, all of it stable.
@@ -197,12 +197,14 @@ class Disk:
     def __init__(self, image: Image) -> None:
         self._root = _from_image(image)
         self._files: dict[int, DiskFile] = {}
-        self._syncs: dict[int, tuple[_Folder | DiskFile, int]] = {}  # what was begun: changes it is for
+        self._syncs: dict[
+            int, tuple[_Folder | DiskFile, int]
+        ] = {}  # syncs in progress: the changes that they cover
 
     # ------------------------------------------------------------------ operations
 
     def apply(self, operation: Operation) -> None:
-        """Do the next operation."""
+        """Apply the next operation."""
         handle, path = operation.handle, operation.path
         match operation.kind:
             case "create":
@@ -263,11 +265,11 @@ class Disk:
     # ------------------------------------------------------------------ what is left of it
 
     def image(self) -> Image:
-        """What programs see: all of it is there as long as there is power."""
+        """Return the files as programs see them: complete, as long as there is power."""
         return _image(self._root, lambda count: count, lambda pending: pending)
 
     def power_cuts(self, chance: random.Random) -> Iterator[tuple[str, Image]]:
-        """What may be left after a power cut at this moment: a choice of the possibilities, each with its name."""
+        """Yield possible states after a power cut at this moment, a selection, each with its name."""
         yield "nothing that was not synced", _image(self._root, lambda count: 0, lambda pending: [])
         yield "names, but no data", _image(self._root, lambda count: count, lambda pending: [])
         yield "everything", self.image()
@@ -296,7 +298,7 @@ def disk_at(journal: Sequence[Operation], moments: Iterable[int]) -> Iterator[tu
 
 
 def _any(chance: random.Random) -> Callable[[list[Change]], list[Change]]:
-    """Some of the changes, each of them whole or in part."""
+    """Select some of the changes, each whole or in part."""
 
     def keep(pending: list[Change]) -> list[Change]:
         kept = [change for change in pending if chance.random() < 0.6]

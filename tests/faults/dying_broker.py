@@ -1,7 +1,7 @@
 """`python -m faults.dying_broker DATA_PATH HTTP_ADDRESS MOMENT COUNT`: a broker that is killed while it stores a batch.
 
-By SIGKILL, at the COUNTth time that it stores something: MOMENT is `unwritten`, `written` (not synced yet) or `synced`
-(not answered yet). Prints "ready" when it listens.
+It gets SIGKILL during the COUNTth write. MOMENT is `unwritten`, `written` (not synced yet) or `synced` (not answered
+yet). Prints "ready" when it listens.
 """
 
 import os

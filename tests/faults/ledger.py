@@ -1,6 +1,6 @@
-"""What a broker promised and what it delivered, as its clients saw it, and the judgement over both.
+"""A ledger of a broker's acknowledgements and deliveries, as its clients saw them, and the comparison of both.
 
-The ledger lives outside the broker and survives it. Times are Unix nanoseconds, by the clock the broker reads too.
+The ledger is outside the broker and survives it. Times are Unix nanoseconds, by the broker's clock.
 A *life* is a run of the broker, counted from 0.
 """
 
@@ -15,13 +15,13 @@ SECOND = 1000 * MS
 
 _CLOCK_TOLERANCE_NS = 5 * MS
 _SAVING_TAKES_NS = 2 * SECOND
-"""By so much the checkpoint that ought to know of a FIN may be late on a machine that is busy."""
+"""Maximum delay, on a busy machine, of the checkpoint that includes a FIN."""
 _FILLING = bytes(range(256)) * 4
 _MAX_BODY_BYTES = 600
 
 
 def body_of(number: int) -> bytes:
-    """The body of a message, by its number: its size is 10 to 600 bytes, and follows from the number, too."""
+    """Return the body of a message by its number, which also determines its size of 10 to 600 bytes."""
     size = 10 + number * 7919 % (_MAX_BODY_BYTES - 10)
     start = number % 256
     return (b"%09d " % number + _FILLING[start : start + size])[:size]
@@ -55,20 +55,20 @@ class Published:
 
 
 class Act(Enum):
-    """What can happen to a message in a channel."""
+    """The events of a message in a channel."""
 
     DELIVERED = auto()
     FINISHED = auto()
     REQUEUED = auto()
     REFUSED = auto()
-    """The broker refused a FIN, REQ or TOUCH: it was too late."""
+    """The broker refused a FIN, REQ or TOUCH that was too late."""
     LEFT = auto()
-    """The consumer that held it went away, or the broker."""
+    """The consumer that held it disconnected, or the broker stopped."""
 
 
 @dataclass(slots=True)
 class Event:
-    """Something that happened to a message in a channel; `due_ns` is when a requeued one may come again."""
+    """An event of a message in a channel; `due_ns` is the earliest redelivery of a requeued one."""
 
     act: Act
     at_ns: int
@@ -79,7 +79,7 @@ class Event:
 
 @dataclass(slots=True)
 class Drop:
-    """A request by which a channel loses what it has: it was emptied or deleted, or its topic was.
+    """A request that drops a channel's messages: emptying or deleting the channel or its topic.
 
     Attributes:
         sent_ns: Before the request.
@@ -92,7 +92,7 @@ class Drop:
 
 @dataclass(slots=True)
 class Setting:
-    """Whether something is so (it exists, it is paused): the last value known, and one that was asked for.
+    """A state (exists, is paused): the last known value, and a requested one.
 
     Attributes:
         value: As was acknowledged last.
@@ -103,13 +103,13 @@ class Setting:
     asked: bool | None = None
 
     def allows(self, value: bool) -> bool:
-        """Whether a broker may say so now."""
+        """Whether a broker may report this value now."""
         return value == self.value or value == self.asked
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         kills: Lives that did not end well.
@@ -139,7 +139,7 @@ class Verdict:
 
 
 class Ledger:
-    """Everything that clients did and saw.
+    """All actions and observations of the clients.
 
     Args:
         checkpoint_interval_ns: What was finished so long before a crash may come again.
@@ -180,7 +180,7 @@ class Ledger:
     # ------------------------------------------------------------------ entries
 
     def send(self, topic: str, count: int, sent_ns: int, defer_ns: int = 0) -> list[Published]:
-        """New messages of one command."""
+        """Record the new messages of one command."""
         self._commands += 1
         start = len(self.published)
         due_ns = sent_ns + defer_ns if defer_ns else 0
@@ -189,7 +189,7 @@ class Ledger:
         return new
 
     def acknowledge(self, messages: Iterable[Published], at_ns: int) -> None:
-        """An OK came."""
+        """Record an OK."""
         for message in messages:
             message.acknowledged_ns = at_ns
             self.acknowledged += 1
@@ -197,7 +197,7 @@ class Ledger:
     def deliver(
         self, name: ChannelName, body: bytes, message_id: bytes, attempts: int, stamp_ns: int, at_ns: int
     ) -> int:
-        """A message came; returns its number, or -1 if nobody has sent such a message."""
+        """Record a delivery; returns the message's number, or -1 if no client has sent it."""
         number = int(body[:9]) if body[:9].isdigit() else -1
         message = self.published.get(number)
         if message is None or body != body_of(number) or message.topic != name.topic:
@@ -215,30 +215,30 @@ class Ledger:
         return number
 
     def answer(self, name: ChannelName, number: int, act: Act, at_ns: int, delay_ns: int = 0) -> None:
-        """A consumer answers a message, or its answer is refused, or it leaves with it."""
+        """Record a consumer's answer, a refused answer, or a disconnect with the message in flight."""
         self._note(name, number, Event(act, at_ns, self.life, due_ns=at_ns + delay_ns if delay_ns else 0))
 
     def depart(self, name: ChannelName, held: Iterable[int], at_ns: int) -> None:
-        """A consumer is gone, with these messages unanswered."""
+        """Record that a consumer disconnected with these messages unanswered."""
         self._departures[name].append(at_ns)
         for number in held:
             self.answer(name, number, Act.LEFT, at_ns)
 
     def number_of(self, name: ChannelName, message_id: bytes) -> int:
-        """The number of the message with this id, which has come before."""
+        """Return the number of the message with this id, which was delivered before."""
         return self._numbers[name.topic, message_id]
 
     def _note(self, name: ChannelName, number: int, event: Event) -> None:
         self._events[name][number].append(event)
 
     def complain(self, sentence: str) -> None:
-        """Something was wrong that shows in no message."""
+        """Record an error that is not about a message."""
         self._wrong.append(f"life {self.life}: {sentence}")
 
     # ------------------------------------------------------------------ judgement
 
     def judge(self, *, ids_unique: bool = True) -> Verdict:
-        """The verdict, once every channel has been drained.
+        """Return the verdict after every channel has been drained.
 
         Args:
             ids_unique: Whether ids and timestamps count; they do not for nsqd, whose ids repeat between topics.
@@ -269,7 +269,7 @@ class Ledger:
         return verdict
 
     def _excused(self, name: ChannelName, message: Published, since_ns: int) -> bool:
-        """Whether the channel need not deliver the message: it came too early, or was dropped on request."""
+        """Whether the channel may omit the message: published before the channel, or dropped on request."""
         if message.sent_ns < since_ns:
             return True
         return any(drop.done_ns is None or message.sent_ns <= drop.done_ns for drop in self.drops[name])
@@ -296,7 +296,7 @@ class Ledger:
                 acknowledged = message.acknowledged_ns is not None and message.acknowledged_ns < drop.sent_ns
                 if acknowledged and drop.done_ns is not None and drop.done_ns < event.at_ns:
                     wrong("dropped on request, and came back")
-            hidden = sum(at_ns <= event.at_ns for at_ns in self._departures[name])  # sent to it, but not read
+            hidden = sum(at_ns <= event.at_ns for at_ns in self._departures[name])  # sent, but not read
             if not 1 <= event.attempts <= count + hidden:
                 wrong(f"attempts of {event.attempts}")
             if count > 1:
@@ -332,7 +332,7 @@ class Ledger:
             wrong("came again before its time was out")
 
     def _forgotten(self, answer: Event, later: Event) -> bool:
-        """Whether a crash after the answer was so soon that no checkpoint need have known of it."""
+        """Whether a crash followed the answer so soon that no checkpoint must include it."""
         killed_ns = self.kills[answer.life] if answer.life < later.life else None
         return killed_ns is not None and killed_ns - answer.at_ns <= self._window_ns
 

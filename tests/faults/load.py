@@ -1,6 +1,6 @@
-"""Clients that keep a broker busy with everything it can be asked for, and note in a ledger what it says.
+"""Clients that load a broker with all kinds of requests, and record its answers in a ledger.
 
-They know neither nor care whose broker it is: ours or nsqd.
+They work with this broker and with nsqd.
 """
 
 import http.client
@@ -46,7 +46,7 @@ class Client:
             raise Gone from exc
 
     async def frames(self) -> list[tuple[int, bytes]]:
-        """The frames (type, data) that come next, at least one; heartbeats are answered. Raises Gone."""
+        """Receive the next frames (type, data), at least one, and answer heartbeats. Raises Gone."""
         while True:
             found, heartbeats = [], 0
             for frame in self._take_whole():
@@ -79,7 +79,7 @@ class Client:
 
 @asynccontextmanager
 async def connection(address: str) -> AsyncIterator[Client]:
-    """A connection to `host:port` that has sent its magic. Raises Gone if nobody is there."""
+    """Connect to `host:port` and send the magic. Raises Gone if the connection is refused."""
     host, _, port = address.rpartition(":")
     try:
         stream = await trio.open_tcp_stream(host, int(port))
@@ -92,7 +92,7 @@ async def connection(address: str) -> AsyncIterator[Client]:
 
 
 class Load:
-    """Publishers, consumers and operators of one life of a broker.
+    """Producers, consumers and operators during one run of a broker.
 
     Args:
         broker: The broker.
@@ -112,7 +112,7 @@ class Load:
         self._operators = operators
 
     async def run(self) -> None:
-        """Go on until the broker is gone."""
+        """Run until the broker is gone."""
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(self._while_it_lives, self._publish)
@@ -140,7 +140,7 @@ class Load:
                 await self._publish_some(client)
 
     async def _publish_some(self, client: Client, topic: str = "", commands: int = 0) -> None:
-        """Send a few commands at once, and wait for what becomes of them."""
+        """Send a few commands at once, and wait for their answers."""
         sent = [
             self._command(topic or self._chance.choice(TOPICS))
             for _ in range(commands or self._chance.choice((1, 1, 1, 2, 5)))
@@ -231,11 +231,11 @@ class Load:
         self._ledger.answer(name, number, Act.REFUSED, now_ns)
 
     def _answer(self, name: ChannelName, message_id: bytes, held: dict[bytes, int]) -> bytes:
-        """What a consumer says to one message: mostly FIN."""
+        """Return a consumer's answer to one message, usually FIN."""
         kind = self._chance.random()
         now_ns = time.time_ns()
         if kind < 0.02:
-            return b""  # forgotten: until its time is out, it is held
+            return b""  # no answer: the message stays in flight until its timeout
         if kind < 0.05:
             return b"TOUCH %s\n" % message_id
         number = held.pop(message_id)
@@ -267,14 +267,14 @@ class Load:
     async def _settle(
         self, settings: dict[Any, Setting], key: Any, value: bool, path: str, **names: str
     ) -> None:
-        """Ask for a setting, and note the answer."""
+        """Request a setting, and record the answer."""
         setting = settings.setdefault(key, Setting(not value))
         setting.asked = value
         await self._ask(path, **names)
         setting.value, setting.asked = value, None
 
     async def make(self, name: ChannelName, *, whole: bool = True) -> None:
-        """Make a channel, and its topic; it is to have what is published from now on, or all if it is the first."""
+        """Create a channel and its topic. It must get later messages; a topic's first channel must get all."""
         topic = self._ledger.topics.get(name.topic)
         if topic is None or not topic.value:
             await self._settle(self._ledger.topics, name.topic, True, "/topic/create", topic=name.topic)
@@ -284,7 +284,7 @@ class Load:
         self._ledger.channels.setdefault(name, 0 if whole else time.time_ns())
 
     async def _operate(self) -> None:
-        """Go on with topics that come and go, one after the other."""
+        """Create and delete topics, one after the other."""
         async with connection(self._broker.tcp_address) as client:
             while True:
                 await self._one_topic(client)
@@ -331,7 +331,7 @@ class Load:
     # ------------------------------------------------------------------ after a restart, and at the end
 
     async def check_settings(self) -> None:
-        """Compare what is there and what is paused with the ledger; what was open is settled by it."""
+        """Compare existing and paused topics with the ledger, and resolve its open requests."""
         stats = await self._stats()
         there = {topic["topic_name"]: topic for topic in stats["topics"]}
         for name, setting in self._ledger.topics.items():
@@ -357,7 +357,7 @@ class Load:
         return stats
 
     async def drain(self) -> None:
-        """Let every channel deliver all it has, and finish it."""
+        """Let every channel deliver all its messages, and finish them."""
         stats = await self._stats()
         with trio.fail_after(_DRAIN_S):
             async with trio.open_nursery() as nursery:
@@ -389,14 +389,14 @@ class Load:
 
 
 def mostly_short(chance: random.Random) -> float:
-    """For how many seconds a broker lives: often not until its first checkpoint, but some lives see many."""
+    """Duration of a run in seconds: often shorter than until the first checkpoint, sometimes for many of them."""
     return 3 if chance.random() < 0.25 else chance.uniform(0.1, 1.2)
 
 
 async def live(
     broker: Broker, ledger: Ledger, chance: random.Random, life_s: float, *, operators: bool
 ) -> None:
-    """A life of a broker that ends with SIGKILL: under full load, or a moment after it was asked to stop."""
+    """Run a broker until SIGKILL: under full load, or shortly after a stop request."""
     load = Load(broker, ledger, chance, operators=operators)
     with trio.fail_after(life_s + 3 * PATIENCE_S):
         if operators:
@@ -428,7 +428,7 @@ async def run_and_kill(
     life_s: Callable[[random.Random], float] = mostly_short,
     killed_while_starting: Callable[[random.Random], None] | None = None,
 ) -> None:
-    """Start a broker over and over, and kill it each time; then drain it and stop it.
+    """Start and kill a broker repeatedly; then drain and stop it.
 
     Args:
         start: Runs it on the same data.
@@ -454,7 +454,7 @@ async def run_and_kill(
 
 
 def complaints(broker: Broker, ledger: Ledger) -> None:
-    """Note what a broker should not have had to say."""
+    """Record unexpected log lines of a broker."""
     for line in broker.log():
         if "Traceback" in line or "internal error" in line:
             ledger.complain("\n".join(broker.log()[-40:]))

@@ -1,4 +1,4 @@
-"""For tests of power cuts and kills: a broker with small files, and what to look for in what it has written."""
+"""Support for tests of power cuts and kills: a broker with small files, and checks of its files."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -14,7 +14,7 @@ from trio_nsq.log import Files
 
 
 def carry_forward_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let unfinished messages be carried forward soon, however many there are."""
+    """Carry unfinished messages forward early, regardless of their number."""
     monkeypatch.setattr(retention, "PINNED_BYTES", 2000)
     monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 1.0)
     monkeypatch.setattr(retention, "CARRIED_BYTES_SHARE", 1.0)
@@ -27,7 +27,7 @@ def broker(
     checkpoint_interval_ms: int = 1000,
     keep: TopicSettings = TopicSettings(),  # noqa: B008 - it cannot be changed
 ) -> AbstractAsyncContextManager[BoundAddresses]:
-    """A broker with small files, and much to do to them."""
+    """Run a broker with small files, which it begins and deletes often."""
     return running_broker(
         data_path,
         files=files,
@@ -41,7 +41,7 @@ def broker(
 
 
 def numbers_in(data: bytes) -> list[int]:
-    """The numbers of the messages in some records."""
+    """Return the numbers of the messages in these records."""
     candidates = [
         int(data[at + 4 : at + 13])
         for at in range(len(data) - 13)

@@ -1,7 +1,7 @@
-"""A proxy between clients and a broker, which does to each connection what a test says, at the byte it says.
+"""A proxy between clients and a broker that injects a fault into each connection, at a given byte.
 
-Real sockets on loopback on both sides. Nothing is decoded, so that a fault can be anywhere: in the middle of a frame,
-of a TLS record, of a snappy chunk.
+It uses real sockets on loopback on both sides. It decodes no data, so that a fault can be anywhere: in the middle of a
+frame, a TLS record or a snappy chunk.
 """
 
 import socket
@@ -16,7 +16,7 @@ import trio
 
 _READ_BYTES = 64 * 1024
 DELAY_S = 0.3
-"""By so much what trickles is late."""
+"""Delay of trickled data."""
 
 
 class Towards(Enum):
@@ -27,24 +27,24 @@ class Towards(Enum):
 
 
 class Kind(Enum):
-    """What can happen to a connection."""
+    """The faults of a connection."""
 
     HANG_UP = "hang up"
-    """Both sides see its end; what was sent is read first."""
+    """Both sides see the end, after the data sent before it."""
     RESET = "reset"
-    """Both sides see an error, and lose what they have not read."""
+    """Both sides see an error, and lose unread data."""
     END = "end"
-    """This direction ends, the other one goes on: a connection that is half closed."""
+    """This direction ends, the other continues: a half-closed connection."""
     SILENCE = "silence"
-    """Nothing more comes this way, not even the end."""
+    """No more data arrives in this direction, not even the end."""
     BLACK_HOLE = "black hole"
-    """Nothing more comes in either direction."""
+    """No more data arrives in either direction."""
     STUCK = "stuck"
-    """Nothing more is read this way, so that whoever sends has to wait."""
+    """No more data is read in this direction, so the sender must wait."""
     FLIP = "flip"
-    """A bit is wrong."""
+    """One bit is flipped."""
     TRICKLE = "trickle"
-    """From here on everything comes late, and byte by byte. Nothing is lost."""
+    """From here on, data arrives late and byte by byte. No data is lost."""
 
 
 CUTS = (Kind.HANG_UP, Kind.RESET, Kind.END)
@@ -53,7 +53,7 @@ STALLS = (Kind.SILENCE, Kind.BLACK_HOLE, Kind.STUCK)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is to happen, and where.
+    """A fault and its position.
 
     Attributes:
         towards: Which direction is counted, and concerned.
@@ -96,17 +96,17 @@ class Passage:
 
     @property
     def lengths(self) -> dict[Towards, int]:
-        """How many bytes were let through in each direction."""
+        """Number of bytes passed on in each direction."""
         return {towards: len(data) for towards, data in self.passed.items()}
 
     def plan(self, fault: Fault) -> None:
-        """Let this happen; bytes are counted from now on."""
+        """Schedule a fault; its position counts from now on."""
         at = len(self.passed[fault.towards]) + fault.at
         self._fault = Fault(fault.kind, fault.towards, at, fault.bit)
         self._strike_if_due(fault.towards)
 
     def cut(self, kind: Kind = Kind.HANG_UP) -> None:
-        """End it now: `HANG_UP` or `RESET`."""
+        """End the connection now: `HANG_UP` or `RESET`."""
         if kind is Kind.RESET:
             for stream in self._streams.values():
                 if stream.socket.fileno() >= 0:
@@ -114,7 +114,7 @@ class Passage:
         self._scope.cancel()
 
     async def run(self, broker_address: tuple[str, int]) -> None:
-        """Connect to the broker and pass on, until it is over."""
+        """Connect to the broker and pass data on until the connection ends."""
         try:
             with self._scope:
                 self._streams[Towards.BROKER] = await trio.open_tcp_stream(*broker_address)
@@ -123,7 +123,7 @@ class Passage:
                     nursery.start_soon(self._pass_on, Towards.BROKER)
                     nursery.start_soon(self._pass_on, Towards.CLIENT)
         except OSError:
-            pass  # the broker is away: the client sees its connection end
+            pass  # no broker: the client sees its connection end
         finally:
             for stream in self._streams.values():
                 stream.socket.close()
@@ -151,7 +151,7 @@ class Passage:
         self._one_ended.set()
 
     def _until_fault(self, towards: Towards, data: bytes) -> tuple[bytes, bytes]:
-        """Cut off what can be passed on together: nothing behind the place of the fault."""
+        """Return the data to pass on at once: up to the position of the fault."""
         fault = self._fault
         if self._trickles:
             return data[:1], data[1:]
@@ -222,11 +222,11 @@ class Proxy:
         self._news = trio.Event()
 
     def plan(self, *faults: Fault) -> None:
-        """Let these happen to the next connections, one each."""
+        """Schedule these faults for the next connections, one each."""
         self._planned.extend(faults)
 
     async def accepted(self, count: int) -> Passage:
-        """Wait until so many connections in all were accepted; returns the last of these."""
+        """Wait until this many connections were accepted in total; returns the last one."""
         while len(self.passages) < count:
             await self._news.wait()
         return self.passages[count - 1]
@@ -254,7 +254,7 @@ class Proxy:
 
 @asynccontextmanager
 async def proxy_before(broker_address: str) -> AsyncIterator[Proxy]:
-    """A proxy that serves; at the end all its connections are cut."""
+    """Run a proxy; at the end, close all its connections."""
     proxy = Proxy(broker_address)
     async with trio.open_nursery() as nursery:
         await nursery.start(proxy.serve)

@@ -1,6 +1,6 @@
-"""A broker in the test's own run, used by clients who note at which point of the recording they were told what.
+"""A broker in the test's process, and clients that record the journal position at which they got each answer.
 
-Time is the position in the journal of `RecordingFiles`: what was told by then has to hold if the power goes off then.
+Time is the position in the journal of `RecordingFiles`: answers up to a position must hold after a power cut there.
 """
 
 import json
@@ -21,12 +21,12 @@ from trio_nsq.broker import BoundAddresses
 HOUR_MS = 3_600_000
 NEVER = 10**9
 PROBE = "probe"
-"""A first channel, made when all is over, for a topic that has none."""
+"""A first channel, created at the end, for a topic that has none."""
 _TOPICS = ("one", "two")
 
 
 async def http(address: str, method: str, path: str, body: bytes = b"", **query: str) -> tuple[int, bytes]:
-    """One HTTP request; returns the status and the body of the answer."""
+    """Send an HTTP request; returns the status and the body of the answer."""
     host, _, port = address.rpartition(":")
     parameters = "&".join(f"{name}={value}" for name, value in query.items())
     async with await trio.open_tcp_stream(host, int(port)) as stream:
@@ -41,7 +41,7 @@ async def http(address: str, method: str, path: str, body: bytes = b"", **query:
 
 
 async def stats(address: str) -> dict[str, dict[str, Any]]:
-    """What `/stats` says of each topic, by name; the channels in it by their names."""
+    """Return the `/stats` of each topic, by name, with its channels by name."""
     _, content = await http(
         address, "GET", "/stats", format="json", include_clients="false", include_mem="false"
     )
@@ -71,7 +71,7 @@ class Request:
 
 @dataclass
 class Expectation:
-    """What has to hold after a power cut at some moment.
+    """The guarantees after a power cut at some moment.
 
     Attributes:
         may: What can come, by topic.
@@ -94,7 +94,7 @@ class Expectation:
     had_channels: set[str] = field(default_factory=set)
 
     def add(self, message: Published, *, promised: bool) -> None:
-        """Expect a message of a later life, too, in every channel that there is."""
+        """Also expect a message of a later run, in every channel that exists."""
         self.may[message.topic].add(message.number)
         if message.due_ns:
             self.deferred.add(message.number)
@@ -107,21 +107,21 @@ class Expectation:
 
 @dataclass
 class Told:
-    """What the clients of one life of a broker did and were told, and when."""
+    """The actions of the clients of one run of a broker, and the answers, with their times."""
 
     messages: list[Published] = field(default_factory=list)
     promised: dict[int, int] = field(default_factory=dict)
-    """Since when each message has to survive."""
+    """The moment from which each message must survive."""
     finished: dict[ChannelName, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     """When the FIN was sent."""
     requests: list[Request] = field(default_factory=list)
     drops: dict[ChannelName, list[Drop]] = field(default_factory=lambda: defaultdict(list))
     since: dict[ChannelName, int] = field(default_factory=dict)
-    """From when on a channel must have what is published; 0 for a topic's first."""
+    """The moment from which a channel must get published messages; 0 for a topic's first channel."""
     ids: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """Message and when it was seen."""
     refused: set[int] = field(default_factory=set)
-    """Messages of which the broker said that it has not stored them."""
+    """Messages that the broker reported as not stored."""
 
     def keep_what_is_acknowledged(self) -> None:
         """Promise every message from its OK on."""
@@ -130,7 +130,7 @@ class Told:
                 self.promised[message.number] = message.acknowledged_ns
 
     def by(self, now: int, *, killed: bool = False) -> Expectation:
-        """What has to hold if the power goes off now, or if only the broker is killed."""
+        """Return the guarantees after a power cut now, or after only the broker is killed."""
         if killed:
             told = replace(self, promised={})
             told.keep_what_is_acknowledged()
@@ -222,7 +222,7 @@ class Scenario:
         self._commands = 0
 
     async def run(self, steps: int) -> None:
-        """Do so many things, one after the other; some are done by several clients at once."""
+        """Run a number of operations in sequence; some of them by several clients at once."""
         actions = [self._publish] * 9 + [self._consume] * 4 + [self._let_time_pass] * 3 + [self._operate] * 4
         for _ in range(steps):
             await self._chance.choice(actions)()
@@ -235,7 +235,7 @@ class Scenario:
                 nursery.start_soon(self.publish, self._chance.choice(_TOPICS))
 
     async def publish(self, topic: str) -> None:
-        """One command, by a client of its own; returns once it is answered."""
+        """Send one command from a new client; returns when it is answered."""
         kind = self._chance.choice(("pub", "dpub", "mpub", "mpub", "http"))
         messages = self._new(
             topic, self._chance.randint(2, 6) if kind == "mpub" else 1, deferred=kind == "dpub"
@@ -252,7 +252,7 @@ class Scenario:
             self.told.refused.update(message.number for message in messages)
 
     async def _send(self, kind: str, topic: str, bodies: list[bytes]) -> bool:
-        """Publish messages; returns whether the broker has them."""
+        """Publish messages; returns whether the broker stored them."""
         if kind == "http":
             status, content = await http(self._http, "POST", "/pub", bodies[0], topic=topic)
             return status == 200 or self._refused(status, content)
@@ -323,7 +323,7 @@ class Scenario:
     # ------------------------------------------------------------------ time and operators
 
     async def _let_time_pass(self) -> None:
-        """Checkpoints, and syncs of what is not synced at once; sometimes they end before anything else happens."""
+        """Run checkpoints and scheduled syncs, at times to their end before the next operation."""
         self._clock.jump(1)
         if self._chance.random() < 0.5:
             await settle()
@@ -340,7 +340,7 @@ class Scenario:
         kinds = ["pause", "pause", "topic"]
         if not self.may_refuse:
             kinds.append("delete topic")
-            if not topic_paused:  # else messages wait in the topic, and come to the channel afterwards
+            if not topic_paused:  # otherwise messages wait in the topic, and get to the channel later
                 kinds += ["empty", "delete channel"]
         match self._chance.choice(kinds):
             case "pause":
@@ -365,7 +365,7 @@ class Scenario:
                 await self._drop(both, gone, "/topic/delete", topic=name.topic)
 
     async def _forget(self, names: Iterable[ChannelName], topic: str | None = None) -> None:
-        """What was paused goes on first: what comes back under the name is not paused."""
+        """Unpause first: a topic or channel created again under this name is not paused."""
         for key, path, query in [
             *((("paused", name), "/channel/unpause", name._asdict()) for name in names),
             *([(("paused", topic), "/topic/unpause", {"topic": topic})] if topic else []),
@@ -374,7 +374,7 @@ class Scenario:
                 await self._ask(Request(key, False, self._files.position), path, **query)
 
     def _value(self, key: tuple[str, Any]) -> bool:
-        """What the last request that was not refused has made of it."""
+        """Return the state after the last request that was not refused."""
         made = (request for request in reversed(self.told.requests) if not request.refused)
         return next((request.value for request in made if request.key == key), False)
 
@@ -390,7 +390,7 @@ class Scenario:
             self.told.since[name] = 0 if whole else self._files.position
 
     async def settle_requests(self) -> None:
-        """Look what became of requests that were refused."""
+        """Check the effect of refused requests."""
         there = await stats(self._http)
         last = {request.key: request for request in self.told.requests}
         for key, request in last.items():
@@ -404,7 +404,7 @@ class Scenario:
         self.told.requests.append(request)
 
     async def _ask(self, request: Request | None, path: str, **query: Any) -> bool:
-        """Returns whether it was done; if not, it may or may not be."""
+        """Return whether the request succeeded; if not, its effect is unknown."""
         if request is not None:
             self._note(request)
         status, content = await http(self._http, "POST", path, **query)
@@ -432,7 +432,7 @@ class Scenario:
 
 @dataclass
 class Found:
-    """What a broker had after a restart.
+    """The messages of a broker after a restart.
 
     Attributes:
         topics: As `stats` gave them at once.
@@ -449,7 +449,7 @@ class Found:
 
 
 async def look(bound: BoundAddresses, clock: trio.testing.MockClock, new: dict[str, int]) -> Found:
-    """Let a broker deliver all it has, and a new message for every topic.
+    """Let a broker deliver all its messages, and a new one for every topic.
 
     Args:
         bound: Where it listens.
@@ -499,7 +499,7 @@ async def _receive_all(bound: BoundAddresses, found: Found) -> dict[ChannelName,
 async def _receive(
     client: RawClient, name: ChannelName, found: Found, received: dict[ChannelName, list[int]]
 ) -> None:
-    """Receive and finish all that a channel gives out: less than its depth, if some of that is damaged."""
+    """Receive and finish all messages of a channel: fewer than its depth if some are damaged."""
     await client.subscribe(*name, ready_count=2500)
     silent = 0
     while silent < 2:  # the first answer may come before the messages
@@ -523,7 +523,7 @@ async def _receive(
 
 
 def is_so(topics: dict[str, dict[str, Any]], key: tuple[str, Any]) -> bool:
-    """What the stats of all topics say of the key of a `Request`."""
+    """Return the stats value for the key of a `Request`."""
     kind, name = key
     if isinstance(name, ChannelName):
         about = topics.get(name.topic, {"channels": {}})["channels"].get(name.channel)
@@ -533,7 +533,7 @@ def is_so(topics: dict[str, dict[str, Any]], key: tuple[str, Any]) -> bool:
 
 
 def judge(expected: Expectation, found: Found, new: dict[str, int]) -> list[str]:
-    """What is not as promised, in sentences."""
+    """Return the violated guarantees, as sentences."""
     wrong = found.wrong.copy()
     for key, value in expected.settings.items():
         if is_so(found.topics, key) != value:

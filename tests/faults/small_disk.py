@@ -1,8 +1,8 @@
-"""Small disks, to be filled; and clients that fill them, with a ledger of what the broker told them.
+"""Small disks, and clients that fill them, with a ledger of the broker's answers.
 
-`python -m faults.small_disk DATA_PATH BYTES ADDRESSES OPTIONS`: a broker on a disk of that size that is made up, and so
-needs no root: operations fail as on a full one. OPTIONS, of `BrokerOptions`, are a JSON object. The broker's addresses
-go to the file ADDRESSES; then it prints "ready".
+`python -m faults.small_disk DATA_PATH BYTES ADDRESSES OPTIONS`: a broker on a simulated disk of that size, which needs
+no root: operations fail as on a full disk. OPTIONS, of `BrokerOptions`, are a JSON object. The broker writes its
+addresses to the file ADDRESSES; then it prints "ready".
 """
 
 import errno
@@ -29,12 +29,12 @@ from trio_nsq.broker import BrokerOptions, serve
 _BLOCK_BYTES = 4096
 _MOUNT_S = 30.0
 _PAUSE_S = 0.002
-"""A publisher that was refused tries again after this time."""
+"""Retry delay of a refused producer."""
 
 
 @contextmanager
 def small_disk(folder: Path, size: str, kind: str = "tmpfs") -> Iterator[None]:
-    """Mount a file system of that kind, `tmpfs` or `ext4`; skip the test where that is not allowed, in CI too."""
+    """Mount a `tmpfs` or `ext4` file system; skip the test if that is not permitted, also in CI."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system takes root")
     folder.mkdir()
@@ -65,7 +65,7 @@ def _or_skip(command: Sequence[str | Path]) -> None:
 
 
 class SmallFiles(HastyFiles):
-    """Real files in one folder, on a disk of so many bytes: what finds no room fails as on a full one.
+    """Real files in one folder, on a simulated disk of limited size: writes fail as on a full disk.
 
     As on a real one, a file that has lost its name takes up room until nobody has it open.
 
@@ -76,7 +76,7 @@ class SmallFiles(HastyFiles):
     def __init__(self, folder: Path, disk_bytes: int) -> None:
         self.disk_bytes = disk_bytes
         self._lock = Lock()
-        self._open: Counter[int] = Counter()  # how often the file with this inode is open
+        self._open: Counter[int] = Counter()  # number of descriptors, by inode
         self._nameless: set[int] = set()  # inodes of open files
         self._blocks = {
             path.stat().st_ino: self._blocks_of(path.stat().st_size) for path in folder.rglob("*")
@@ -88,11 +88,11 @@ class SmallFiles(HastyFiles):
 
     @property
     def free_bytes(self) -> int:
-        """What no file has taken."""
+        """The free bytes."""
         return self.disk_bytes - sum(self._blocks.values()) * _BLOCK_BYTES
 
     def _grow(self, fd: int, size: int) -> bool:
-        """Take room for a file of this size; False if there is not enough."""
+        """Allocate space for a file of this size; False if there is not enough."""
         inode = os.fstat(fd).st_ino
         blocks = max(self._blocks.get(inode, 0), self._blocks_of(size))
         if (blocks - self._blocks.get(inode, 0)) * _BLOCK_BYTES > self.free_bytes:
@@ -181,7 +181,7 @@ class SmallFiles(HastyFiles):
 
 
 class FullDiskLedger:
-    """What publishers were told, and what consumers got, by number. Every attempt to publish has new numbers.
+    """The answers to producers and the messages of consumers, by number. Every attempt uses new numbers.
 
     Attributes:
         acknowledged, refused: What the publishers were told. Messages in neither may or may not be there.
@@ -197,12 +197,12 @@ class FullDiskLedger:
         self._next = 0
 
     def number(self) -> int:
-        """A number that was never used."""
+        """Return an unused number."""
         self._next += 1
         return self._next
 
     def judge(self) -> list[str]:
-        """What is wrong, once all channels are empty and no publisher is left."""
+        """Return the errors, after all channels are empty and all producers have ended."""
         wrong = []
         for (topic, channel), received in self.received.items():
             due = {number for number, where in self.acknowledged.items() if where == topic}
@@ -220,7 +220,7 @@ class FullDiskLedger:
 async def publish_for_ever(
     address: Callable[[], str], ledger: FullDiskLedger, topic: str, body_bytes: int, messages: int
 ) -> None:
-    """Publish batches of so many messages, and never stop trying; runs until cancelled."""
+    """Publish batches of this many messages, with retries; runs until cancelled."""
     while True:
         try:
             async with connection(address()) as client:
@@ -242,7 +242,7 @@ async def publish_for_ever(
 async def consume_for_ever(
     address: Callable[[], str], ledger: FullDiskLedger, topic: str, channel: str
 ) -> None:
-    """Finish all that comes from a channel; runs until cancelled."""
+    """Finish all messages from a channel; runs until cancelled."""
     received = ledger.received.setdefault((topic, channel), set())
     while True:
         try:

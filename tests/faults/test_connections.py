@@ -1,8 +1,8 @@
-"""Connections that end, stall and trickle at every step: the client comes back by itself, and loses nothing.
+"""Connections that end, stall and trickle at every step: the client reconnects by itself, and loses no message.
 
 Client, proxy and broker share one trio run with real sockets and a mock clock, so that minutes of waiting take no
-time, and what is measured is exact. One fault at every step by default; every fault at every step, and one at every
-byte, with `FAULT_COMPLETE=1`. `FAULT_SEED` chooses others.
+time, and measurements are exact. By default, one fault at every step; with `FAULT_COMPLETE=1`, every fault at every
+step, and one at every byte. `FAULT_SEED` chooses others.
 """
 
 import json
@@ -49,9 +49,9 @@ from trio_nsq.client import Consumer, Producer, PublishFailed
 pytestmark = pytest.mark.slow
 
 LONG_HEARTBEAT_S = 25.0
-"""Nobody gives up a connection for its silence while a consumer leaves."""
+"""Longer than a consumer takes to leave, so that no side closes the connection for silence meanwhile."""
 FLUSH_BYTES = 5
-"""What is said in DEFLATE ends with so many that say nothing."""
+"""Bytes at the end of each DEFLATE flush that carry no data."""
 KINDS = [*CUTS, *STALLS, Kind.TRICKLE]
 
 Scene = Callable[[Path, str, slice], Awaitable[tuple[int, Counter[Kind]]]]

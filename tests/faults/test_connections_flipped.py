@@ -1,8 +1,8 @@
-"""Bits that are wrong on their way to the client: it connects again, or goes on; it neither hangs, crashes nor swells.
+"""Flipped bits on the way to the client: it reconnects or continues, without hanging, crashing or growing.
 
-TCP finds such errors, but for one in thousands. What they make of a message's body or id nobody can see without TLS or
-snappy, which find them by themselves; a frame's size and type have to make sense in any case. One bit of every byte of
-those, and bits here and there, by default; every bit, or one of every byte, with `FAULT_COMPLETE=1`.
+TCP detects such errors except one in thousands. Only TLS and snappy detect a changed body or id; the client always
+checks a frame's size and type. By default, the tests flip one bit of every byte of size and type, and some other bits;
+with `FAULT_COMPLETE=1`, every bit, or one of every byte.
 """
 
 import logging
@@ -46,9 +46,9 @@ pytestmark = pytest.mark.slow
 
 FEW = 12
 PUBLISHES = 30
-"""One each second, so that the broker hears of the client all the time."""
+"""One per second, so that the broker regularly gets data from the client."""
 UNCHECKED = ("plain", "deflate")
-"""Forms in which a message may be another one, and nobody sees it."""
+"""Forms without checksums: a changed message is not detected."""
 MOST_FRAME_BYTES = 64 * 1024 * 1024
 """What claims to be longer is no frame, the client says at once."""
 MOST_KIB = 150 * 1024

@@ -112,7 +112,7 @@ def clock() -> trio.testing.MockClock:
 def broker(
     data_path: Path, files: Files, sync: str = "always"
 ) -> AbstractAsyncContextManager[BoundAddresses]:
-    """A broker with small files, and much to do to them."""
+    """Run a broker with small files, which it begins and deletes often."""
     return running_broker(
         data_path,
         files=files,
