@@ -301,7 +301,7 @@ class Receiver:
 
 
 def bodies_of(number: int) -> list[bytes]:
-    """Messages for one fault, all of the same size, so that the places of faults stay what they are."""
+    """Return messages for one fault, all of the same size, so that the positions of faults do not change."""
     return [b"message %d of %06d" % (n, number) for n in range(MESSAGES)]
 
 

@@ -262,7 +262,7 @@ class Disk:
             folder = node
         return folder
 
-    # ------------------------------------------------------------------ what is left of it
+    # ------------------------------------------------------------------ state after a power cut
 
     def image(self) -> Image:
         """Return the files as programs see them: complete, as long as there is power."""
@@ -323,7 +323,7 @@ def _from_image(image: Image) -> _Folder:
 def _image(
     folder: _Folder, names: Callable[[int], int], keep: Callable[[list[Change]], list[Change]]
 ) -> Image:
-    """What is left of a folder if so many of its changed names are there, and of each file what `keep` says."""
+    """Return a folder with this many of its changed names, and of each file the part that `keep` selects."""
     nodes = folder.stable.copy()
     for changes in folder.pending[: names(len(folder.pending))]:
         _apply_names(nodes, changes)

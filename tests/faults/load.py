@@ -177,8 +177,8 @@ class Load:
                 await self._subscribe(client, name, _READY_COUNT)
                 for _ in range(self._chance.choice((20, 1000, 10**9))):
                     await self._take(client, name, held, self._answer)
-                # Some leave early, with what they hold. Once they are told so, everything they said has arrived:
-                # to close a socket with data unread may destroy what was sent before.
+                # Some leave early, with messages in flight. After CLOSE_WAIT, all their answers have arrived:
+                # closing a socket with unread data may destroy data sent before.
                 await client.send(b"CLS\n")
                 while await self._take(client, name, held, lambda *message: b""):
                     pass

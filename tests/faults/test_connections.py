@@ -215,7 +215,7 @@ async def test_leaving_ends_in_time_and_what_is_unanswered_goes_to_others(
 
 
 class Publisher:
-    """Publishes until it is acknowledged, a new message each time, and keeps account of what it was told of each."""
+    """Publishes until OK, a new message each time, and records the answer to each."""
 
     def __init__(self, producer: Producer) -> None:
         self.acknowledged: set[bytes] = set()
@@ -257,7 +257,7 @@ class Publisher:
         raise AssertionError(f"publishing fails again and again: {self.failures}")
 
     def judge(self, stored: Counter[bytes]) -> None:
-        """Compare with what a broker has."""
+        """Compare with the messages of a broker."""
         assert self.acknowledged <= stored.keys(), "acknowledged, and lost"
         assert not self.not_stored & stored.keys(), '"not stored", and stored'
         assert stored.keys() <= self.acknowledged | self.maybe_stored

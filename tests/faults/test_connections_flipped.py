@@ -66,7 +66,7 @@ def heads(data: bytes) -> Iterator[int]:
 
 
 def flips(passage: Passage, form: str) -> list[Fault]:
-    """What is to be flipped of a conversation like this one."""
+    """Return the bits to flip in a conversation like this one."""
     data = bytes(passage.passed[Towards.CLIENT])
     chance = random.Random(SEED)
     if COMPLETE:
@@ -144,7 +144,9 @@ async def flips_for_a_consumer(folder: Path, form: str, part: slice) -> int:
 async def test_a_consumer_with_flipped_bits(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, form: str
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "trio_nsq")  # what is kept of it has to be text, and this may not be
+    caplog.set_level(
+        logging.CRITICAL, "trio_nsq"
+    )  # captured log lines must be text, which flipped bits may not be
     size_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for start in count(0, AT_A_TIME):
         part = slice(start, start + AT_A_TIME)

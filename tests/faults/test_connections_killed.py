@@ -30,7 +30,7 @@ REGISTERED_WITHIN_S = {"ours": 5.0, "nsqd": 20.0}
 """Until a discovery service that was restarted knows a broker again: nsqd tells it every 15 s."""
 PUBLISHERS = 4
 LEAK_S = 10.0
-"""What is open for longer after all is well again has been forgotten."""
+"""Resources that are open for longer after recovery count as leaked."""
 MOST_IDLE_CPU_SHARE = 0.2
 
 
@@ -66,7 +66,7 @@ class Restartable:
 
 @contextmanager
 def cluster(folder: Path, kind: str) -> Iterator[tuple[list[Restartable], Restartable]]:
-    """Two brokers and a discovery service, of ours or of NSQ's."""
+    """Two brokers and a discovery service: this project's or NSQ's."""
     start_broker = nsqd if kind == "nsqd" else qcli_serve
     with ExitStack() as stack:
         lookupd = Restartable(nsqlookupd if kind == "nsqd" else qcli_lookupd)
@@ -80,7 +80,7 @@ def cluster(folder: Path, kind: str) -> Iterator[tuple[list[Restartable], Restar
 
 
 class Account:
-    """What publishers were told and what a consumer got. Every attempt to publish has a body of its own.
+    """The answers to producers and the messages of a consumer. Every publish attempt has a different body.
 
     Attributes:
         came: How often each message came.
@@ -175,7 +175,7 @@ async def test_clients_outlive_kills(tmp_path: Path, kind: str) -> None:
                     for victims in ([brokers[0]], [lookupd], [brokers[1], lookupd]):
                         for victim in chance.sample(victims, len(victims)):
                             victim.kill()
-                        await account.goes_on()  # with what is left
+                        await account.goes_on()  # with the remaining processes
                         for victim in victims:
                             await victim.restart()
                         began_at = trio.current_time()

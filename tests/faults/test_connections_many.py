@@ -1,4 +1,4 @@
-"""Many consumers on one broker, and one consumer on many brokers: what they cost while nothing happens.
+"""Many consumers on one broker, and one consumer on many brokers: their cost while idle.
 
 Hundreds, for a moment, by default; a thousand, and fifty, for three minutes with `FAULT_COMPLETE=1`.
 """
@@ -31,7 +31,7 @@ MOST_CPU_SHARE = 0.1
 
 @asynccontextmanager
 async def hardly_any_work() -> AsyncIterator[None]:
-    """Fail if what is done in here costs this process a lot of processor time."""
+    """Fail if the block uses much CPU time of this process."""
     began_at, before_s = time.monotonic(), time.process_time()
     yield
     share = (time.process_time() - before_s) / (time.monotonic() - began_at)

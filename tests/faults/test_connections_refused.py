@@ -1,4 +1,4 @@
-"""Brokers that let nobody in, or not for long: how often the client tries, what it says, and what it leaves behind."""
+"""Brokers that refuse or soon close connections: the client's retries, log lines and open resources."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -246,7 +246,7 @@ STATES = {
     "broker.json": "broker.json.copy",
     "topics/t.topic/state.json": "topics/t.topic/state.json.previous",
 }
-"""What a broker saves, and what it goes on from if that is damaged."""
+"""Saved files of a broker, and the copies that it uses if these are damaged."""
 
 
 @pytest.mark.slow
@@ -347,7 +347,7 @@ async def carried(fast_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
 
 
 async def came_of(data: Data, clock: trio.testing.MockClock) -> set[int]:
-    """What a broker delivers of the two."""
+    """Return the messages that a broker delivers of the two."""
     async with running_broker(data.path, files=HastyFiles()) as bound:
         found = await look(bound, clock, {})
     assert found.wrong == []

@@ -98,7 +98,7 @@ class Scenario:
         self._files, self._clock, self._chance = files, clock, chance
 
     async def run(self, steps: int) -> None:
-        """Do so many things one after the other; what the broker does by itself may go on meanwhile."""
+        """Run this many operations in sequence; the broker's own tasks may run meanwhile."""
         for topic in _SOURCES:
             await http(self._http, "POST", "/topic/create", topic=topic)
             await http(self._http, "POST", "/channel/create", topic=topic, channel=_CHANNEL)
@@ -220,7 +220,7 @@ def note_syncs(journal: Sequence[Operation], fates: dict[int, Fate]) -> None:
 
 
 class Survivors:
-    """Starts brokers on what is left of a disk, and counts what they have."""
+    """Starts brokers on a disk after a power cut, and counts their messages."""
 
     def __init__(self, folder: Path, sync: str, clock: trio.testing.MockClock) -> None:
         self._folder, self._sync, self._clock = folder, sync, clock
@@ -268,7 +268,7 @@ class Survivors:
         ]
 
     async def record(self, image: Image) -> Sequence[Operation]:
-        """Start one on this, let it move what it has to move, and make checkpoints."""
+        """Start a broker on this image, let it move dead letters, and make checkpoints."""
         root = self._make(image)
         files = RecordingFiles(root, sync_takes_s=0)
         async with self.broker(root, files):
@@ -295,7 +295,7 @@ async def receive_all(client: RawClient) -> list[int]:
 
 
 def judge(fates: dict[int, Fate], found: Counter[int], now: int, stored: Callable[[Fate], int]) -> list[str]:
-    """What is not as promised."""
+    """Return the violated guarantees."""
     return [
         f"message {number}: {found[number]} copies, not {list(fate.copies(now, stored(fate)))}; {fate}"
         for number, fate in fates.items()
@@ -352,7 +352,7 @@ async def test_no_crash_loses_a_message_or_makes_two_of_it(
 
 
 class Killed:
-    """Publishers and failing consumers of a broker that is killed, and what they saw.
+    """Producers and failing consumers of a broker that is killed, and their observations.
 
     Attributes:
         acknowledged, finished: Numbers of messages.
@@ -435,7 +435,7 @@ class Killed:
         return b"FIN %s\n" % message_id
 
     async def drain(self, broker: Broker) -> set[int]:
-        """Finish what is left; the numbers of the letters."""
+        """Finish the remaining messages; returns the numbers of the dead letters."""
         self.look(broker)
         async with connection(broker.tcp_address) as client:
             await client.send(b"SUB one c\n")

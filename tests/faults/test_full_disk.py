@@ -85,14 +85,14 @@ class Life:
         return not any(channel["depth"] or channel["in_flight_count"] for channel in channels)
 
     async def ping(self) -> str:
-        """`OK`, or what it says instead."""
+        """Return `OK`, or the error."""
         try:
             return (await trio.to_thread.run_sync(self.broker.http, "GET", "/ping")).decode()
         except RuntimeError as exc:
             return str(exc)
 
     async def until(self, what: str, condition: Callable[[], Any]) -> None:
-        """Wait for something that a process does, which tells nobody when it has."""
+        """Poll until a condition in another process holds, which does not notify."""
         with trio.move_on_after(PATIENCE_S):
             while not await condition():
                 await trio.sleep(0.02)

@@ -38,7 +38,7 @@ KILLED_AT = 4
 
 @dataclass(slots=True)
 class Batch:
-    """What was sent, and the points of the recording at which it was sent, and answered."""
+    """A sent batch, and the journal positions at which it was sent and answered."""
 
     producer: str
     number: int
@@ -110,7 +110,7 @@ def clock() -> trio.testing.MockClock:
 async def record(
     root: Path, sync: str, clock: trio.testing.MockClock, chance: random.Random
 ) -> tuple[list[Operation], list[Batch]]:
-    """Publish to a broker whose data is in `root`/d, and let it save, and delete, what it has."""
+    """Publish to a broker with its data in `root`/d, and let it save and delete."""
     root.mkdir()
     files, batches = RecordingFiles(root, sync_takes_s=0), []
     numbers: dict[str, int] = defaultdict(int)

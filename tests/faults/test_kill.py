@@ -23,7 +23,7 @@ CHECKPOINT_INTERVAL_MS = 200
 
 
 def start_and_kill(data_path: Path, flags: tuple[str, ...], chance: random.Random) -> None:
-    """Kill a broker before anybody could use it, at a random moment of its start."""
+    """Kill a broker at a random moment of its start, before it serves clients."""
     addresses = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
     child = Child([sys.executable, "-m", "qcli", "serve", f"--data-path={data_path}", *addresses, *flags])
     try:

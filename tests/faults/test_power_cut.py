@@ -1,4 +1,4 @@
-"""The power goes off, below a whole broker and at any moment; what is left of the disk is any of the possibilities.
+"""Power cuts of a whole broker at any moment, with any of the possible states of the disk.
 
 A broker is used at random while everything it does to its files is recorded. Then another one is started on what each
 power cut may have left, and has to have everything that was acknowledged by then. Some of the cuts by default,
@@ -86,9 +86,9 @@ def synced(journal: Sequence[Operation]) -> dict[int, int]:
 
 
 def with_later(expected: Expectation, later: Told, now: int) -> Expectation:
-    """What was expected when a broker began, and what another one has told since then."""
+    """The expectations at a broker's start, and the answers of a later one."""
     expected = copy.deepcopy(expected)
-    for topic in _NEW:  # it comes back if it was deleted
+    for topic in _NEW:  # created again if it was deleted
         expected.settings.pop(("topic", topic), None)
     for message in later.messages:
         if message.sent_ns <= now:
@@ -97,7 +97,7 @@ def with_later(expected: Expectation, later: Told, now: int) -> Expectation:
 
 
 class Survivors:
-    """Starts brokers on what a power cut has left.
+    """Starts brokers on a disk after a power cut.
 
     Args:
         folder: For their data.
@@ -119,7 +119,7 @@ class Survivors:
         return root
 
     async def check(self, image: Image, expected: Expectation) -> list[str]:
-        """Start one, let it deliver all it has; returns what is wrong."""
+        """Start a broker, and let it deliver all its messages; returns the errors."""
         self.count += 1
         root = self._make(image)
         async with broker(root / "d", HastyFiles(), self._sync) as bound:
@@ -130,7 +130,7 @@ class Survivors:
         """Start one on what can be seen of a disk, and publish; returns also when it was ready."""
         root = self._make(disk.image())
         files = RecordingFiles(root, sync_takes_s=0)
-        # What it publishes is synced, and no checkpoint made: what another one saved has to be right for it.
+        # Its messages are synced without a checkpoint, so the state saved by an earlier broker must match them.
         async with broker(root / "d", files, self._sync, HOUR_MS) as bound:
             ready = files.position
             scenario = Scenario(bound, files, self._clock, chance, first_number=800_000_000)
@@ -144,7 +144,7 @@ class Survivors:
     async def check_later_cuts(
         self, disk: Disk, expected: Expectation, chance: random.Random, cuts: int, *, killed: bool = False
     ) -> list[str]:
-        """Start one, publish, and let the power go off at random moments of that; returns what is wrong.
+        """Start a broker, publish, and cut the power at random moments; returns the errors.
 
         Args:
             disk: What the first one has left.
@@ -202,7 +202,7 @@ async def test_power_cuts_lose_nothing_that_was_promised(
 async def test_killed_while_it_makes_its_files_and_then_cut_off(
     fast_folder: Path, clock: trio.testing.MockClock
 ) -> None:
-    """What a killed broker has made is there, but need not be stable: the next one has to see to that."""
+    """Files created by a killed broker exist, but may not be durable: the next broker must sync them."""
     chance = random.Random(SEED)
     root = fast_folder / "before"
     root.mkdir()

@@ -46,7 +46,7 @@ async def test_an_mpub_survives_whole_or_not_at_all(tmp_path: Path, sync: str) -
 
 
 def messages(folder: Path) -> Counter[int]:
-    """What a broker that starts then finds: how many messages of each MPUB."""
+    """Return the number of messages of each MPUB that a broker finds at its start."""
     found: Counter[int] = Counter()
     for _ in range(2):  # the same when it starts again
         log = DiskLog(folder, files=HastyFiles())

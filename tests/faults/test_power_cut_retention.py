@@ -42,7 +42,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Use:
-    """What a client did, and at which points of the recording.
+    """The actions of a client, and their journal positions.
 
     Attributes:
         told: But for what is finished.
@@ -64,7 +64,7 @@ class Use:
         return replace(self.told, finished={NAME: done})
 
     def kept(self, now: int) -> set[int]:
-        """The messages that retention keeps, whatever else: but for what a file more or less makes."""
+        """Return the messages that retention must keep, with a tolerance of one file."""
         room, kept = KEEP.retention_bytes - FILE_BYTES, set()
         for message in reversed([each for each in self.told.messages if each.sent_ns <= now]):
             room -= RECORD_BYTES + len(body_of(message.number))
@@ -111,7 +111,7 @@ class Client:
         told.keep_what_is_acknowledged()
 
     async def consume(self, chance: random.Random, left: float) -> None:
-        """Receive all there is; finish all of it but for this part, which is to come later."""
+        """Receive all messages; finish all except this part, which is deferred."""
         depth = (await stats(self._http))["one"]["channels"]["a"]["depth"]
         async with connected(self._tcp) as client:
             await client.subscribe(*NAME, ready_count=1)
@@ -128,7 +128,7 @@ class Client:
                 pass
 
     async def move_back(self) -> None:
-        """To the beginning: all that is kept comes again, and what was deferred and is not kept stays so."""
+        """Seek to the beginning: retained messages are delivered again; deferred ones not retained stay deferred."""
         query = f"{NAME.topic}&channel={NAME.channel}"
         status, answer = await http(self._http, "POST", "/channel/seek", topic=query, to="earliest")
         assert status == 200, answer
@@ -185,10 +185,10 @@ async def test_power_cuts_take_nothing_that_a_channel_needs_or_retention_keeps(
 
 
 async def look_after(data_path: Path, use: Use, now: int, clock: trio.testing.MockClock) -> list[str]:
-    """What is wrong with what a power cut has left."""
+    """Return the errors in the state after a power cut."""
     wrong: list[str] = []
     if (folder := data_path / "topics" / "one.topic").exists():
-        # A last record of which the beginning lacks may have been told to be stored, or not: nobody can say.
+        # The last record may have been acknowledged or not if its beginning is missing: this is unknown.
         wrong += [
             str(finding)
             for finding in verify_topic(folder).findings

@@ -1,4 +1,4 @@
-"""A disk that is full or broken: publishers are told, nothing acknowledged is lost, the broker goes on by itself."""
+"""A full or broken disk: producers get errors, no acknowledged message is lost, and the broker recovers."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ _NEW = {"one": 900_000_000, "two": 900_000_001}
 
 
 class FaultyFiles(HastyFiles):
-    """Real files, and operations on them that fail when they are told to.
+    """Real files with operations that fail on request.
 
     Attributes:
         position: How many operations there were.
@@ -124,7 +124,7 @@ def broker(
 
 
 async def ping(bound: BoundAddresses) -> tuple[int, str]:
-    """What it says of itself."""
+    """Return the status and the text of /ping."""
     assert bound.http_address is not None
     status, content = await http(bound.http_address, "GET", "/ping")
     return status, content.decode()
@@ -220,7 +220,7 @@ async def test_each_operation_fails_once(fast_folder: Path, clock: trio.testing.
 
 
 class FullFiles(HastyFiles):
-    """Real files on a disk that is full to the last byte, but for what `spare` has taken up."""
+    """Real files on a full disk, except for the room that `spare` has reserved."""
 
     def __init__(self, spare: Path) -> None:
         self.full = False
