@@ -57,7 +57,7 @@ async def test_every_upgrade(tmp_path: Path) -> None:
             await round_trip(address, "deflate", auth_secret="hush", deflate=True, deflate_level=3, **tls)
             assert "common_name=alice" in auth.queries[0]
             assert "secret=hush" in auth.queries[0]
-            with pytest.raises(ConnectionFailed, match="give auth_secret"):
+            with pytest.raises(ConnectionFailed, match="set auth_secret"):
                 async with Producer(address, **tls):
                     pass
             with pytest.raises(ConnectionFailed, match="not trusted"):
