@@ -172,6 +172,23 @@ async def test_dropped(tmp_path: Path) -> None:
         assert await bodies(api) == []
 
 
+@pytest.mark.parametrize(("path", "done"), [("drop", "dropped"), ("requeue", "requeued")])
+async def test_next_sequence_skips_no_letter_when_one_read_returns_more_than_asked_for(
+    tmp_path: Path, path: str, done: str
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        for body in (b"1", b"2", b"3", b"4"):  # a record each
+            await bury(api, "t/c", body)
+        start: int | None = 0
+        counts: list[int] = []
+        while start is not None:
+            _, answer = await post(api, f"/dead_letters/{path}?topic=dead&max_messages=1&from={start}")
+            start = answer["next_sequence"]
+            counts.append(answer[done])
+        assert sum(counts) == 4
+        assert await bodies(api) == []
+
+
 async def test_a_request_does_what_it_can_in_its_time_and_says_where_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,7 +298,12 @@ class _LetterReader:
         records = await self._readers.read(self._topic, work)
         if not records:
             self._spans.popleft()  # damaged or deleted
-        return [letter for record in records for letter in self._in_record(record)]
+        letters: list[Letter] = []
+        for record in records:
+            letters += self._in_record(record)
+            if self.position is not None and self.position < record.next_sequence:
+                break  # the limit is reached: the next request continues in this record
+        return letters
 
     def _in_record(self, record: RecordBatch) -> Iterator[Letter]:
         found, bodies = origins(record.metadata), cache(record.messages.bodies)
