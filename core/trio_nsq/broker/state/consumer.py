@@ -15,10 +15,10 @@ class Subscriber(Protocol):
         """Take message frames; `send_delivered` follows."""
 
     def send_delivered(self) -> None:
-        """Send what `deliver` took."""
+        """Send the frames passed to `deliver`."""
 
     def close(self) -> None:
-        """The channel is deleted: end the connection soon."""
+        """Close the connection soon, because the channel is deleted."""
 
 
 class Consumer:
