@@ -122,7 +122,7 @@ def test_there_is_nobody_to_ask_if_standard_input_is_closed(qcli: Cli, args: str
         ["sh", "-c", f"exec {line} <&-"], capture_output=True, env=qcli.environment(), timeout=DEADLINE_S
     )
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.endswith(b"and standard input is no terminal to ask on: say --yes.\n")
+    assert done.stderr.endswith(b"and standard input is not a terminal: confirm with --yes.\n")
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"n\n", 1, 0), (b"\n", 1, 0)])

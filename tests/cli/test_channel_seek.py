@@ -43,7 +43,7 @@ def test_forward_needs_an_agreement(qcli: Cli, broker: Broker, topic: str) -> No
     refused = qcli("channel", "seek", f"{topic}/c", "--to", "1")
     assert refused.code == 2
     assert refused.err.splitlines()[-1] == (
-        "Error: This would skip 1 message and standard input is no terminal to ask on: say --yes."
+        "Error: This would skip 1 message, and standard input is not a terminal: confirm with --yes."
     )
     assert depth(broker, topic) == 10
     assert qcli("channel", "seek", f"{topic}/c", "--to", "1", "--yes").code == 0
@@ -133,7 +133,7 @@ def test_what_is_not_there(qcli: Cli, nowhere: Cli, topic: str) -> None:
     ("args", "error"),
     [
         (["t/c"], "Missing option '--to'."),
-        (["t", "--to", "0"], "Invalid value for 'TOPIC/CHANNEL': 't' names no channel: write t/CHANNEL."),
+        (["t", "--to", "0"], "Invalid value for 'TOPIC/CHANNEL': 't' has no channel: write t/CHANNEL."),
     ],
 )
 def test_usage(nowhere: Cli, args: list[str], error: str) -> None:

@@ -98,8 +98,8 @@ LOG = ("tail", "refused", "--from", "1")
 @pytest.mark.parametrize(
     ("command", "changes", "code", "said"),
     [
-        (PUB, {"QCLI_CLIENT_TLS": "0"}, 1, "(TLS required). Say --tls."),
-        (PUB, {"QCLI_CLIENT_AUTH_SECRET": ""}, 1, "wants to know who we are: give --auth-secret"),
+        (PUB, {"QCLI_CLIENT_TLS": "0"}, 1, "(TLS required). Use --tls."),
+        (PUB, {"QCLI_CLIENT_AUTH_SECRET": ""}, 1, "requires AUTH: give --auth-secret"),
         (PUB, {"QCLI_CLIENT_AUTH_SECRET": "guessed"}, 1, "E_AUTH_FAILED"),
         (PUB, {"QCLI_CLIENT_TLS_ROOT_CA_FILE": ""}, 3, "See --tls-root-ca-file."),
         (PUB, {"QCLI_CLIENT_TLS_CERT": "", "QCLI_CLIENT_TLS_KEY": ""}, 3, "See --tls-cert."),
@@ -124,7 +124,7 @@ def test_plain_http_to_a_broker_that_wants_tls(
 ) -> None:
     result = run_here(Cli("127.0.0.1:1", guarded.broker.http_address, guarded.env), *command)
     assert result.code == 1
-    assert "wants TLS: write --nsqd-http-address https://HOST:PORT" in result.err
+    assert "requires TLS: write --nsqd-http-address https://HOST:PORT" in result.err
 
 
 @pytest.mark.parametrize("command", [STAT, LOG], ids="-".join)
@@ -153,7 +153,7 @@ def test_a_discovery_service_is_no_broker(run_here: Run) -> None:
 def test_https_to_the_port_of_plain_http(guarded: Guarded, run_here: Run) -> None:
     result = run_here(Cli("127.0.0.1:1", f"https://{guarded.broker.http_address}", guarded.env), "stat")
     assert result.code == 3
-    assert result.err.startswith("Error: No TLS with the broker at https://127.0.0.1:")
+    assert result.err.startswith("Error: TLS with the broker at https://127.0.0.1:")
     assert "Is that the port of plain HTTP?" in result.err
 
 
@@ -170,7 +170,7 @@ def test_a_broker_without_tls_is_not_spoken_to_in_the_clear(guarded: Guarded, qc
     qcli = Cli(qcli.tcp_address, qcli.http_address, guarded.env)
     result = qcli("pub", topic, stdin=b"one\n")
     assert result.code == 1
-    assert "does not offer TLS, and nothing is to be sent in the clear; --no-tls allows it" in result.err
+    assert "does not offer TLS. To connect without encryption, use --no-tls" in result.err
     assert qcli("pub", topic, "--no-tls", stdin=b"one\n").code == 0
 
 

@@ -259,7 +259,7 @@ def test_a_second_signal_ends_a_command_at_once(number: signal.Signals, code: in
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(number)
         assert process.stdout.readline() == b"%d\n" % code
-        assert process.stderr.readline() == b"Ending in good order; interrupt again to end at once.\n"
+        assert process.stderr.readline() == b"Stopping; interrupt again to stop at once.\n"
         process.send_signal(number)
         assert process.wait(DEADLINE_S) == code
 

@@ -217,12 +217,12 @@ def test_a_delimiter_keeps_bytes_that_are_no_text() -> None:
     ("text", "said"),
     [
         ("", "empty"),
-        (r"\x1", r"\\x is no escape"),
-        ("\\", r"\\ is no escape"),
-        (r"\q", r"\\q is no escape"),
-        (r"\n\e", r"\\e is no escape"),
-        (r"\\\d", r"\\d is no escape"),
-        (r"\400", r"\\4 is no escape"),
+        (r"\x1", r"\\x is not an escape"),
+        ("\\", r"\\ is not an escape"),
+        (r"\q", r"\\q is not an escape"),
+        (r"\n\e", r"\\e is not an escape"),
+        (r"\\\d", r"\\d is not an escape"),
+        (r"\400", r"\\4 is not an escape"),
     ],
 )
 def test_what_is_no_delimiter(text: str, said: str) -> None:

@@ -88,7 +88,7 @@ def test_values_of_every_type(tmp_path: Path) -> None:
             'msg_timeout: 1.5 is not a duration such as "1m30s", or an integer, milliseconds.',
         ),
         ("msg_timeout = true", "msg_timeout: true is not a duration"),
-        ("msg_timeout = 0", "msg_timeout: It has to be longer than 0."),
+        ("msg_timeout = 0", "msg_timeout: It must be longer than 0."),
         ("snappy = 1", "snappy: 1 is not true or false."),
         ("tls_required = 2", "tls_required: '2' is not one of"),
         ("tls_min_version = 'ssl3.0'", "tls_min_version: 'ssl3.0' is not one of"),

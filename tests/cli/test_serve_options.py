@@ -232,7 +232,7 @@ def test_go_s_way_of_writing(go_s: str, ours: str) -> None:
         ("--snappy false", "Write --snappy=false"),
         ("-tls-required tcp-https", "Write -tls-required=tcp-https"),
         ("--snappy word", r"unexpected extra argument \(word\)"),
-        ("-worker-id 7", r"-worker-id has no effect here, see --node-id: leave '7' out"),
+        ("-worker-id 7", r"-worker-id has no effect, see --node-id: leave '7' out"),
         ("-- --snappy", r"unexpected extra argument \(--snappy\)"),
         ("-nonsense", "No such option: --nonsense"),
         ("--nonsense=1", "No such option: --nonsense"),

@@ -47,7 +47,7 @@ def test_a_change_that_drops_messages_says_how_many_and_asks(
     refused = qcli("topic", "set", topic, *limit)
     assert (refused.code, refused.out) == (2, b"")
     assert refused.err.endswith(
-        "Error: This would drop 6 waiting messages and standard input is no terminal to ask on: say --yes.\n"
+        "Error: This would drop 6 waiting messages, and standard input is not a terminal: confirm with --yes.\n"
     )
     question = f"Drop 6 waiting messages of topic {topic} on {qcli.http_address}? [y/N]".encode()
     with qcli.on_terminal("topic", "set", topic, *limit) as terminal:

@@ -169,8 +169,8 @@ def test_pub_publishes_nothing_if_one_is_not_there(nowhere: Cli, broker: Broker,
     refused = nowhere("pub", topic, f"--nsqd-tcp-address={broker.tcp_address},127.0.0.1:1", stdin=b"a\n")
     assert (refused.code, refused.err) == (
         ExitCode.UNREACHABLE,
-        "Error: No broker answers at 127.0.0.1:1: connection refused. Start one with 'qcli serve', or name another "
-        "address with --nsqd-tcp-address. Nothing was published to any broker.\n",
+        "Error: No broker answers at 127.0.0.1:1: connection refused. Start a broker with 'qcli serve', or use another "
+        "address: --nsqd-tcp-address. Nothing was published to any broker.\n",
     )
     assert broker.channel_stats(topic, "c")["message_count"] == 0
 

@@ -45,6 +45,6 @@ def test_a_broker_that_does_not_answer(
     result = run_here(silent, *command.split())
     assert result.code == ExitCode.UNREACHABLE
     assert f"The broker at {silent.http_address} does not answer: connected, but no answer" in result.err
-    assert "stopped (SIGSTOP), overloaded, or waits for its disk: look at its log." in result.err
-    assert f"Or name another address with {option}." in result.err
+    assert "stopped (SIGSTOP), overloaded, or waiting for its disk: see its log." in result.err
+    assert f"Or use another address: {option}." in result.err
     assert "qcli serve" not in result.err

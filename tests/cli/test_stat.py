@@ -175,7 +175,7 @@ def test_no_broker(nowhere: Cli) -> None:
     assert result.code == 3
     assert result.err == (
         "Error: No broker answers at 127.0.0.1:1: connection refused. "
-        "Start one with 'qcli serve', or name another address with --nsqd-http-address.\n"
+        "Start a broker with 'qcli serve', or use another address: --nsqd-http-address.\n"
     )
 
 

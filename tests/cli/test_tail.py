@@ -87,7 +87,7 @@ def test_at_an_nsqd_a_backlog_is_taken_only_if_it_is_allowed(tmp_path: Path) -> 
         assert "--take-backlog" in refused.err
         unknown = qcli("tail", "t", "-n", "1", "--nsqd-http-address", "127.0.0.1:1")
         assert (unknown.code, unknown.out) == (2, b"")
-        assert "no HTTP address of it is known" in unknown.err
+        assert "its HTTP address, which could tell whether t has a channel, is not known" in unknown.err
         with nsqd(tmp_path / "other") as other:
             other.create("t", "c")
             assert qcli("tail", "t", "--nsqd-http-address", other.http_address).code == 2

@@ -56,9 +56,9 @@ def test_from_here_to_there(qcli: Cli, topic: str, args: list[str], expected: ra
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (["--until", "1h"], "both its ends are at message 0"),
-        (["--from", "2", "--to", "2"], "both its ends are at message 2"),
-        (["--from", "latest", "--to", "1"], "both its ends are at message 3"),
+        (["--until", "1h"], "it begins and ends at message 0"),
+        (["--from", "2", "--to", "2"], "it begins and ends at message 2"),
+        (["--from", "latest", "--to", "1"], "it begins and ends at message 3"),
         (["--from", "8", "--to", "9"], "there is no message 8 yet, the newest message is 2"),
         (["--since", "2100-01-01", "--to", "latest"], "--from is in the future"),
     ],
@@ -70,7 +70,7 @@ def test_why_there_is_nothing(
     names = [topic] if command == "tail" else [topic, f"{topic}.again", "-q"]
     result = run_here(qcli, command, *names, *args)
     assert (result.code, result.out) == (0, b"")
-    assert result.err == f"Note: {topic}: no message is in this range: {why}.\n"
+    assert result.err == f"Note: {topic}: the range is empty: {why}.\n"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_waiting_for_what_is_yet_to_come(
     broker.post("/mpub", b"0\n1", topic=topic)
     result = run_here(qcli, "tail", topic, "--from", first, "--idle-timeout", "1ms")
     assert (result.code, result.out) == (0, b"")
-    assert result.err == f"Note: {topic}: {why}; what is published from now on is read.\n"
+    assert result.err == f"Note: {topic}: {why}; reading new messages.\n"
 
 
 def test_history_and_then_what_comes(qcli: Cli, broker: Broker, topic: str) -> None:
@@ -204,9 +204,7 @@ def test_damage_is_passed_over_and_told(tmp_path: Path) -> None:
         result = qcli("tail", "t", "--to", "latest")
         assert result.code == 5
         assert result.out == lines([b"%d" % number for number in (*range(7), *range(14, 21))])
-        assert (
-            result.err == "Damage: t: messages 7 to 13 are damaged on the broker's disk, and passed over.\n"
-        )
+        assert result.err == "Damage: t: messages 7 to 13 are damaged on the broker's disk; skipped.\n"
         assert qcli("tail", "t", "--from", "14", "--to", "latest").code == 0
 
 
@@ -217,15 +215,15 @@ def test_what_is_no_longer_kept_is_told(tmp_path: Path, run_here: Run) -> None:
             broker.post("/pub", b"%d" % number, topic="t#ephemeral")
         result = qcli("tail", "t#ephemeral", "--from", "2", "--to", "latest")
         assert (result.code, result.out) == (0, b"5\n6\n7\n8\n9\n")
-        assert result.err == "Note: t#ephemeral: messages 2 to 4 are no longer kept.\n"
+        assert result.err == "Note: t#ephemeral: messages 2 to 4 are no longer retained.\n"
         result = run_here(qcli, "tail", "t#ephemeral", "--from", "1", "--to", "3")
         assert (result.code, result.out) == (0, b"")
-        assert result.err == "Note: t#ephemeral: messages 1 to 2 are no longer kept.\n"
+        assert result.err == "Note: t#ephemeral: messages 1 to 2 are no longer retained.\n"
         result = run_here(qcli, "replay", "t#ephemeral", "other", "--from", "1", "--to", "7", "-q")
-        assert result.err == "Note: t#ephemeral: messages 1 to 4 are no longer kept.\n"
+        assert result.err == "Note: t#ephemeral: messages 1 to 4 are no longer retained.\n"
         result = qcli("tail", "t#ephemeral", "--since", "1h", "--to", "latest")
         assert (result.code, result.out) == (0, b"5\n6\n7\n8\n9\n")
-        assert result.err == "Note: t#ephemeral: the oldest message that is kept is 5.\n"
+        assert result.err == "Note: t#ephemeral: the oldest retained message is 5.\n"
         assert qcli("tail", "t#ephemeral", "--from", "earliest", "--to", "latest").err == ""
 
 

@@ -102,7 +102,7 @@ def test_nsqlookupd_s_example_configuration_will_do() -> None:
     ("line", "reason"),
     [
         ("inactive_producer_timeout = true", "inactive_producer_timeout: true is not a duration"),
-        ('inactive_producer_timeout = "0"', "inactive_producer_timeout: It has to be longer than 0"),
+        ('inactive_producer_timeout = "0"', "inactive_producer_timeout: It must be longer than 0"),
         ('tcp_address = "nowhere"', "tcp_address: 'nowhere' is not host:port"),
         ('http_address = ""', "http_address: '' is not host:port"),
         ("max_registrations = 0", "max_registrations: 0 is not in the range"),

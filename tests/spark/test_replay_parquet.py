@@ -311,7 +311,7 @@ def test_to_a_broker_that_wants_tls(tmp_path: Path) -> None:
         plain = cli_of(broker)
         secured = Cli(broker.tcp_address, f"https://{broker.https_address}")
         for qcli, args, code, text in (
-            (plain, [], 1, "wants TLS: write --nsqd-http-address https://HOST:PORT"),
+            (plain, [], 1, "requires TLS: write --nsqd-http-address https://HOST:PORT"),
             (plain, ca, 2, "--tls-root-ca-file: this command sends HTTP requests"),
             (secured, [], 3, "its certificate is not trusted"),
             (secured, ca, 0, "2 messages (2 B) of"),

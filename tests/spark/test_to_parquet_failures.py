@@ -56,7 +56,7 @@ def test_no_topic_no_broker_and_no_log(to_parquet: ToParquet, qcli: Cli, topic: 
     assert (result.code, "No broker answers at 127.0.0.1:1: connection refused." in result.err) == (3, True)
     result = to_parquet(topic, folder, "--lookupd-http-address", "127.0.0.1:1")
     assert (result.code, "No nsqlookupd answers at 127.0.0.1:1: " in result.err) == (3, True)
-    assert "Start one with 'qcli lookupd', or name another address with --lookupd-http-address." in result.err
+    assert "Start one with 'qcli lookupd', or use another address: --lookupd-http-address." in result.err
     with nsqd(tmp_path / "data") as other:
         other.create("t")
         result = to_parquet("t", folder, cli=cli_of(other))

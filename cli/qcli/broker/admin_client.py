@@ -1,4 +1,4 @@
-"""The HTTP interface of a broker, for commands: `trio_nsq`'s blocking client, with its errors as failures."""
+"""The HTTP interface of a broker for commands: the library's blocking client, with errors as failures."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from .failures import Refused, http_failure, not_a_broker
 
 CONNECT_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 5.0
-"""Both as NSQ's tools have them."""
+"""Both values are those of NSQ's tools."""
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]", ""}
 
 
@@ -22,10 +22,10 @@ class AdminClient:
 
     Args:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
-        connecting: How; None: as the command that runs was told.
+        connecting: The connection options; None: those of the current command.
 
     Raises:
-        click.UsageError: The command was told to use TLS, and this is no address for it.
+        click.UsageError: The command line asks for TLS, and the address is not https.
         Failure: A file for TLS cannot be used.
     """
 
@@ -42,9 +42,9 @@ class AdminClient:
         )
 
     def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
-        """The answer of `/stats` without clients and memory, of all topics and channels or of these.
+        """Return the statistics (`/stats`) of all topics and channels, or of one, without clients and memory.
 
-        Raises Failure: no broker answers, or what answers is none.
+        Raises Failure: no broker answers.
         """
         params = {"format": "json", "include_clients": "false", "include_mem": "false"}
         params |= {"topic": topic} if topic is not None else {}
@@ -54,7 +54,7 @@ class AdminClient:
         except ValueError:
             stats = None
         except Refused as error:
-            if error.text == "NOT_FOUND":  # every broker has them
+            if error.text == "NOT_FOUND":  # every broker has /stats
                 raise not_a_broker(self.address) from error
             raise
         if not isinstance(stats, dict) or "topics" not in stats:
@@ -63,7 +63,7 @@ class AdminClient:
         return stats
 
     def listens_at(self, tcp_address: str) -> bool:
-        """Whether this is the broker whose TCP address is this, `host:port`. Raises Failure: no broker answers."""
+        """Return whether the broker also listens at this TCP address. Raises Failure: no broker answers."""
         tcp_host, _, tcp_port = tcp_address.rpartition(":")
         here = is_unix_path(self.address)
         http_host = "localhost" if here else without_scheme(self.address).rpartition(":")[0]
@@ -76,7 +76,7 @@ class AdminClient:
         return bool(told == int(tcp_port))
 
     def decoded(self, answer: bytes) -> Any:
-        """The JSON of an answer. Raises Failure if it is none, and so not a broker's."""
+        """Decode the JSON of an answer. Raises Failure if it is not JSON, and so not from a broker."""
         try:
             return decode_json(answer)
         except ValueError as error:
@@ -86,8 +86,8 @@ class AdminClient:
         """Make a request and return the body of the answer.
 
         Raises:
-            Refused: It answered with an error.
-            Failure: No broker answers, or what answers is none.
+            Refused: The broker answered with an error.
+            Failure: No broker answers.
         """
         try:
             return self._http.request(method, path, params, body)

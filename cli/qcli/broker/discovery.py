@@ -12,7 +12,7 @@ TIMEOUT_S = 5.0
 async def ask_lookupds(
     addresses: Iterable[str], topic: str
 ) -> tuple[list[ProducerAddress], list[LookupFailed]]:
-    """The brokers that have a topic, as these services say, and the errors of those that do not answer."""
+    """Return the brokers that have a topic, from these services, and the errors of services that do not answer."""
     found: list[ProducerAddress] = []
     failures: list[LookupFailed] = []
 

@@ -1,4 +1,4 @@
-"""Completion of the topics and channels that a running broker has."""
+"""Completion of the names of a running broker's topics and channels."""
 
 import os
 import threading
@@ -13,21 +13,21 @@ from .address_options import DEFAULT_HTTP_ADDRESS
 from .connection_options import ConnectOptions
 
 TIMEOUT_MS = 500
-"""A person is waiting at a prompt; no names are better than late ones."""
+"""The user waits at a prompt: after this time, offer no names."""
 
 TIMEOUT_VARIABLE = "QCLI_COMPLETION_TIMEOUT"
-"""Another time, for brokers that are far away."""
+"""Overrides the timeout, for distant brokers."""
 
 
 def complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The broker's topics that begin so."""
+    """Complete a topic."""
     return [CompletionItem(name) for name in _ask(ctx) if name.startswith(incomplete)]
 
 
 def complete_topic_with(
     channel: str,
 ) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Make the completion of those topics only that have a channel of this name."""
+    """Make a completion of topics that have a channel of this name."""
 
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         topics = _ask(ctx)
@@ -39,7 +39,7 @@ def complete_topic_with(
 
 
 def complete_source(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Topics that begin so, and the channels of one once it is clear which topic is meant."""
+    """Complete topics, and channels once only one topic matches."""
     topics = _ask(ctx)
     found = [name for name in topics if name.startswith(incomplete)]
     channels = _channels(topics, f"{found[0]}/" if len(found) == 1 else incomplete)
@@ -47,24 +47,24 @@ def complete_source(ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 def complete_channel(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Channels of the topic that is meant; before that is clear, topics with the slash."""
+    """Complete channels; while several topics match, topics with the slash."""
     topics = _ask(ctx)
     found = [name for name in topics if name.startswith(incomplete)]
     if len(found) > 1:
-        # "unfinished": no blank after it, for the channel is still to come
+        # "unfinished": no blank after it, because the channel follows
         return [CompletionItem(f"{name}/", type="unfinished") for name in found]
     return [CompletionItem(name) for name in _channels(topics, f"{found[0]}/" if found else incomplete)]
 
 
 def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
-    """The channels, with their topic, that begin so; none before the slash."""
+    """Return the matching channels, with their topic; none before the slash."""
     topic, slash, begin = incomplete.partition("/")
     names = topics.get(topic, []) if slash else []
     return [f"{topic}/{channel}" for channel in names if channel.startswith(begin)]
 
 
 def _ask(ctx: click.Context) -> dict[str, list[str]]:
-    """The names of the brokers' channels by topic; nothing if one does not answer in time."""
+    """Return the names of the brokers' channels by topic; nothing if a broker does not answer in time."""
     from .admin_client import AdminClient
     from .requests import channels_by_topic
 
@@ -88,10 +88,10 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
                 channels_by_topic([topic for broker in brokers for topic in broker.stats()["topics"]])
             )
         except Exception:
-            # At a prompt, no error is shown: there are no names.
+            # An error must not disturb the prompt: offer no names.
             pass
 
-    # In a thread, because no timeout of a socket bounds the whole, nor name resolution.
+    # In a thread, because socket timeouts do not limit the total time, nor name resolution.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(timeout_ms / 1000)

@@ -1,4 +1,4 @@
-"""Requests of one broker, with JSON answers, or of each of several brokers, whose answers are merged."""
+"""JSON requests to one broker, or to each of several brokers."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,19 +23,19 @@ def request_json(
     value: object = None,
     lines: bool = False,
 ) -> Any:
-    """Make a request that only `qcli serve` has, and not nsqd, and return the JSON of the answer.
+    """Send a request that nsqd does not have, and return the JSON of the answer.
 
     Args:
-        method: Of the request.
-        address: `host:port`.
-        wanted: The topic or channel; a topic without a name is none.
-        path, params: Of the request, without the names.
-        what: What is said of a broker that does not have this, such as `has no dead letters`.
-        value: Sent as JSON; None: nothing is sent.
-        lines: The answer has an object per line, and a list of them is returned.
+        method: The HTTP method.
+        address: The broker's HTTP address.
+        wanted: The topic or channel; with an empty name, the request has no topic.
+        path, params: The path and parameters, without the names of topic and channel.
+        what: Completes the error for a broker without this request, such as `has no dead letters`.
+        value: The body, sent as JSON; None: no body.
+        lines: Whether the answer has an object per line; the result is then a list.
 
     Raises:
-        Failure: There is no such answer.
+        Failure: The broker refused or did not answer.
     """
     from .admin_client import AdminClient
 
@@ -52,12 +52,12 @@ def request_json(
 
 
 def change_each(addresses: Sequence[str], act: Callable[[str], _T]) -> list[_T]:
-    """Make a change on every broker, also if it fails on another one. `act` reports what it has done.
+    """Make a change on every broker, also after a failure of another one. `act` reports its change.
 
     Raises:
-        Failure: It failed on a broker. Of several brokers: its message says what failed on which, and its code is
-            `PARTIAL` if something was done.
-        click.UsageError: An address is not allowed. Nothing was done.
+        Failure: A broker failed. With several brokers, the message has the failure of each, and the code is
+            `PARTIAL` if a change was made.
+        click.UsageError: An address is not allowed; nothing was changed.
     """
     for address in addresses:
         refuse_plain_http(address)
@@ -80,9 +80,9 @@ def change_each(addresses: Sequence[str], act: Callable[[str], _T]) -> list[_T]:
 
 
 def read_each(addresses: Sequence[str], read: Callable[[str], _T]) -> dict[str, _T]:
-    """Read from every broker that has the topic or channel, at least one; what was read, by address.
+    """Read from every broker that has the topic or channel, and return the results by address.
 
-    Raises Failure: a broker does not answer or refuses, or none has the topic or channel.
+    Raises Failure: a broker does not answer or refuses, or no broker has the topic or channel.
     """
     results: dict[str, _T] = {}
     missing: NotFound | None = None
@@ -99,18 +99,18 @@ def read_each(addresses: Sequence[str], read: Callable[[str], _T]) -> dict[str, 
 def read_records(
     addresses: Sequence[str], read: Callable[[str], Iterable[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """The records that `read_each` reads, one broker after the other, each with its broker if there are several."""
+    """Return the records of all brokers, one broker after the other, with the broker's address if there are several."""
     found = read_each(addresses, read)
     return [record for address in found for record in with_broker(found[address], address, addresses)]
 
 
 def broker_suffix(address: str, addresses: Sequence[str]) -> str:
-    """The end of a report about one broker: its address; empty if there is only one broker."""
+    """Return the end of a report about one of several brokers; empty if there is only one."""
     return f" on {address}" if len(addresses) > 1 else ""
 
 
 def channels_by_topic(topics: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The names of channels by topic, each sorted, out of the `topics` of the `/stats` of one broker or several."""
+    """Return the sorted names of channels by topic, from the `topics` of `/stats` of one broker or several."""
     names: dict[str, set[str]] = {}
     for topic in topics:
         channels = names.setdefault(topic["topic_name"], set())
@@ -121,5 +121,5 @@ def channels_by_topic(topics: Iterable[Mapping[str, Any]]) -> dict[str, list[str
 def with_broker(
     records: Iterable[dict[str, Any]], address: str, addresses: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Records, with the address of their broker if there are several."""
+    """Add the broker's address to records if there are several brokers."""
     return [{"broker": address, **record} for record in records] if len(addresses) > 1 else list(records)

@@ -1,4 +1,4 @@
-"""Turns errors of reading a topic's log over HTTP into failures, and reports gaps in what was read."""
+"""Converts errors of reading a topic's log over HTTP to failures, and reports gaps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def reading_errors(address: str) -> Iterator[None]:
-    """Turn what a `TopicReader` of this HTTP address raises inside, also from tasks, into failures."""
+    """Convert errors of a `TopicReader` of this HTTP address inside the block to failures, also those of tasks."""
     from trio_nsq.client import ConnectionFailed, RequestRefused
     from trio_nsq.client.reading.http_stream import AnswerLost, AnswerSilent
 
@@ -44,9 +44,9 @@ def reading_errors(address: str) -> Iterator[None]:
 
 
 def report_start(topic: str, reader: TopicReader, first: str | None) -> None:
-    """Say so if a reader that was just opened begins elsewhere than `first`, or if nothing can come of it.
+    """Print a note if a new reader begins at another position than `first`, or if its range is empty.
 
-    Where a sequence is no longer kept, a gap says so later.
+    Sequences before the oldest message are reported later, as a gap.
     """
     why = ""
     if first is not None and is_in_future(first, time.time()):
@@ -58,20 +58,20 @@ def report_start(topic: str, reader: TopicReader, first: str | None) -> None:
         why = f"there is no message {first} yet, {newest}"
     if reader.end_sequence is None:
         if why:
-            print_diagnostic(f"Note: {topic}: {why}; what is published from now on is read.")
+            print_diagnostic(f"Note: {topic}: {why}; reading new messages.")
     elif reader.position >= reader.end_sequence:
-        why = why or f"both its ends are at message {reader.end_sequence}"
-        print_diagnostic(f"Note: {topic}: no message is in this range: {why}.")
+        why = why or f"it begins and ends at message {reader.end_sequence}"
+        print_diagnostic(f"Note: {topic}: the range is empty: {why}.")
     if reader.start_is_time and reader.start_sequence == reader.first_sequence > 0:
-        print_diagnostic(f"Note: {topic}: the oldest message that is kept is {reader.first_sequence}.")
+        print_diagnostic(f"Note: {topic}: the oldest retained message is {reader.first_sequence}.")
 
 
 def report_gap(topic: str, first: int, end: int, reason: str) -> bool:
-    """Say which messages are missing, [first, end), and why; returns whether they are damaged."""
+    """Report the missing messages [first, end) and the reason; return whether they are damaged."""
     many = end - first > 1
     which = f"messages {first} to {end - 1} are" if many else f"message {first} is"
     if reason == "damaged":
-        print_diagnostic(f"Damage: {topic}: {which} damaged on the broker's disk, and passed over.")
+        print_diagnostic(f"Damage: {topic}: {which} damaged on the broker's disk; skipped.")
         return True
-    print_diagnostic(f"Note: {topic}: {which} no longer kept.")
+    print_diagnostic(f"Note: {topic}: {which} no longer retained.")
     return False

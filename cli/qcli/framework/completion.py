@@ -1,9 +1,9 @@
-"""Completion in bash, zsh and fish: what the scripts in `completions/` ask, and the names a running broker knows.
+"""Completion in bash, zsh and fish: answers the scripts in `completions/`.
 
-The scripts run `qcli` with `_QCLI_COMPLETE=<shell>_complete` and get one candidate per line back (see
-`qcli.generate.scripts`). The word to be completed is in `QCLI_CURRENT`, those before it are in `QCLI_WORDS`, one per
-line. bash does not know them, its words end at `=` and `:` too: it sends the line up to the cursor in `QCLI_LINE`, and
-those signs in `QCLI_WORDBREAKS`.
+The scripts run `qcli` with `_QCLI_COMPLETE=<shell>_complete` and read one candidate per line (see
+`qcli.generate.scripts`). `QCLI_CURRENT` is the word to complete, `QCLI_WORDS` the words before it, one per
+line. bash splits words at `=` and `:` too, so it sends the line up to the cursor in `QCLI_LINE`, and
+the separators in `QCLI_WORDBREAKS`.
 """
 
 import os
@@ -29,7 +29,7 @@ class LineComplete(ShellComplete):
     source_template = "%(prog_name)s"
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The complete words after the program's name, and the word to be completed."""
+        """Return the complete words after the program's name, and the word to complete."""
         line = os.environ.get("QCLI_LINE")
         if line is None:
             words = os.environ.get("QCLI_WORDS", "").split("\n")
@@ -38,11 +38,11 @@ class LineComplete(ShellComplete):
         return words[1:-1], words[-1]
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """Candidates as the shell inserts them: for the whole word, also in `--option=value`."""
+        """Return candidates in the form that the shell inserts, also in `--option=value`."""
         option, equals, _ = incomplete.partition("=")
         prefix = f"{option}=" if equals and option.startswith("--") else ""
         breaks = set(os.environ.get("QCLI_WORDBREAKS", "")) & set("=:")
-        # bash replaces only what follows the last of its breaks
+        # bash replaces only the text after the last separator
         cut = 1 + max((incomplete.rfind(sign) for sign in breaks), default=-1)
         items = super().get_completions(self._in_click_syntax(args), incomplete)
         for item in items:
@@ -50,7 +50,7 @@ class LineComplete(ShellComplete):
         return items
 
     def _in_click_syntax(self, args: list[str]) -> list[str]:
-        """The words before, so that click finds the option whose value is to be completed."""
+        """Return the words before in click's syntax, so that click finds the option whose value is completed."""
         assert isinstance(self.cli, click.Group)
         ctx = click.Context(self.cli, resilient_parsing=True)
         command = self.cli.get_command(ctx, args[0]) if args else None
@@ -63,8 +63,8 @@ class LineComplete(ShellComplete):
 
 
 def answer_shell(command: click.Command, instruction: str) -> int:
-    """Answer a completion script, with what it put into the environment, and return the exit code."""
-    # Our class answers instead of click's, so that scripts and answers change together.
+    """Answer a completion script, whose question is in the environment, and return the exit code."""
+    # Replace click's classes, because the format belongs to the scripts of `qcli.generate`.
     for shell in SHELLS:
         add_completion_class(LineComplete, shell)
     return shell_complete(command, {}, "qcli", COMPLETE_VARIABLE, instruction)

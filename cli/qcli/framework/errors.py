@@ -1,6 +1,6 @@
-"""How a command ends: the exit codes of all commands, and errors as a line for the user and an exit code.
+"""Exit codes of all commands, and the conversion of errors into a message and an exit code.
 
-The `--help` and the manual page of each command list the codes it can give, from here.
+The manual page of each command lists its codes, from here.
 """
 
 import errno
@@ -14,21 +14,20 @@ import click
 class ExitCode(IntEnum):
     """Exit status of `qcli`.
 
-    2 is what click gives for a usage error; 130 and 143 are 128 + the number of the signal, as shells report a
-    process that a signal ended.
+    2 is click's code for a usage error; 130 and 143 are 128 + the number of the signal, as in shells.
     """
 
-    OK = 0, "All was done. Also when the reader of standard output went away early."
-    FAILURE = 1, "It could not be done; the reason is on standard error."
+    OK = 0, "Success; also if the reader of standard output closed it early."
+    FAILURE = 1, "Failure; the reason is on standard error."
     USAGE = 2, "The command line is wrong."
-    UNREACHABLE = 3, "No broker answers at the address, or what answers is none."
-    PARTIAL = 4, "Part of it was done, then it failed; what was done is on standard error."
-    DAMAGED = 5, "Something on disk is damaged; what it is was said."
+    UNREACHABLE = 3, "No broker answers at the address."
+    PARTIAL = 4, "Failure after a part was done; standard error says what was done."
+    DAMAGED = 5, "Data on disk is damaged; the output says what."
     INTERRUPTED = 130, "Interrupted (SIGINT)."
     TERMINATED = 143, "Terminated (SIGTERM)."
 
     meaning: str
-    """What it says unless a command says it more exactly."""
+    """The default text; a command may have a more specific one."""
 
     def __new__(cls, value: int, meaning: str) -> "ExitCode":
         code = int.__new__(cls, value)
@@ -38,7 +37,10 @@ class ExitCode(IntEnum):
 
 
 class Failure(Exception):
-    """The command ends with this message, what to do about it included, on standard error, and this exit code."""
+    """The command ends with this message on standard error and this exit code.
+
+    The message says what failed, why, and what to do.
+    """
 
     def __init__(self, message: str, code: ExitCode = ExitCode.FAILURE) -> None:
         super().__init__(message)
@@ -47,25 +49,25 @@ class Failure(Exception):
 
 
 class OutputClosed(Exception):
-    """The reader of standard output is gone: the command ends quietly, as a success."""
+    """The reader of standard output closed it: the command ends silently, as a success."""
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived while a command was running that does not watch for it."""
+    """SIGTERM arrived while a command was running that does not handle it."""
 
 
 def reason_of(error: BaseException) -> str:
-    """What an OS error says, without its number and file names."""
+    """Return the text of an OS error, without its number and file names."""
     for cause in chain(error):
         if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
             return os.strerror(cause.errno).lower()
         if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror.lower()  # name resolution has numbers of its own
+            return cause.strerror.lower()  # name resolution has its own numbers
     return str(error) or type(error).__name__
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, its causes, and the members of the groups among them; outermost first."""
+    """Yield the error, its causes, and the members of groups among them; outermost first."""
     pending: list[BaseException] = [error]
     seen: set[int] = set()
     while pending:
@@ -80,15 +82,15 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def leaf_exceptions(error: BaseException) -> list[BaseException]:
-    """The errors in a group, however deeply nested; of a lone error, itself."""
+    """Return the errors in a group, at any depth; for another error, the error itself."""
     if isinstance(error, BaseExceptionGroup):
         return [leaf for member in error.exceptions for leaf in leaf_exceptions(member)]
     return [error]
 
 
 def translate(error: BaseException) -> Failure | click.ClickException | OutputClosed | None:
-    """Say how the command ends because of this error; None: it is a bug in qcli, which is shown with its traceback."""
-    # Errors of tasks that ran side by side arrive together; the first that can be explained is the reason.
+    """Return how the command ends because of this error; None: a bug in qcli, which is shown with its traceback."""
+    # Errors of concurrent tasks arrive together; the first known one is the reason.
     for leaf in leaf_exceptions(error):
         if isinstance(leaf, (Failure, click.ClickException, OutputClosed)):
             return leaf
@@ -97,7 +99,7 @@ def translate(error: BaseException) -> Failure | click.ClickException | OutputCl
     for leaf in leaf_exceptions(error):
         if isinstance(leaf, OSError) and leaf.errno is not None:
             return Failure(_os_error(leaf))
-        # Only a command that talks to a broker has imported the library by now.
+        # By name, because commands without a broker do not import the library.
         if any(base.__name__ == "NSQError" for base in type(leaf).__mro__):
             return Failure(str(leaf))
     return None

@@ -1,4 +1,4 @@
-"""Commands that take their options as Go's flag package does."""
+"""Commands that parse options in the way of Go's flag package."""
 
 import itertools
 import re
@@ -10,37 +10,37 @@ from .command import DocumentedCommand
 from .options import GroupedOption
 
 REPEATED = "qcli.repeated"
-"""In a context's `meta`: what a `GoFlagsCommand` is to log about options that were given several times."""
+"""Key in a context's `meta`: the notes that a `GoFlagsCommand` logs about repeated options."""
 
 _GO_FLAG = re.compile(r"--?(?P<name>[^-=][^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 
 
 class GoFlagsCommand(DocumentedCommand):
-    """A command that also takes its options as Go's flag package does.
+    """A command that also parses options in the way of Go's flag package.
 
-    One dash is as good as two. An option whose value may be left out, such as `--snappy`, takes one behind `=` only,
-    `--snappy=false`: the word after it is another.
+    Options may have one dash or two. An option with an optional value, such as `--snappy`, takes the value after `=`
+    only, `--snappy=false`; the next word is not its value.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse them in click's way, after writing them so."""
+        """Convert the arguments to click's syntax and parse them."""
         options = self._options_by_name(ctx)
         for flag, word in itertools.pairwise(args):
             param = options.get(flag.lstrip("-")) if flag.startswith("-") else None
             if not isinstance(param, GroupedOption) or not param.alone or word.startswith("-"):
                 continue
             if ignored := getattr(param, "ignored", None):
-                raise click.UsageError(f"{flag} has no effect here, {ignored}: leave '{word}' out.", ctx)
+                raise click.UsageError(f"{flag} has no effect, {ignored}: leave '{word}' out.", ctx)
             if isinstance(param.type, click.Choice) and word.lower() in param.type.choices:
-                raise click.UsageError(f"Write {flag}={word}: the value belongs behind '='.", ctx)
+                raise click.UsageError(f"Write {flag}={word}: the value must follow '='.", ctx)
         return super().parse_args(ctx, self.in_click_syntax(ctx, args))
 
     def report_repeated(self, ctx: click.Context, text: str) -> None:
-        """Remember it for the log: in Go the last value counts, without an error."""
+        """Record a note for the log: as in Go, the last value is used, without an error."""
         ctx.meta.setdefault(REPEATED, []).append(text)
 
     def in_click_syntax(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
-        """Arguments with two dashes before each name, and a value for each option that may be left without."""
+        """Return arguments with two dashes before each name, and values for options that are given without one."""
         options = self._options_by_name(ctx)
         written: list[str] = []
         words = iter(args)
@@ -50,19 +50,19 @@ class GoFlagsCommand(DocumentedCommand):
             found = _GO_FLAG.fullmatch(word)
             param = options.get(found["name"]) if found else None
             if found is None or param is None:
-                # click says what is wrong with it, and of the letters of -foo it would name the first only.
+                # click reports the error; with one dash it would name only the first letter of -foo.
                 written.append(f"-{word}" if found and word[1] != "-" and len(found["name"]) > 1 else word)
                 continue
             value = found["value"] if found["value"] is not None else getattr(param, "alone", None)
             if value is not None:
                 written.append(f"--{found['name']}={value}")
             else:
-                # The value is not looked at: it may begin with a dash.
+                # Without a check of the value, which may begin with a dash.
                 written += [f"--{found['name']}", *itertools.islice(words, 1)]
         return written
 
     def _options_by_name(self, ctx: click.Context) -> dict[str, click.Option]:
-        """Those with long names, without the dashes."""
+        """Return the options with long names, without the dashes."""
         return {
             name.removeprefix("--"): param
             for param in self.get_params(ctx)

@@ -1,4 +1,4 @@
-"""Writes data to standard output and diagnostics to standard error, and knows about terminals and pipes."""
+"""Writes data to standard output and diagnostics to standard error; terminals and pipes."""
 
 import base64
 import csv
@@ -18,16 +18,16 @@ from .errors import Failure, OutputClosed
 
 
 def configure_streams() -> None:
-    """Let nothing of this process's environment change what is written where; to be called before anything is.
+    """Make output independent of the environment. Call this before any output.
 
-    Data is UTF-8 in every locale: JSON has to be, and commands that write bytes know no other. What is no text, such
-    as a path that is not UTF-8, is escaped in a way that JSON understands, too. If standard error is closed,
-    diagnostics go nowhere: Python and the libraries would write it into the data.
+    Data is UTF-8 in every locale, as JSON requires. Bytes that are not UTF-8, as in a path, are escaped as in JSON.
+    If standard error is closed, diagnostics are discarded: otherwise Python and libraries might write them into a
+    data file that gets descriptor 2.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     if sys.stderr is None:
-        # Also what C code writes: no file that is opened later may get the number 2.
+        # C code writes to descriptor 2 directly: no file that is opened later may get this number.
         while (fd := os.open(os.devnull, os.O_RDWR)) < 2:
             pass
         if fd > 2:
@@ -36,9 +36,9 @@ def configure_streams() -> None:
 
 
 def print_diagnostic(text: str) -> None:
-    """Write a line to standard error. Nothing happens if that is closed.
+    """Write a line to standard error, if it is open.
 
-    The text may hold what brokers and their clients sent: characters that act on a terminal are escaped.
+    The text may contain data of brokers and their clients, so control characters are escaped.
     """
     try:
         print(printable(text, keep="\n\t"), file=sys.stderr, flush=True)
@@ -47,14 +47,14 @@ def print_diagnostic(text: str) -> None:
 
 
 def silence_library() -> None:
-    """Do not print the library's warnings: the command reports what went wrong, once."""
+    """Do not print the library's warnings: the command itself reports the error."""
     import logging
 
     logging.getLogger("trio_nsq").addHandler(logging.NullHandler())
 
 
 def show_library_warnings() -> None:
-    """Print the library's warnings, such as a lost connection, and that it is back."""
+    """Print the library's warnings and notes, such as a lost connection and the reconnect."""
     import logging
 
     class Handler(logging.Handler):
@@ -69,7 +69,7 @@ def show_library_warnings() -> None:
 
 
 def write(text: str) -> None:
-    """Write text to standard output at once. Raises OutputClosed: the reader is gone. Failure: it cannot be written."""
+    """Write text to standard output and flush it. Raises OutputClosed (the pipe has no reader) or Failure."""
     if sys.stdout is None:
         raise Failure("Standard output is closed.")
     try:
@@ -82,17 +82,17 @@ def write(text: str) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person is at this stream; None is one that is closed."""
+    """Return whether this stream is a terminal; None is a closed stream."""
     return stream is not None and stream.isatty()
 
 
 def is_live_terminal(stream: TextIO | None) -> bool:
-    """Whether this stream is a screen on which a line can be redrawn."""
+    """Return whether this stream is a terminal on which a line can be redrawn."""
     return is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "", None)
 
 
 def no_color() -> bool:
-    """Whether the user wants no colours, nor bold nor dim letters (see no-color.org)."""
+    """Return whether the user turned off colours, bold and dim text (see no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
 
@@ -100,16 +100,16 @@ _STYLES = {"bold": 1, "dim": 2, "red": 31, "yellow": 33}
 
 
 def styled(style: str, text: str) -> str:
-    """Text for a terminal in one of the styles there are, or as it is for none."""
+    """Return text for a terminal in a style of `_STYLES`; unchanged if the style is empty."""
     if not style or no_color():
         return text
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
 class RawOutput:
-    """Standard output as bytes, with nothing kept back.
+    """Standard output as bytes, unbuffered.
 
-    Messages are finished once `write` has returned, so nothing may wait in a buffer of ours.
+    Messages are finished once `write` has returned, so there must be no buffer.
     """
 
     def __init__(self) -> None:
@@ -118,11 +118,11 @@ class RawOutput:
         self._fd = sys.stdout.fileno()
         mode = os.fstat(self._fd).st_mode
         self.never_blocks = stat.S_ISREG(mode)
-        """Whether a write takes no longer than the disk does; anything else may wait for a reader for ever."""
+        """Whether a write waits for a disk only; another write may wait for a reader without limit."""
         self.is_pipe = stat.S_ISFIFO(mode)
 
     def write(self, data: bytes) -> None:
-        """Write all of it; waits as long as it takes. Raises as `write`."""
+        """Write all data; blocks until the reader takes it. Raises as the function `write`."""
         rest = memoryview(data)
         try:
             while rest:
@@ -136,19 +136,19 @@ class RawOutput:
         return self._fd
 
     def reader_is_gone(self) -> bool:
-        """Whether the pipe has no reader any more."""
+        """Return whether the reader of the pipe has closed it."""
         poll = select.poll()
         poll.register(self._fd, 0)
         return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def rate(per_second: float) -> str:
-    """A number per second for people, such as `1,234` or `0.3`."""
+    """Format a rate for people, such as `1,234` or `0.3`."""
     return f"{per_second:,.1f}" if 0 < per_second < 10 else f"{per_second:,.0f}"
 
 
 def size(count: float) -> str:
-    """Bytes for people, such as `1.5 MiB`."""
+    """Format bytes for people, such as `1.5 MiB`."""
     if count < 1024:
         return f"{count:.0f} B"
     power = min(4, int(math.log(count, 1024)))
@@ -156,12 +156,12 @@ def size(count: float) -> str:
 
 
 def json_lines(records: Iterable[Mapping[str, object]]) -> str:
-    """One JSON object per line."""
+    """Return one JSON object per line."""
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def body_field(body: bytes) -> dict[str, str]:
-    """A message's body as part of a JSON object: `body`, or `body_base64` if it is not UTF-8."""
+    """Return a message's body as part of a JSON object: `body`, or `body_base64` if it is not UTF-8."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
@@ -169,23 +169,23 @@ def body_field(body: bytes) -> dict[str, str]:
 
 
 def table_value(value: object) -> object:
-    """How a value of a JSON record is written in a table: nothing for null, `true` and `false`, the rest as it is."""
+    """Return the value of a JSON record for a table: null is empty, booleans are `true` or `false`."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else value
 
 
 def delimited(rows: Iterable[Sequence[object]], delimiter: str) -> str:
-    """Rows as CSV (`,`) or TSV (a tab), quoted where a value needs it."""
+    """Return rows as CSV (`,`) or TSV (a tab), with quotes where needed."""
     buffer = io.StringIO()
     csv.writer(buffer, delimiter=delimiter, lineterminator="\n").writerows(rows)
     return buffer.getvalue()
 
 
 def plain_table(rows: Sequence[Sequence[str]], left: int) -> str:
-    """Rows as aligned text, the first `left` columns to the left and the others to the right.
+    """Return rows as aligned text: the first `left` columns to the left, the others to the right.
 
-    Names are strangers': characters that act on a terminal are escaped.
+    Cells may contain data of clients, so control characters are escaped.
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,7 +1,7 @@
 """Values of arguments and options: durations, addresses, names, delimiters.
 
-Each is a function from text to value, or a class where the shell can offer values, for click's `type=`; what it
-refuses is a usage error.
+Each is a function from text to value, or a class if the shell can complete values, for click's `type=`. An invalid
+text is a usage error.
 """
 
 import codecs
@@ -36,7 +36,7 @@ _NAME_RULE = "1 to 64 of the characters . _ - a-z A-Z 0-9, optionally with #ephe
 
 
 def duration(text: str) -> int:
-    """Milliseconds of a length of time as Go writes it, such as `500ms` or `1m30s`."""
+    """Parse a duration in Go's format, such as `500ms` or `1m30s`, to milliseconds."""
     if _NUMBER.fullmatch(text) and text != "0":
         raise click.BadParameter(f"{text!r} has no unit: write {text}s for seconds, or ms, m, h.")
     try:
@@ -51,12 +51,12 @@ def duration(text: str) -> int:
 def positive_duration(text: str) -> int:
     value_ms = duration(text)
     if value_ms == 0:
-        raise click.BadParameter("It has to be longer than 0.")
+        raise click.BadParameter("It must be longer than 0.")
     return value_ms
 
 
 def long_duration(text: str, besides: str = "") -> int:
-    """Milliseconds of a length of time that may begin with days: `7d`, `1d12h`; `besides` ends the complaint."""
+    """Parse a duration that may begin with days, `7d` or `1d12h`, to milliseconds; `besides` ends the error message."""
     if _NUMBER.fullmatch(text) and text != "0":
         raise click.BadParameter(f"{text!r} has no unit: write {text}s for seconds, or ms, m, h, d.")
     days = re.match(r"(\d{1,9})d", text)
@@ -71,7 +71,7 @@ def long_duration(text: str, besides: str = "") -> int:
 
 
 def duration_text(value_ms: int) -> str:
-    """A length of time as `long_duration` takes it."""
+    """Format a duration that `long_duration` parses."""
     text = ""
     for unit, unit_ms in _MS_PER_UNIT.items():
         count, value_ms = divmod(value_ms, unit_ms)
@@ -80,14 +80,14 @@ def duration_text(value_ms: int) -> str:
 
 
 def retention_time(text: str) -> int:
-    """Milliseconds of a length of time, with days, as `long_duration`; `forever` is -1."""
+    """Parse a duration as `long_duration`, to milliseconds; `forever` is -1."""
     if text == "forever":
         return -1
     return long_duration(text, ", nor forever")
 
 
 def byte_size(text: str) -> int:
-    """Bytes, such as `4096`, `500MB` or `10GiB`; `unlimited` is -1."""
+    """Parse a size such as `4096`, `500MB` or `10GiB` to bytes; `unlimited` is -1."""
     if text == "unlimited":
         return -1
     found = _BYTE_SIZE.fullmatch(text)
@@ -97,12 +97,12 @@ def byte_size(text: str) -> int:
 
 
 def address(text: str, example: str = "127.0.0.1:4150") -> str:
-    """`host:port` to connect to, an IPv6 host in brackets, for complaints with an example. Nothing is looked up."""
+    """Check `host:port` to connect to, an IPv6 host in brackets. Names are not resolved. Errors have the example."""
     host, port = _host_port(text, example)
     if port == 0:
         raise click.BadParameter(f"{text!r} has no valid port: 1 to {_MAX_PORT}.")
     if not host:
-        raise click.BadParameter(f"{text!r} names no host.")
+        raise click.BadParameter(f"{text!r} has no host.")
     return text
 
 
@@ -110,17 +110,17 @@ _HTTPS = "https://"
 
 
 def is_https(text: str) -> bool:
-    """Whether an address that `http_address` made is to be spoken to over TLS."""
+    """Return whether an address from `http_address` uses TLS."""
     return text.startswith(_HTTPS)
 
 
 def is_unix_path(text: str) -> bool:
-    """Whether an address is the path of a unix socket, which has a slash in it."""
+    """Return whether an address is the path of a unix socket, which has a slash in it."""
     return text.startswith(("/", ".")) or ("/" in text and ":" not in text)
 
 
 def without_scheme(text: str) -> str:
-    """An address that `http_address` made, without what says that it is to be spoken to over TLS."""
+    """Return an address from `http_address` without `https://`."""
     return text.removeprefix(_HTTPS)
 
 
@@ -136,7 +136,7 @@ def tcp_address(text: str) -> str:
 
 
 def http_address(text: str) -> str:
-    """A broker's HTTP address: `host:port`, as a URL too, the path of a unix socket, or `https://host:port`."""
+    """Parse a broker's HTTP address: `host:port`, a URL, `https://host:port`, or the path of a unix socket."""
     if is_unix_path(text):
         return text
     scheme, separator, rest = text.rpartition("://")
@@ -147,7 +147,7 @@ def http_address(text: str) -> str:
 
 
 def lookupd_address(text: str) -> str:
-    """A discovery service's HTTP address: `host:port`, or a URL."""
+    """Parse a discovery service's HTTP address: `host:port`, or a URL."""
     from trio_nsq.client.connection import addresses
 
     try:
@@ -157,18 +157,18 @@ def lookupd_address(text: str) -> str:
 
 
 def tcp_listen_address(text: str) -> str:
-    """`host:port` to listen on; port 0 is a free one, no host is every interface, as in Go."""
+    """Check `host:port` to listen on. As in Go, port 0 is a free port, and no host is every interface."""
     _host_port(text)
     return text
 
 
 def listen_address(text: str) -> str:
-    """`host:port` to listen on, or the path of a unix socket."""
+    """Check `host:port` to listen on, or the path of a unix socket."""
     return text if is_unix_path(text) else tcp_listen_address(text)
 
 
 def http_service(text: str) -> str:
-    """A service to ask over HTTP: `host`, `host:port` or a URL. Nothing is looked up."""
+    """Check the address of an HTTP service: `host`, `host:port` or a URL. Names are not resolved."""
     from urllib.parse import urlsplit
 
     try:
@@ -195,7 +195,7 @@ def _host_port(text: str, example: str = "127.0.0.1:4150") -> tuple[str, int]:
 
 
 def percentiles(text: str) -> tuple[float, ...]:
-    """Quantiles, each above 0 and not above 1, separated by commas."""
+    """Parse quantiles, each above 0 and at most 1, separated by commas."""
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -207,12 +207,12 @@ def percentiles(text: str) -> tuple[float, ...]:
 
 
 def or_nothing(convert: Callable[[str], str]) -> Callable[[str], str]:
-    """The same, or an empty text."""
+    """Return a converter that also accepts an empty text."""
     return lambda text: convert(text) if text else text
 
 
 def optional_text(text: str) -> str | None:
-    """Text; an empty one is none."""
+    """Return the text; an empty text is None."""
     return text or None
 
 
@@ -231,12 +231,12 @@ class Integer(click.IntRange):
 
 
 def _truth(value: object) -> bool | None:
-    """What Go takes for true or false; None: neither."""
+    """Return the boolean of a text that Go accepts; None: Go would refuse it."""
     return _TRUTH.get(str(value).lower())
 
 
 class Boolean(click.Choice[str]):
-    """`true` or `false`, and what else Go takes for them."""
+    """`true` or `false`, or another text that Go accepts for them."""
 
     def __init__(self) -> None:
         super().__init__(["true", "false"])
@@ -249,7 +249,7 @@ class Boolean(click.Choice[str]):
 
 
 class Word(click.Choice[str]):
-    """One of some words, in upper or lower case. An empty text stands for `empty`; None: it is refused."""
+    """One of several words, in upper or lower case. An empty text means `empty`; None: it is an error."""
 
     def __init__(self, words: Sequence[str], empty: str | None = None) -> None:
         super().__init__(words, case_sensitive=False)
@@ -262,7 +262,7 @@ class Word(click.Choice[str]):
 
 
 class BooleanOrWord(Word):
-    """`true`, `false`, or one of some other words."""
+    """`true`, `false`, or one of several other words."""
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(["true", "false", *words])
@@ -273,9 +273,9 @@ class BooleanOrWord(Word):
 
 
 class PathOrNothing(click.Path):
-    """The path of a file or folder, for completion; an empty one is none.
+    """The path of a file or folder, with completion; an empty text is None.
 
-    The command that uses it reports if it cannot be used.
+    The command checks the path.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -286,23 +286,23 @@ _ESCAPE = re.compile(r"""\\([\\'"abfnrtv]|x[0-9a-fA-F]{2}|(?![4-7][0-7]{2})[0-7]
 
 
 def delimiter(text: str) -> bytes:
-    r"""Bytes between messages: text in which `\n`, `\t`, `\0`, `\xNN` and the like are understood."""
+    r"""Parse a delimiter with escapes such as `\n`, `\t`, `\0` and `\xNN` to bytes."""
     if "\\" in (rest := _ESCAPE.sub("", text)):
         unknown = rest[rest.index("\\") :][:2]
         raise click.BadParameter(
-            f"{unknown} is no escape. There are \\n, \\r, \\t, \\0 and the like, \\xNN for any byte, and \\\\ for one "
+            f"{unknown} is not an escape. Escapes are \\n, \\r, \\t, \\0 and so on, \\xNN for any byte, and \\\\ for a "
             "backslash."
         )
-    # surrogateescape, because that is how an argument that is not UTF-8 came in
+    # Python decodes arguments that are not UTF-8 with surrogateescape.
     value, _ = codecs.escape_decode(text.encode("utf-8", "surrogateescape"))
     if not value:
-        raise click.BadParameter("It may not be empty.")
+        raise click.BadParameter("It must not be empty.")
     assert isinstance(value, bytes)
     return value
 
 
 class Source(NamedTuple):
-    """A topic, and one of its channels or None."""
+    """A topic, with or without one of its channels."""
 
     topic: str
     channel: str | None
@@ -322,26 +322,26 @@ def topic_name(text: str) -> str:
 
 
 def topic_source(text: str) -> Source:
-    """`TOPIC`, a valid name."""
+    """Parse `TOPIC`."""
     return Source(topic_name(text), None)
 
 
 def source(text: str) -> Source:
-    """`TOPIC` or `TOPIC/CHANNEL`, each a valid name."""
+    """Parse `TOPIC` or `TOPIC/CHANNEL`."""
     topic, slash, channel = text.partition("/")
     return Source(_name(topic, "topic"), _name(channel, "channel") if slash else None)
 
 
 def channel_source(text: str) -> Source:
-    """`TOPIC/CHANNEL`, each a valid name."""
+    """Parse `TOPIC/CHANNEL`."""
     found = source(text)
     if found.channel is None:
-        raise click.BadParameter(f"{text!r} names no channel: write {text}/CHANNEL.")
+        raise click.BadParameter(f"{text!r} has no channel: write {text}/CHANNEL.")
     return found
 
 
 def _name(text: str, kind: str) -> str:
-    # Imported here because the help pages do not need the protocol.
+    # Imported here to keep --help fast.
     from trio_nsq.protocol import is_valid_name
 
     if not is_valid_name(text):

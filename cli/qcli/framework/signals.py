@@ -13,7 +13,7 @@ from .output import print_diagnostic
 _T = TypeVar("_T")
 
 PATIENCE_S = 1.0
-"""After this long, say that the command is ending."""
+"""After this time, a note says that the command is ending."""
 
 _CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
@@ -21,9 +21,7 @@ _CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINAT
 async def watch_signals(
     stop: Callable[[ExitCode], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Call `stop` with the exit code of the first signal, so that the command can end in good order; end the process
-    at the second.
-    """
+    """Call `stop` with the exit code of the first signal, for an orderly end; end the process at the second signal."""
     with trio.open_signal_receiver(*_CODES) as signals:
         task_status.started()
         stop(_CODES[signal.Signals(await anext(signals))])
@@ -31,16 +29,16 @@ async def watch_signals(
         with trio.move_on_after(PATIENCE_S):
             again = await anext(signals)
         if again is None:
-            print_diagnostic("Ending in good order; interrupt again to end at once.")
+            print_diagnostic("Stopping; interrupt again to stop at once.")
             again = await anext(signals)
-        # A second signal: the orderly end takes too long. Nothing may delay this one.
+        # The user does not want to wait for the orderly end.
         os._exit(_CODES[signal.Signals(again)])
 
 
 async def watch_hangups(
     reload: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Call `reload` at each SIGHUP, one after the other."""
+    """Call `reload` at each SIGHUP, never concurrently."""
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         task_status.started()
         async for _ in signals:
@@ -48,7 +46,7 @@ async def watch_hangups(
 
 
 def run_until_signal(work: Callable[[], Awaitable[_T]]) -> _T:
-    """`trio.run`, for what may be left off at any moment: the first signal cancels it.
+    """Run work that may be cancelled at any time, as `trio.run`; the first signal cancels it.
 
     Raises KeyboardInterrupt or Terminated if it was cancelled.
     """

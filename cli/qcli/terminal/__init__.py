@@ -1,1 +1,1 @@
-"""What only a person at a terminal sees: progress lines and questions."""
+"""Progress and questions on a terminal."""

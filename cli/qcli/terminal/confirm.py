@@ -9,19 +9,19 @@ from ..framework.output import is_terminal, print_diagnostic
 
 
 def confirm(question: str, what_it_does: str) -> None:
-    """Ask the user, and return if they agree; `what_it_does` begins the error if there is no terminal to ask on.
+    """Ask the user, and return if they confirm; `what_it_does` begins the error if there is no terminal.
 
     Raises:
-        click.UsageError: Standard input is no terminal.
+        click.UsageError: Standard input is not a terminal.
         click.Abort: Interrupted.
-        Failure: The user did not agree; the end of the input, Ctrl-D, is a no.
+        Failure: The user did not confirm; the end of the input, Ctrl-D, means no.
     """
     if not is_terminal(sys.stdin):
-        raise click.UsageError(f"{what_it_does} and standard input is no terminal to ask on: say --yes.")
+        raise click.UsageError(f"{what_it_does}, and standard input is not a terminal: confirm with --yes.")
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort as error:
-        print_diagnostic("")  # the cursor still stands behind the question
+        print_diagnostic("")  # end the line of the question
         if not isinstance(error.__context__, EOFError):
             raise
         agreed = False

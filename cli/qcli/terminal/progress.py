@@ -1,6 +1,6 @@
-"""Progress on standard error: bars, and the line that shows how far `pub` or `replay` has come.
+"""Progress on standard error: bars, and the status line of `pub` and `replay`.
 
-rich is imported by the functions that need it, as most runs show nothing.
+Functions import rich when they need it, because most runs show no progress.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.2
 WORTH_SHOWING_BYTES = 64 * 1024 * 1024
-"""Less than this is read before anybody wonders."""
+"""Below this size, reading is fast enough without a bar."""
 
 
 @contextmanager
 def byte_progress(total_bytes: int, what: str) -> Iterator[Callable[[int], None] | None]:
-    """Show a bar while the block runs, if standard error is a terminal and there is much to do.
+    """Show a bar while the block runs, if standard error is a terminal and the total is large.
 
     Yields:
-        A function that adds bytes to those that are done; None if no bar is shown.
+        A function that advances the bar; None if there is no bar.
     """
     if total_bytes < WORTH_SHOWING_BYTES or not is_live_terminal(sys.stderr):
         yield None
@@ -59,10 +59,10 @@ def byte_progress(total_bytes: int, what: str) -> Iterator[Callable[[int], None]
 
 @contextmanager
 def message_progress(total: int | None, quiet: bool) -> Iterator[Advance]:
-    """Show a bar while the block runs, if standard error is a terminal and not `quiet`. `total` is None if not known.
+    """Show a bar while the block runs, if standard error is a terminal and not `quiet`. `total` None: unknown.
 
     Yields:
-        A function that adds messages and bytes to those that are done.
+        A function that advances the bar by messages and bytes.
     """
     if quiet or not is_live_terminal(sys.stderr):
         yield lambda _messages, _size: None
@@ -97,24 +97,24 @@ def _bar(*columns: ProgressColumn) -> Progress:
     from rich.console import Console
     from rich.progress import Progress
 
-    # Refreshed by its user only: rich would do it in a thread that competes with the work.
+    # Without auto_refresh: its thread would compete with the work.
     console = Console(stderr=True, no_color=no_color())
     return Progress(*columns, console=console, transient=True, auto_refresh=False)
 
 
 WINDOW_S = 5.0
 SHORTEST_S = 1.0
-"""Messages come in batches: over less than this, one more or less makes the rate a wrong one."""
+"""Messages arrive in batches: over a shorter time, one batch would distort the rate."""
 
 
 class RecentRate:
-    """How fast a count has been growing lately, from when it first was more than 0. It is pure."""
+    """The recent growth rate of a count, from its first value above 0. Does no IO; time is a parameter."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def after(self, now_s: float, count: int) -> float | None:
-        """Note the count of this moment; the rate per second, or None if it is too early to say."""
+        """Record the current count and return the rate per second; None: too early."""
         if not count:
             return None
         self._seen.append((now_s, count))
@@ -125,11 +125,11 @@ class RecentRate:
 
 
 async def show_progress(progress: Callable[[], tuple[int, int, float | None]]) -> None:
-    """Keep a line on standard error up to date until cancelled; then remove it.
+    """Show a status line on standard error until cancelled; then remove it.
 
     Args:
-        progress: Returns how many messages, and bytes of bodies, brokers have acknowledged so far, and how much of all
-            that is, 0 to 1; None: that is not known.
+        progress: Returns the acknowledged messages, the bytes of their bodies, and the completed share, 0 to 1; None:
+            unknown.
     """
     import trio
     from rich.console import Console
@@ -140,7 +140,7 @@ async def show_progress(progress: Callable[[], tuple[int, int, float | None]]) -
     begun_s = trio.current_time()
     bold = "" if no_color() else "bold"
     recent = RecentRate()
-    # rich's own refreshing would be a thread beside the event loop.
+    # Without auto_refresh: it would be a thread beside the event loop.
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             await trio.sleep(REFRESH_S)

@@ -1,1 +1,1 @@
-"""`qcli log`: data folders of brokers that do not run."""
+"""`qcli log`: data folders, without a broker."""

@@ -1,4 +1,4 @@
-"""Prints what is damaged or missing in a data folder."""
+"""Prints damage and gaps of a data folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STYLES = {"damage": "red", "torn": "yellow", "note": ""}
 
 
 def finding_record(finding: Finding) -> dict[str, Any]:
-    """A finding as an object in a JSON report."""
+    """Return a finding as a JSON object."""
     return {
         "kind": finding.kind,
         "file": shown(finding.path),
@@ -30,7 +30,7 @@ def finding_record(finding: Finding) -> dict[str, Any]:
 
 
 def finding_lines(findings: Sequence[Finding]) -> str:
-    """Findings below a table on standard output, a line each; nothing if there are none."""
+    """Return the lines of findings, for below a table on standard output."""
     coloured = is_live_terminal(sys.stdout)
     width = max(map(len, _STYLES))
     lines = [
@@ -41,12 +41,12 @@ def finding_lines(findings: Sequence[Finding]) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path as it can be written, whatever bytes are in it."""
+    """Return a path as text; bytes that are not UTF-8 are replaced."""
     return os.fsencode(path).decode(errors="replace")
 
 
 def describe(finding: Finding) -> str:
-    """A finding in a line: file, place, what, and what it costs."""
+    """Return a line for a finding: file, position, damage, and lost messages."""
     text = shown(finding.path)
     if finding.end > finding.offset:
         text += f", byte {finding.offset} to {finding.end}"
@@ -54,7 +54,7 @@ def describe(finding: Finding) -> str:
         text += f", at byte {finding.offset}"
     text += f": {finding.what}"
     if finding.messages is None:
-        text += "; how many messages it costs is not known"
+        text += "; unknown number of messages lost"
     elif finding.messages:
         plural = "s" if finding.messages > 1 else ""
         text += f"; {finding.messages:,} message{plural} lost"

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from trio_nsq.log.inspection.segments import SegmentPath
 
 NOT_A_LOG = (
-    "The command line is wrong, or what it names is not there, cannot be read, or is no data folder, topic's folder or "
-    "segment."
+    "The command line is wrong, or the path does not exist, cannot be read, or is not a data folder, a topic's folder "
+    "or a segment."
 )
-"""What a usage error is, for these commands."""
+"""The meaning of the exit code of usage errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Place:
 
     Attributes:
         path: The folder, or the segment.
-        topic: Whose it is; None for a segment that lies somewhere else.
+        topic: The topic; None for a segment outside of a topic's folder.
     """
 
     path: Path
@@ -33,7 +33,7 @@ class Place:
 
     @property
     def folder(self) -> Path | None:
-        """That of the log, if all of it is meant."""
+        """The log's folder; None for a single segment."""
         return None if self._is_segment else self.path
 
     @property
@@ -43,7 +43,7 @@ class Place:
         return self.path.suffix == SEGMENT_SUFFIX and self.path.is_file()
 
     def segments(self) -> tuple[list[SegmentPath], list[Finding]]:
-        """Its segments, or the one, each with where it has to end; and files that are none. Raises LogReadError."""
+        """Return the segments, each with its end, and findings about other files. Raises LogReadError."""
         from trio_nsq.log import Files
         from trio_nsq.log.inspection.segments import segment_paths
 
@@ -57,22 +57,22 @@ class Place:
 
 
 def is_data_folder(path: Path) -> bool:
-    """Whether topics lie in it."""
+    """Return whether the folder has a folder of topics."""
     return (path / "topics").is_dir()
 
 
 def places(path: Path) -> list[Place]:
-    """All topics of a data folder, or the one place that is meant. Raises Failure: it is something else."""
+    """Return all topics of a data folder, or the single place of the path. Raises Failure: neither."""
     from trio_nsq.broker.storage.data_folder import NSQD_FILE, STATE_FILE, SUFFIX
     from trio_nsq.broker.storage.verify import topic_folders, topic_name
     from trio_nsq.log.segment.format import SUFFIX as SEGMENT_SUFFIX
 
     if is_data_folder(path):
         return [Place(folder, topic_name(folder)) for folder in topic_folders(path)]
-    # A relative name has a parent without a name of its own.
+    # Resolved, because the parent of a relative name may have no name.
     folder = path.resolve().parent
     in_topic = folder.name.endswith(SUFFIX)
-    # Programs of all kinds write *.log; in a topic's folder there should be none but ours.
+    # Other programs write *.log too, but not in a topic's folder.
     if path.is_file() and path.suffix == SEGMENT_SUFFIX and (in_topic or _is_named_as_segment(path)):
         return [Place(path, topic_name(folder) if in_topic else None)]
     if path.is_dir() and (path.name.endswith(SUFFIX) or (path / STATE_FILE).exists() or _has_segments(path)):

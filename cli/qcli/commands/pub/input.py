@@ -1,4 +1,4 @@
-"""Reads input without blocking the event loop, and splits it into messages: one call for each chunk."""
+"""Reads input without blocking the event loop, and splits each chunk into messages."""
 
 import fcntl
 import os
@@ -11,11 +11,11 @@ from ...framework.errors import Failure
 
 READ_BYTES = 256 * 1024
 PIPE_BYTES = 1024 * 1024
-"""What Linux lets anyone set. The usual 64 KiB make the writer of the pipe wait for us four times as often."""
+"""The limit for unprivileged users on Linux. With the default, 64 KiB, the writer waits four times as often."""
 
 
 class Input:
-    """Bytes from a descriptor that is open for reading, at most `read_bytes` at a time; the name is for people."""
+    """Reads a file descriptor, at most `read_bytes` at a time; the name is for messages."""
 
     def __init__(self, fd: int, name: str, read_bytes: int = READ_BYTES) -> None:
         self.name = name
@@ -27,27 +27,27 @@ class Input:
             try:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
             except OSError:
-                pass  # more than this user may have; only a little slower without
+                pass  # above this user's limit; reading is only a little slower
 
     async def read(self) -> bytes:
-        """What there is to read; waits for the first byte. Nothing at the end. If cancelled, nothing is lost.
+        """Wait for input and return it; empty at the end. A cancellation loses no data.
 
-        Raises Failure: it cannot be read.
+        Raises Failure: the input cannot be read.
         """
         try:
             while True:
                 await self._ready()
                 try:
-                    # On a blocking descriptor too this returns at once now, and its flags, which it may share with
-                    # other processes, stay as they are.
+                    # This returns at once, even if the descriptor is blocking. Its flags do not change, because other
+                    # processes may share them.
                     return os.read(self._fd, self._read_bytes)
                 except BlockingIOError:
-                    pass  # another process reads from it, too, and was faster
+                    pass  # another process read the data first
         except OSError as error:
             raise Failure(f"Cannot read {self.name}: {os.strerror(error.errno or 0)}.") from error
 
     def close(self) -> None:
-        """Close the descriptor, but for standard input, which is not ours alone."""
+        """Close the descriptor, unless it is standard input."""
         if self._fd > 2:
             os.close(self._fd)
 
@@ -56,7 +56,7 @@ class Input:
             try:
                 await trio.lowlevel.wait_readable(self._fd)
             except PermissionError:
-                self._may_block = False  # epoll's word for files that are always ready, such as /dev/null
+                self._may_block = False  # epoll refuses files that are always ready, such as /dev/null
             else:
                 return
         await trio.lowlevel.checkpoint()
@@ -77,17 +77,17 @@ async def open_input(path: str, read_bytes: int = READ_BYTES) -> Input:
 
 
 class Splitter:
-    """Splits a stream of bytes at a delimiter, in whatever pieces it comes. Bytes are kept as they are.
+    """Splits a stream of chunks into messages at a delimiter. Bytes do not change.
 
     Args:
-        delimiter: Ends a message; at least one byte. What follows the last one is a message too, unless empty.
-        max_bytes: Of one message.
+        delimiter: Ends a message; at least one byte. Bytes after the last delimiter are a message too.
+        max_bytes: The maximum size of a message.
 
     Attributes:
-        seen: Messages found so far, empty ones included.
-        empty: How many of them were empty; those are not handed out, for NSQ has no empty messages.
-        too_long: The place of a message, counted from 1, that is longer than allowed; None as long as there is none.
-            Nothing is handed out from there on.
+        seen: The number of messages so far, including empty ones.
+        empty: The number of empty messages, which are skipped, because NSQ has none.
+        too_long: The number of the first message, counted from 1, that is too long; None: there is none. The splitter
+            returns no messages from there on.
     """
 
     def __init__(self, delimiter: bytes, max_bytes: int) -> None:
@@ -96,18 +96,18 @@ class Splitter:
         self.too_long: int | None = None
         self._delimiter = delimiter
         self._max_bytes = max_bytes
-        # The unfinished message: parts that hold no delimiter, and an edge that may be the beginning of one.
+        # The incomplete message: parts without a delimiter, and an edge that may begin one.
         self._parts: list[bytes] = []
         self._parts_bytes = 0
         self._edge = b""
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes of the message whose end has not been seen."""
+        """The bytes of the incomplete message."""
         return self._parts_bytes + len(self._edge)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Take in bytes and return the messages that they complete."""
+        """Add a chunk and return the messages that it completes."""
         if self.too_long is not None:
             return []
         *complete, rest = (self._edge + chunk).split(self._delimiter)
@@ -127,14 +127,14 @@ class Splitter:
         return messages
 
     def end(self) -> list[bytes]:
-        """The message that the end of the input ends, if there is one. The next `feed` begins another input."""
+        """Return the message that the end of the input completes, if any. The next `feed` begins another input."""
         last = b"".join([*self._parts, self._edge])
         self._parts.clear()
         self._parts_bytes, self._edge = 0, b""
         return self._accept([last]) if last and self.too_long is None else []
 
     def _accept(self, messages: list[bytes]) -> list[bytes]:
-        """Check and count messages, and leave out empty ones."""
+        """Check and count messages, and remove empty ones."""
         if max(map(len, messages)) > self._max_bytes:
             place = next(index for index, message in enumerate(messages) if len(message) > self._max_bytes)
             self.too_long = self.seen + place + 1

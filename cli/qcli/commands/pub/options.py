@@ -1,4 +1,4 @@
-"""The command line of `qcli pub` as one object, and the checks of what goes together."""
+"""The command line of `qcli pub` as one object, and its checks."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ from ...framework.output import is_live_terminal, is_terminal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PubOptions:
-    """The parameters of the command, under their names."""
+    """The parameters of the command."""
 
     topic: str
     files: tuple[str, ...]
@@ -46,7 +46,7 @@ class PubOptions:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether a line on the terminal is kept up to date; it would get in the way of typing."""
+        """Whether to show a status line; not if the user types messages on the terminal."""
         typing = "-" in self.inputs and is_terminal(sys.stdin)
         return not self.quiet and is_live_terminal(sys.stderr) and not typing
 
@@ -57,9 +57,9 @@ class PubOptions:
             _check_readable(path)
 
     def brokers(self) -> dict[str, str]:
-        """The HTTP address of each broker, for its numbered batches, by its TCP address.
+        """Return the HTTP address of each broker, for its numbered batches, by its TCP address.
 
-        Raises UsageError: it is not clear which belong together, or a TCP address is none.
+        Raises UsageError: the numbers of addresses differ, or a TCP address is wrong.
         """
         tcp, http = self.nsqd_tcp_addresses, self.nsqd_http_addresses
         ctx = click.get_current_context()
@@ -67,7 +67,7 @@ class PubOptions:
             check_tcp_address(address)
         sources = [ctx.get_parameter_source(name) for name in ("nsqd_tcp_addresses", "nsqd_http_addresses")]
         if len(http) == 1 and sources[1] not in (sources[0], ParameterSource.COMMANDLINE):
-            # Not given for these brokers: `numbered_sender` uses it for the one it belongs to.
+            # A default: `numbered_sender` uses it only for the broker that has this address.
             http *= len(tcp)
         if len(tcp) != len(http):
             names = [
@@ -84,7 +84,7 @@ class PubOptions:
 
 
 def _check_readable(path: str) -> None:
-    """Raises Failure if a file cannot be read, which is the command line's fault."""
+    """Raises Failure, as for a wrong command line, if a file cannot be read."""
     if path == "-":
         return
     problem = 0

@@ -1,12 +1,12 @@
-"""The asynchronous part of `pub`: reads, batches and publishes side by side, and knows at the end what became of what.
+"""The asynchronous part of `pub`: reads, batches and publishes concurrently, and counts the results.
 
-One task reads and cuts batches. Others publish, each waiting for the acknowledgement of its batch, so that several
-are on their way at once; the channel between them holds nothing, so input is read no faster than the broker takes
-it, and batches reach the broker in order. With several brokers, every batch goes to each of them: the next is read when
-all have taken it.
+One task reads and forms batches. Other tasks publish a batch each and wait for its acknowledgement, so several
+batches are outstanding. The channel between them has no buffer, so input is read at the broker's speed, and batches
+reach the broker in order. With several brokers, every batch goes to each broker; the next is read when all brokers
+have taken it.
 
-While a broker is away, or cannot store anything, the batches that were on their way wait, and nothing is read. The
-oldest is tried again until it is acknowledged; then the others follow.
+While a broker is unreachable or cannot store messages, outstanding batches wait, and nothing is read. The oldest
+batch is retried until it is acknowledged; then the others follow.
 """
 
 import math
@@ -33,18 +33,18 @@ LINGER_S = 0.05
 """How long a message waits for others to join its batch."""
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
-"""Between two attempts to publish the same batch."""
+"""The delays between two attempts to publish the same batch."""
 
 
 @dataclass(slots=True)
 class BrokerResult:
-    """What became of the messages at one broker so far.
+    """The results at one broker so far.
 
     Attributes:
         acknowledged_bytes: Bytes of the bodies that the broker has acknowledged.
         maybe_stored: Messages that were sent and not acknowledged.
-        not_stored: Messages that were read and are certainly not stored.
-        failure: Why the broker did not acknowledge; the first one.
+        not_stored: Messages that were read and are not stored.
+        failure: The first failure.
     """
 
     address: str
@@ -57,15 +57,15 @@ class BrokerResult:
 
 @dataclass(slots=True)
 class PublishResult:
-    """What became of the input so far.
+    """The results so far.
 
     Attributes:
-        brokers: What became of it at each; at least one.
-        held_back: Messages that were read but not due yet when a signal came; they are not published.
-        empty: Empty messages; they are skipped.
-        unfinished_bytes: Bytes of a message that an interruption cut off; it is not published.
-        input_failure: Why the input was not read to its end.
-        stopped: The exit code of the signal that came.
+        brokers: The results at each broker; at least one.
+        held_back: Messages that were read but not due yet at a signal; they are not published.
+        empty: Empty messages, which are skipped.
+        unfinished_bytes: The bytes of a message that was incomplete at a signal; it is not published.
+        input_failure: Why reading the input failed.
+        stopped: The exit code of the signal that arrived.
     """
 
     brokers: list[BrokerResult]
@@ -82,12 +82,12 @@ class PublishResult:
 
     @property
     def acknowledged_bytes(self) -> int:
-        """Bytes of their bodies."""
+        """The bytes of their bodies."""
         return min(broker.acknowledged_bytes for broker in self.brokers)
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be read."""
+        """Whether to stop reading."""
         failed = any(broker.failure for broker in self.brokers)
         return bool(failed or self.input_failure or self.stopped)
 
@@ -96,9 +96,9 @@ class PublishPipeline:
     """Publishes inputs to a topic, every message to each broker.
 
     Args:
-        senders: To the topic, by the broker's address; at least one.
-        retry: Publish again what fails because the connection is lost or the broker cannot store anything now.
-        limiter: Holds messages back; None: as fast as the brokers take them.
+        senders: A sender for each broker's address; at least one.
+        retry: Whether to retry after a lost connection, or if the broker cannot store messages now.
+        limiter: Limits the rate; None: no limit.
 
     Attributes:
         result: Up to date at any time.
@@ -126,14 +126,14 @@ class PublishPipeline:
         self._pause = trio.CancelScope()
 
     def stop(self, code: ExitCode) -> None:
-        """Read no more. What has been read is published still, as far as limiter and broker allow it now."""
+        """Stop reading. Messages that were read are published if the limiter and the brokers allow it now."""
         self.result.stopped = code
         self._pause.cancel()
         for publisher in self._publishers:
             publisher.stop_waiting()
 
     async def run(self, paths: Sequence[str], read_bytes: int) -> None:
-        """Publish inputs one after the other (`-` is standard input), as far as can be; `result` says how it went."""
+        """Publish inputs one after the other (`-` is standard input). `result` has the outcome."""
         async with trio.open_nursery() as nursery:
             with ExitStack() as stack:
                 for publisher in self._publishers:
@@ -156,7 +156,7 @@ class PublishPipeline:
                 await self._distribute(self._batcher.rest())
 
     async def _read(self, source: Input) -> None:
-        """Read an input to its end, or to whatever ends reading."""
+        """Read an input to its end, or until `result.over`."""
         splitter, batcher, result = self._splitter, self._batcher, self.result
         first = splitter.seen
         flush_at = math.inf
@@ -185,7 +185,7 @@ class PublishPipeline:
 
     @contextmanager
     def _pausable(self, deadline: float = math.inf) -> Iterator[None]:
-        """Let `stop`, a failure and the deadline cut short what is waited for inside."""
+        """Let `stop`, a failure or the deadline cancel the block."""
         with trio.CancelScope(deadline=deadline) as self._pause:
             if self.result.over:
                 self._pause.cancel()
@@ -205,13 +205,13 @@ class PublishPipeline:
         if not others:
             await first.batches.send(batch)
             return
-        # Side by side: the others get this batch even while one is away.
+        # Concurrently: the other brokers get this batch even while one is unreachable.
         async with trio.open_nursery() as nursery:
             for publisher in self._publishers:
                 nursery.start_soon(publisher.batches.send, batch)
 
     def _record_failure(self) -> None:
-        """A broker has failed for good: end, without waiting for others that are away."""
+        """End after a permanent failure of a broker, without waiting for other unreachable brokers."""
         self._pause.cancel()
         for publisher in self._publishers:
             if publisher.result.failure is None:
@@ -219,10 +219,10 @@ class PublishPipeline:
 
 
 class _Publisher:
-    """Publishes batches to one broker, in order, and calls `on_failure` when it has given up.
+    """Publishes batches to one broker, in order, and calls `on_failure` after a permanent failure.
 
     Attributes:
-        batches: Takes what is to be published, as soon as one more batch may be on its way. To be closed.
+        batches: Takes a batch as soon as one more may be outstanding. The caller closes it.
         result: Up to date at any time.
     """
 
@@ -235,10 +235,10 @@ class _Publisher:
         self._on_failure = on_failure
         self._alone = alone
         self._begun = 0  # batches taken so far
-        # The batches that are not acknowledged, by number; whether each was given to the sender.
+        # The unacknowledged batches, by number; True: it was given to the sender.
         self._unsettled: dict[int, bool] = {}
-        self._turns = trio.lowlevel.ParkingLot()  # those that wait to be
-        self._outage: PublishFailed | None = None  # what was tried last has failed with this
+        self._turns = trio.lowlevel.ParkingLot()  # tasks that wait for their turn
+        self._outage: PublishFailed | None = None  # the failure of the last attempt
         self._retrying = trio.CancelScope()
         self._delays = ReconnectDelays(FIRST_DELAY_S, LONGEST_DELAY_S, random.random)
         self._in_doubt = 0  # messages sent more than once in this outage; some may have been stored before
@@ -267,7 +267,7 @@ class _Publisher:
                 self._turns.unpark_all()
 
     async def _publish(self, number: int, batch: list[bytes]) -> None:
-        """Publish a batch, if need be again and again, until it is acknowledged or there is no point in it."""
+        """Publish a batch, with retries, until it is acknowledged or fails permanently."""
         maybe_stored = False
         while True:
             await self._wait_for_turn(number)
@@ -295,7 +295,7 @@ class _Publisher:
                 return
 
     async def _wait_for_turn(self, number: int) -> None:
-        """Wait until a batch may be given to the sender: behind all before it, in an outage behind their ends."""
+        """Wait until a batch may be sent: after all batches before it were sent, in an outage acknowledged."""
         while self.result.failure is None:
             before = (sent for other, sent in self._unsettled.items() if other < number)
             if not any(not sent or self._outage is not None for sent in before):
@@ -303,9 +303,9 @@ class _Publisher:
             await self._turns.park()
 
     async def _attempt(self, number: int, batch: list[bytes]) -> None:
-        """Give a batch to the sender; in an outage, after a pause. `stop_waiting` cuts short both then.
+        """Send a batch; in an outage, after a delay, and `stop_waiting` cancels both.
 
-        Raises PublishFailed: what became of this attempt; a batch may be stored if its sending was cut short.
+        Raises PublishFailed: this attempt failed. A batch whose sending was cancelled may be stored.
         """
         self._unsettled[number] = True
         outage = self._outage
@@ -321,17 +321,17 @@ class _Publisher:
             sent = True
             await self._sender.send(batch)
             return
-        # A failure of its own: that of the outage was counted before, perhaps for another batch.
+        # A new failure: the outage's failure was counted before, perhaps for another batch.
         raise PublishFailed(outage.reason, maybe_stored=sent) from outage.__cause__
 
     def _is_temporary(self, error: PublishFailed) -> bool:
-        """Whether the same may succeed later, and it is to be waited for."""
+        """Return whether to retry after this error."""
         cause = error.__cause__
         if not self._retry:
             return False
         if not isinstance(cause, BrokerError):
             return isinstance(cause, ConnectionFailed | ConnectionLost)
-        # A mistake in the command line had better be heard of at once.
+        # Before the first acknowledgement, a refusal may be an error of the command line: report it at once.
         later = cause.code in RETRIABLE_CODES and self.result.acknowledged > 0
         return later or cause.text.endswith("exiting")
 
@@ -341,17 +341,17 @@ class _Publisher:
             if isinstance(cause, BrokerError):
                 what = f"refused: {cause.text.partition(' failed ')[2] or cause.text}"
             else:
-                what = f"went away ({error.reason})"
-            others = "" if self._alone else " The other brokers get nothing new until then."
+                what = f"is unreachable ({error.reason})"
+            others = "" if self._alone else " Until then, the other brokers get no new messages."
             print_diagnostic(
-                f"Warning: the broker at {self.result.address} {what}. Trying again until it takes messages.{others}"
+                f"Warning: the broker at {self.result.address} {what}. Retrying until it accepts messages.{others}"
             )
         self._outage = error
 
     def _end_outage(self) -> None:
-        text = f"Note: the broker at {self.result.address} takes messages again."
+        text = f"Note: the broker at {self.result.address} accepts messages again."
         if self._in_doubt and self._sender.may_repeat:
-            text += f" Up to {count_of(self._in_doubt, 'message')} may be there twice."
+            text += f" Up to {count_of(self._in_doubt, 'message')} may be stored twice."
         print_diagnostic(text)
         self._outage, self._in_doubt = None, 0
         self._delays.reset()

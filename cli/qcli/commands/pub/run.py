@@ -1,4 +1,4 @@
-"""Connects to the brokers, publishes, and reports how it ended."""
+"""Connects to the brokers, publishes, and reports the result."""
 
 import re
 import sys
@@ -24,13 +24,13 @@ from .publish import BrokerResult, PublishPipeline, PublishResult
 from .send import Sender, TCPSender, numbered_sender
 
 RATED_READ_BYTES = 4096
-"""With --rate: what is read is published soon, also when a signal ends the reading."""
+"""With --rate: read little ahead, so that few messages are unpublished when a signal arrives."""
 
 
 async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult:
-    """Publish all input to each broker, or as much as can be. `brokers` has their HTTP addresses by TCP address.
+    """Publish all input to each broker. `brokers` has their HTTP addresses by TCP address.
 
-    Raises Failure: a broker cannot be reached; nothing was published.
+    Raises Failure: a broker is unreachable; nothing was published.
     """
     silence_library()
     connecting = ConnectOptions.of_command()
@@ -67,13 +67,13 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult
 async def _connect(
     options: PubOptions, address: str, http_address: str, connecting: ConnectOptions, stack: AsyncExitStack
 ) -> Sender:
-    """Connect to a broker, until the stack is left. Raises Failure: it cannot be reached, or refuses."""
+    """Connect to a broker, until the stack is closed. Raises Failure: it is unreachable, or refuses."""
     producer = Producer(
         address,
         max_msg_size=options.max_msg_size,
-        # A message may be the only one of its MPUB, which holds two numbers besides.
+        # An MPUB with one message has 8 more bytes.
         max_body_size=max(Limits().max_body_size, options.max_msg_size + 8),
-        ordered=True,  # so that what is acknowledged are the first messages, without a gap
+        ordered=True,  # acknowledged messages are the first ones, without a gap
         **connecting.options(),
     )
     try:
@@ -96,7 +96,7 @@ _OUT_OF_RANGE = re.compile(r"^DPUB timeout \d+ out of range 0-(\d+)")
 
 
 def conclude(options: PubOptions, result: PublishResult, elapsed_s: float) -> ExitCode:
-    """Report, and say how the command ends. Raises Failure: it did not go well."""
+    """Report, and return the exit code. Raises Failure: not all messages were acknowledged."""
     failed = [broker for broker in result.brokers if broker.failure is not None]
     reason = " ".join(_failure(options, broker) for broker in failed) or result.input_failure
     if not options.quiet and (result.acknowledged or reason is None):
@@ -114,7 +114,7 @@ def conclude(options: PubOptions, result: PublishResult, elapsed_s: float) -> Ex
 
 
 def _fates(result: PublishResult) -> str:
-    """How much was acknowledged and what became of the rest, at each broker if they differ."""
+    """Return the numbers of acknowledged and other messages, for each broker if they differ."""
     fates = {}
     for broker in result.brokers:
         fate = f"{count_of(broker.acknowledged, 'message')} acknowledged"
@@ -130,7 +130,7 @@ def _fates(result: PublishResult) -> str:
 
 
 def _stands_after_echo(options: PubOptions) -> bool:
-    """Whether the terminal has written ^C into the line that comes next. The line of progress took it along."""
+    """Return whether the terminal has echoed ^C into the current line. Removing a status line removes ^C too."""
     return is_terminal(sys.stderr) and not options.shows_progress
 
 
@@ -142,23 +142,20 @@ def _failure(options: PubOptions, broker: BrokerResult) -> str:
     error = broker.failure
     assert error is not None
     if _is_gone(broker):
-        return f"The broker at {broker.address} went away ({error.reason})."
+        return f"The connection to the broker at {broker.address} was lost ({error.reason})."
     name = "The broker" if len(options.nsqd_tcp_addresses) == 1 else f"The broker at {broker.address}"
     cause = error.__cause__
     if isinstance(cause, BrokerError) and cause.code == "INVALID_DEFER":
-        return (
-            f"{name} does not defer for that long (--max-defer of 'qcli serve'), and --defer is "
-            f"{duration_text(options.defer_ms)}."
-        )
+        return f"{name} does not allow --defer {duration_text(options.defer_ms)}: see --max-defer of 'qcli serve'."
     if options.defer_ms and isinstance(cause, BrokerError) and (most := _OUT_OF_RANGE.search(cause.text)):
         return (
-            f"{name} defers for no longer than {duration_text(int(most[1]))} (--max-defer of 'qcli serve', "
-            f"--max-req-timeout of nsqd), and --defer is {duration_text(options.defer_ms)}."
+            f"{name} does not allow --defer {duration_text(options.defer_ms)}: the maximum is "
+            f"{duration_text(int(most[1]))} (--max-defer of 'qcli serve', --max-req-timeout of nsqd)."
         )
     if isinstance(cause, BrokerError) and cause.code == "E_TOPIC_FULL":
         limit = cause.text.partition(" failed ")[2] or cause.text
-        return f"{name} refused: {limit}."  # which says that nothing of it was stored
-    hint = " Say --tls." if isinstance(cause, BrokerError) and "TLS required" in cause.text else ""
+        return f"{name} refused: {limit}."  # this text says that nothing was stored
+    hint = " Use --tls." if isinstance(cause, BrokerError) and "TLS required" in cause.text else ""
     return f"{name} refused: {error.reason}.{hint}"
 
 
@@ -172,7 +169,7 @@ def _report(options: PubOptions, result: PublishResult, elapsed_s: float) -> str
     if result.empty:
         text += f"; {result.empty:,} empty skipped"
     if result.unfinished_bytes and result.stopped:
-        text += f"; a message that was read only in part ({size(result.unfinished_bytes)}) was not published"
+        text += f"; an incomplete message ({size(result.unfinished_bytes)}) was not published"
     if result.held_back:
         text += f"; {count_of(result.held_back, 'message')} read and not published"
     return text

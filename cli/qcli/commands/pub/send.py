@@ -1,4 +1,4 @@
-"""How `pub` hands a batch to the broker: over TCP, or numbered over HTTP, so that none is published twice."""
+"""How `pub` sends a batch: over TCP, or numbered over HTTP, so that it is stored once."""
 
 import http.client
 from typing import Protocol
@@ -17,7 +17,7 @@ from ...framework.errors import Failure
 from ...framework.params import is_https, is_unix_path
 
 MAX_PRODUCERS = 10_000
-"""As many does a broker remember at a time; it says so when it refuses one more."""
+"""The number of producers that a broker remembers; it is in the error for one more."""
 _BODY_TOO_BIG = ("BODY_TOO_BIG", "BAD_BODY")
 _TOO_BIG = ("BAD_MESSAGE", "MSG_TOO_BIG", *_BODY_TOO_BIG)
 
@@ -26,8 +26,8 @@ class Sender(Protocol):
     """Publishes batches to one topic, in the order of the calls.
 
     Attributes:
-        at_once: How many batches may be on their way.
-        batch_size: Messages in one of them, unless the user says otherwise.
+        at_once: The number of unacknowledged batches.
+        batch_size: The default number of messages in a batch.
     """
 
     at_once: int
@@ -35,7 +35,7 @@ class Sender(Protocol):
 
     @property
     def may_repeat(self) -> bool:
-        """Whether a batch that is sent again after a failure may then be there twice."""
+        """Whether a batch that is sent again after a failure may be stored twice."""
         ...
 
     async def send(self, batch: list[bytes]) -> None:
@@ -43,14 +43,14 @@ class Sender(Protocol):
         ...
 
     async def end(self) -> None:
-        """Say that all was published."""
+        """Tell the broker that all messages are published."""
         ...
 
 
 class TCPSender:
     """Sends one MPUB for each batch, or, with `defer_ms` above 0, one DPUB for each message.
 
-    The producer is connected, with `ordered`: a batch that fails takes along those behind it.
+    The producer is connected, with `ordered`: if a batch fails, the batches after it fail too.
     """
 
     at_once = 16
@@ -70,22 +70,22 @@ class TCPSender:
             await self._producer.publish_set(self._topic, pack_messages(batch))
 
     async def end(self) -> None:
-        """The producer is closed by its owner."""
+        """Do nothing: the owner closes the producer."""
 
 
 class NumberedSender:
-    """Sends numbered batches over HTTP, one after the other: each is published once, however often it is sent.
+    """Sends numbered batches over HTTP, one after the other: each is stored once, even if it is sent again.
 
     Args:
-        publisher: With a unique name and no patience.
-        address: The broker's, for errors.
-        defer_ms: As above.
-        fallback: Sends everything if the broker cannot remember one more producer now.
+        publisher: A producer with a unique name that does not retry.
+        address: The broker's address, for errors.
+        defer_ms: The delay of messages.
+        fallback: Sends everything if the broker cannot remember one more producer.
     """
 
     at_once = 1
     batch_size = 10_000
-    """Larger, as only one is on its way: each takes an answer, and with `--sync=always` a sync of the broker's disk."""
+    """Large, because each batch waits for its answer, which with `--sync=always` waits for a sync."""
 
     def __init__(
         self, publisher: IdempotentProducer, address: str, defer_ms: int, fallback: TCPSender
@@ -99,7 +99,7 @@ class NumberedSender:
 
     @property
     def may_repeat(self) -> bool:
-        """Another broker may have taken the place of the one that knows numbers."""
+        """Whether the fallback is used, or another broker without numbered batches has replaced the first one."""
         return self._falls_back or not self._publisher.remembers
 
     async def end(self) -> None:
@@ -107,11 +107,11 @@ class NumberedSender:
             if self._number:
                 await trio.to_thread.run_sync(self._publisher.forget, abandon_on_cancel=True)
         except (BrokerUnreachable, RequestRefused):
-            pass  # it does so by itself in the end
+            pass  # the broker forgets the producer later by itself
         self._publisher.close()
 
     async def send(self, batch: list[bytes]) -> None:
-        """If it fails, the next call must be with the same batch, but for what was acknowledged."""
+        """Publish a batch. After a failure, the next call must have the same batch without acknowledged messages."""
         if self._falls_back:
             await self._fallback.send(batch)
             return
@@ -136,7 +136,7 @@ class NumberedSender:
         self._number += 1
 
     async def _send_halves(self, batch: list[bytes]) -> None:
-        """The broker's --max-body-size is less than its default. Raises PublishFailed."""
+        """Send a batch that exceeds the broker's --max-body-size in two parts. Raises PublishFailed."""
         acknowledged, middle = 0, len(batch) // 2
         for half in (batch[:middle], batch[middle:]):
             try:
@@ -150,7 +150,7 @@ class NumberedSender:
 
 
 def _as_over_tcp(address: str, error: Exception) -> BrokerError:
-    """The error frame that says the same as a refusal over HTTP."""
+    """Return the error of the TCP protocol for a refusal over HTTP."""
     assert isinstance(error, RequestRefused)
     if error.status == http.client.SERVICE_UNAVAILABLE:
         code = "E_TOPIC_FULL" if error.text.startswith("topic ") else "E_MPUB_FAILED"
@@ -168,14 +168,14 @@ async def numbered_sender(
     connecting: ConnectOptions,
     fallback: TCPSender,
 ) -> NumberedSender | None:
-    """Find out whether batches can be numbered, and how, without giving up anything of what `connecting` asks for.
+    """Return a sender of numbered batches that satisfies the connection options.
 
     Returns:
-        None if there is no such way: the HTTP address is another broker's, is not open to us, is less safe than what
-        was asked for, or the broker takes no notice of numbers, as nsqd.
+        None if numbered batches are not possible: the HTTP address belongs to another broker, is unreachable, is less
+        secure than the options ask for, or the broker ignores numbers, as nsqd.
     """
     if connecting.auth_secret or connecting.snappy or connecting.deflate:
-        return None  # HTTP has none of them
+        return None  # HTTP has no such options
     if connecting.encrypts_tcp and not is_https(http_address) and not is_unix_path(http_address):
         return None
     publisher = await trio.to_thread.run_sync(_publisher, tcp_address, http_address, topic, connecting)

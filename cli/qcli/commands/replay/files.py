@@ -23,11 +23,11 @@ from ..shared.engine import better_engine, failure_from, library_errors, spark_e
 from .options import ReplayOptions, default_jobs_folder
 
 _FILTER_MEMORY = "2g"
-"""Of Spark's JVM if it looks at rows itself, whole row groups at a time."""
+"""The memory of Spark's JVM if it filters rows, in whole row groups."""
 
 
 def replay_files(request: ReplayRequest | None, options: ReplayOptions) -> int:
-    """Run the command, or, without a request, what its job was begun with. Raises Failure: it did not go well."""
+    """Run a request, or, without one, the saved request of the job. Raises Failure: not all was published."""
     with library_errors(), ExitStack() as stack:
         jobs = options.jobs
         if options.dry_run:
@@ -39,7 +39,7 @@ def replay_files(request: ReplayRequest | None, options: ReplayOptions) -> int:
 
 
 class _FilesReplay:
-    """One run of the command; the stack is left at its end."""
+    """One run of the command; the caller closes the stack at its end."""
 
     def __init__(self, job: ReplayJob, options: ReplayOptions, stack: ExitStack) -> None:
         self._job = job
@@ -78,7 +78,7 @@ class _FilesReplay:
         return ExitCode.PARTIAL if job.result.too_long else ExitCode.OK
 
     def _check_broker(self) -> None:
-        """Find out early whether there is a broker, and what it can do."""
+        """Check early that the broker is reachable, and warn if it ignores numbered batches."""
         request = self._job.request
         refuse_plain_http(request.address)
         with IdempotentProducer(
@@ -92,7 +92,7 @@ class _FilesReplay:
                 )
 
     def _plan(self) -> None:
-        """Fix what is to be done, with Spark if it takes that."""
+        """Plan a new job, with Spark for --where."""
         job, quiet = self._job, self._options.quiet
         begins = job.is_new
         if begins and job.request.where is not None:
@@ -130,7 +130,7 @@ class _FilesReplay:
         if job.request.ordered:
             wanted, why = "inline", "what is in order is published by one" if wanted == "spark" else ""
         elif wanted == "auto" and self._spark is not None:
-            wanted = "spark"  # it has begun already
+            wanted = "spark"  # Spark is running already
         elif wanted == "auto" and job.request.rate is not None:
             wanted = "inline"
         elif wanted == "auto":
@@ -141,7 +141,7 @@ class _FilesReplay:
         return run_inline if wanted == "inline" else self._spark or self._open_spark()
 
     def _resume_command(self) -> str:
-        """The command line that does what is left."""
+        """Return the command line that resumes the job."""
         options = self._options
         words = ["qcli", "replay", "--job", self._job.name]
         if options.jobs != default_jobs_folder():
@@ -149,7 +149,7 @@ class _FilesReplay:
         return shlex.join(words)
 
     def _failure(self, error: Exception) -> Failure:
-        """What to say of a failure while it was at work, and how to go on."""
+        """Return the failure for an error while publishing, with the command line that resumes the job."""
         outcome = self._job.result
         self._report()
         if self._engine_name == "spark" and not self._options.quiet:
@@ -158,7 +158,7 @@ class _FilesReplay:
             )
         failure = failure_from(error)
         text, code = failure.message, failure.exit_code
-        # Tasks that were lost may have published more than they came to note.
+        # Lost tasks may have published messages that are not counted.
         if outcome.published or outcome.before or type(error).__name__ == "SparkFailed":
             code = ExitCode.PARTIAL
         return Failure(

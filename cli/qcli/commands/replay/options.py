@@ -1,4 +1,4 @@
-"""The command line of `qcli replay`: its values, all of them as one object, and the checks of what goes together."""
+"""The command line of `qcli replay`: value types, all values as one object, and checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Speed(click.ParamType[float]):
-    """How many times as fast, such as `2x` or `0.5x`."""
+    """A speed factor, such as `2x` or `0.5x`."""
 
     name = "speed"
 
@@ -52,12 +52,12 @@ class Pattern(click.ParamType["re.Pattern[bytes]"]):
 
 
 def is_place(text: str) -> bool:
-    """Whether it names files, and not a topic, whose name never has a slash."""
+    """Return whether the text is a place of files; names of topics have no slash."""
     return "/" in text or text in (".", "..")
 
 
 def refuse_channel(place: str, topic: str) -> None:
-    """Raises Failure if a place that is not there, to be replayed to a topic, looks like a channel."""
+    """Raises Failure if a place that does not exist looks like a channel."""
     if place.startswith(".") or Path(place).exists():
         return
     try:
@@ -71,12 +71,12 @@ def refuse_channel(place: str, topic: str) -> None:
 
 
 def replayed(text: str) -> str:
-    """The name of a topic, or a place of files."""
+    """Parse the name of a topic, or a place of files."""
     return text if is_place(text) else topic_name(text)
 
 
 def complete_replayed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The broker's topics, or files once it is clear that these are meant."""
+    """Complete topics, or files if the text begins with a dot or has a slash."""
     from click.shell_completion import CompletionItem
 
     if incomplete.startswith(".") or "/" in incomplete:
@@ -95,7 +95,7 @@ def job_name(text: str) -> str:
 
 
 def destination(text: str) -> str:
-    """The name of a topic."""
+    """Parse the name of a topic."""
     found: Source = source(text)
     if found.channel is not None:
         raise click.BadParameter(
@@ -108,17 +108,17 @@ _OF_FILES = (
     *("where", "from_topics", "body_column", "time_column", "max_msg_size", "job", "jobs_folder"),
     *("engine", "master"),
 )
-"""Options that mean nothing to topics."""
+"""Options for files only."""
 _OF_JOBS = (
     *("first", "end", "count", "pattern", "rate", "speed", "ordered", "where", "from_topics", "body_column"),
     *("time_column", "max_msg_size", "dry_run", "nsqd_http_address"),
 )
-"""Options that a job is begun with."""
+"""Options that are saved in a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """The parameters of the command, under their names.
+    """The parameters of the command.
 
     `source` is a topic or a place of files; without it, and without `topic`, the job `job` is resumed.
     """
@@ -149,7 +149,7 @@ class ReplayOptions:
 
     @property
     def is_of_topic(self) -> bool:
-        """Whether a topic of a broker is replayed, and not files."""
+        """Whether to replay a topic, and not files."""
         return self.source is not None and self.topic is not None and not is_place(self.source)
 
     @property
@@ -158,7 +158,7 @@ class ReplayOptions:
         return (self.jobs_folder or default_jobs_folder()).absolute()
 
     def check(self) -> None:
-        """Raises UsageError for options that exclude each other or do not go with the source."""
+        """Raises UsageError for options that exclude each other or do not match the source."""
         if self.rate is not None and self.speed is not None:
             raise click.UsageError("--rate and --speed exclude each other.")
         check_range(self.first, self.end)
@@ -176,7 +176,7 @@ class ReplayOptions:
             )
 
     def request(self) -> ReplayRequest | None:
-        """What the library is asked to replay out of files; None: what the job was begun with.
+        """Return the request to replay files; None: the saved request of the job.
 
         Raises:
             click.UsageError: The options do not go with files.
@@ -222,18 +222,18 @@ class ReplayOptions:
 
 
 def default_jobs_folder() -> Path:
-    """Where jobs are written down, unless the command line says otherwise."""
+    """Return the default folder of jobs."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "qcli" / "replay"
 
 
 def _absolute(place: str) -> str:
-    """A place that means the same in another folder."""
+    """Return a place that does not depend on the current folder."""
     return place if "://" in place else str(Path(place).absolute())
 
 
 def _time(position: str | None, now_ns: int, no_bound: str) -> int | None:
-    """The time that a position is in files, Unix nanoseconds; None: there is no bound."""
+    """Return the time of a position in files, Unix nanoseconds; None: no limit."""
     if position in (None, no_bound):
         return None
     if position == "latest":

@@ -1,4 +1,4 @@
-"""`replay` of a topic: reads, filters, waits until messages are due, publishes, and counts."""
+"""`replay` of a topic: reads, filters, keeps the pace, publishes, and counts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,18 +25,18 @@ _NS_PER_S = 1_000_000_000
 
 @dataclass(slots=True)
 class TopicReplayResult:
-    """What became of it so far.
+    """The results so far.
 
     Attributes:
         begun: The first sequence.
-        position: All before this sequence is published, left out or missing.
-        end: The sequence at which it ends.
+        position: All messages before this sequence are published, left out or missing.
+        end: The sequence after the last one.
         left_out: Messages that do not match.
-        missing: Messages that are no longer there, or damaged.
-        damaged: Whether some are damaged.
+        missing: Messages that are no longer retained, or damaged.
+        damaged: Whether messages are damaged.
         maybe_stored: Messages that were sent and not acknowledged.
-        failure: Why the broker did not acknowledge.
-        stopped: The exit code of the signal that came.
+        failure: The failure to publish.
+        stopped: The exit code of the signal that arrived.
     """
 
     begun: int = 0
@@ -53,17 +53,17 @@ class TopicReplayResult:
 
     @property
     def over(self) -> bool:
-        """Whether it is not to be gone on with."""
+        """Whether to stop."""
         return self.failure is not None or self.stopped is not None
 
     @property
     def share(self) -> float:
-        """How much of it is done, 0 to 1."""
+        """The completed share, 0 to 1."""
         return (self.position - self.begun) / max(1, self.end - self.begun)
 
 
 class OriginalPace:
-    """Keeps messages as far apart in time as they were when they were published, or `speed` times nearer."""
+    """Keeps the original spacing of messages in time, divided by `speed`."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
@@ -71,11 +71,11 @@ class OriginalPace:
         self._begun_s = 0.0
 
     def is_due(self, timestamp_ns: int) -> bool:
-        """Whether the moment has come of a message that was published then; the first one's is now."""
+        """Return whether a message with this publish time is due; the first message is due at once."""
         return trio.current_time() >= self._due_s(timestamp_ns)
 
     async def wait(self, timestamp_ns: int) -> None:
-        """Wait for that moment."""
+        """Wait until the message is due."""
         await trio.sleep_until(self._due_s(timestamp_ns))
 
     def _due_s(self, timestamp_ns: int) -> float:
@@ -85,15 +85,15 @@ class OriginalPace:
 
 
 class TopicReplay:
-    """Publishes what a reader of a topic reads.
+    """Publishes the messages of a reader.
 
     Args:
         options: The command line.
-        reader: Open.
-        producer: Connected; None: nothing is published, only counted.
+        reader: An open reader.
+        producer: A connected producer; None: only count messages.
 
     Attributes:
-        result: Up to date at any time.
+        result: The current results.
     """
 
     def __init__(self, options: ReplayOptions, reader: TopicReader, producer: Producer | None) -> None:
@@ -116,18 +116,18 @@ class TopicReplay:
         elif options.speed and not options.dry_run:
             self._original_pace = OriginalPace(options.speed)
         self._pause = trio.CancelScope()
-        # What is to be published next.
+        # The next batch.
         self._bodies: list[bytes] = []
         self._size = 0
         self._left_out = 0
 
     def stop(self, code: ExitCode) -> None:
-        """Publish no more than what is on its way."""
+        """Stop after the current batch."""
         self.result.stopped = code
         self._pause.cancel()
 
     async def run(self) -> None:
-        """Publish all there is, or as much as can be; `result` says how it went. Raises as the reader."""
+        """Publish all messages of the reader; `result` has the outcome. Raises as the reader."""
         result = self.result
         while not self._over:
             found: list[Found] = []
@@ -151,7 +151,7 @@ class TopicReplay:
 
     @contextmanager
     def _pausable(self) -> Iterator[None]:
-        """Let `stop` cut short what is waited for inside."""
+        """Let `stop` cancel the block."""
         with trio.CancelScope() as self._pause:
             if self.result.over:
                 self._pause.cancel()
@@ -164,7 +164,7 @@ class TopicReplay:
             self.result.position = gap.next_sequence
 
     async def _add_batch(self, batch: RecordBatch) -> None:
-        """Publish what matches of a batch, or keep it until it is worth it."""
+        """Add the matching messages of a batch, and publish full batches."""
         if self._original_pace is not None and not self._original_pace.is_due(batch.timestamp_ns):
             await self._flush(batch.base_sequence)
             with self._pausable():
@@ -186,7 +186,7 @@ class TopicReplay:
         return self.result.acknowledged + len(self._bodies) == self._count
 
     async def _flush(self, up_to: int) -> None:
-        """Publish what was kept; everything before a sequence is then dealt with."""
+        """Publish the collected messages; `position` becomes `up_to`."""
         result = self.result
         if self._bodies and self._limiter is not None and not self._over:
             with self._pausable():

@@ -23,11 +23,11 @@ from .options import ReplayOptions
 from .publish import TopicReplay, TopicReplayResult
 
 _MAX_BYTES = 2**30
-"""Whether a message is too long is for the broker to say, whose limit we do not know."""
+"""The client's limit: large, because the broker checks its own limit."""
 
 
 def replay_topic(options: ReplayOptions) -> ExitCode:
-    """Run the command; returns its exit code. Raises Failure: it did not go well."""
+    """Run the command and return its exit code. Raises Failure: not all messages were published."""
     assert options.source is not None
     if (path := Path(options.source)).exists():
         kind = "folder" if path.is_dir() else "file"
@@ -87,7 +87,7 @@ async def _replay(options: ReplayOptions) -> TopicReplayResult:
 
 
 def _conclude(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float) -> ExitCode:
-    """Report, and say how the command ends. Raises Failure: it did not go well."""
+    """Report, and return the exit code. Raises Failure: not all messages were published."""
     if options.form == "json":
         output.write(output.json_lines([_result_as_json(options, result, elapsed_s)]))
     elif not options.quiet:

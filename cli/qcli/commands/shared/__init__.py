@@ -1,1 +1,1 @@
-"""What several commands share: actions on topics and channels, settings, and the engines of bulk commands."""
+"""Code that several commands share: actions on topics and channels, settings, and engines of bulk commands."""

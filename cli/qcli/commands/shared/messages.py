@@ -20,21 +20,21 @@ _LEAST_SHOWN = 20
 
 
 def body_of(message: Mapping[str, Any]) -> bytes:
-    """The body as it is."""
+    """Return the body as bytes."""
     if "body" in message:
         return str(message["body"]).encode()
     return base64.b64decode(message["body_base64"])
 
 
 def available_width(rows: Sequence[Sequence[str]]) -> int:
-    """How many characters of a body fit beside these columns, headings included."""
+    """Return the number of characters of a body that fit beside these columns, including headings."""
     taken = sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True))
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 0
     return max(_LEAST_SHOWN, width - taken if width else _SHOWN)
 
 
 def body_preview(message: Mapping[str, Any], room: int) -> str:
-    """The beginning of a body, on one line."""
+    """Return the beginning of a body, on one line."""
     in_text = "body" in message
     text = printable(message["body"][: room + 1]) if in_text else str(body_of(message)[: room + 1])[2:-1]
     return text if len(text) <= room else text[: room - 3] + "..."
@@ -43,14 +43,14 @@ def body_preview(message: Mapping[str, Any], room: int) -> str:
 def with_body_column(
     headings: Sequence[str], rows: Sequence[Sequence[str]], messages: Sequence[Mapping[str, Any]]
 ) -> list[list[str]]:
-    """Headings and rows with one more column, the bodies."""
+    """Return headings and rows with an additional column for bodies."""
     room = available_width([headings, *rows])
     table = [[*row, body_preview(message, room)] for row, message in zip(rows, messages, strict=True)]
     return [[*headings, "BODY"], *table]
 
 
 def log_record(topic: str | None, batch: RecordBatch, index: int, body: bytes) -> dict[str, object]:
-    """The object of one message of a batch; the topic is None where it is not known."""
+    """Return the JSON object of one message of a batch; the topic is None if it is unknown."""
     return {
         "topic": topic,
         "id": f"{batch.first_id + index:016x}",

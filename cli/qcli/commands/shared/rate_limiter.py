@@ -1,21 +1,21 @@
-"""Limits how many messages pass per second."""
+"""Limits the rate of messages."""
 
 import trio
 
 
 class RateLimiter:
-    """Lets messages pass at an even rate.
+    """Limits messages to an even rate.
 
     Args:
         rate: Messages per second.
-        now: The current time, by trio's clock.
+        now: The current time of trio's clock.
     """
 
     SLICE_S = 0.05
-    """Messages of this much time may pass together."""
+    """The messages of this time may be sent together."""
 
     MAX_CREDIT_S = 0.1
-    """How much a stretch without messages may be made up for afterwards."""
+    """The maximum time without messages that later messages may make up for."""
 
     def __init__(self, rate: float, now: float) -> None:
         self._rate = rate
@@ -23,13 +23,13 @@ class RateLimiter:
         self.max_messages = max(1, int(rate * self.SLICE_S))
 
     def is_due(self) -> bool:
-        """Whether messages, at most `max_messages`, may pass now."""
+        """Return whether up to `max_messages` messages may be sent now."""
         return trio.current_time() >= self._due
 
     async def wait(self) -> None:
-        """Wait until they may."""
+        """Wait until messages may be sent."""
         await trio.sleep_until(self._due)
 
     def take(self, count: int) -> None:
-        """Let `count` messages, at most `max_messages`, pass."""
+        """Record that `count` messages, at most `max_messages`, are sent."""
         self._due = max(self._due, trio.current_time() - self.MAX_CREDIT_S) + count / self._rate

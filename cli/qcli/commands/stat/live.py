@@ -1,7 +1,7 @@
-"""The live table of `qcli stat`: a screen of its own that is drawn anew, as `top` and `watch` do it.
+"""The live table of `qcli stat`, on the terminal's alternate screen, as in `top` and `watch`.
 
-On a screen of its own nothing is left over when the window changes its size, and what stood there before comes back
-at the end.
+The alternate screen leaves no traces when the window is resized, and the terminal restores the old contents at the
+end.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _HOME = "\x1b[H"
 _ERASE_LINE = "\x1b[K"
 _ERASE_BELOW = "\x1b[J"
 _NUDGES = {signal.SIGWINCH, signal.SIGTSTP}
-"""Signals that are waited for instead of time only: another size, and Ctrl-Z."""
+"""Signals that end the wait between two reports: a resize, and Ctrl-Z."""
 
 
 def show_live(reports: Reports, interval_ms: int) -> None:
     """Show the table and redraw it every `interval_ms` until interrupted; the last one stays on the terminal.
 
-    A broker that goes away is waited for: the last numbers stay, with a line that says so.
+    If the broker becomes unreachable, the last numbers stay, with a line that says so.
 
     Raises:
-        Failure: The first look fails, or what is wanted is not there.
+        Failure: The first report fails, or the topic or channel does not exist.
     """
     rows = reports.take()
     waiting = False
@@ -55,13 +55,13 @@ def show_live(reports: Reports, interval_ms: int) -> None:
 
 
 class _Screen:
-    """The terminal's other screen; whatever ends the block, the terminal is as before, with the last table on it."""
+    """The alternate screen. At the end of the block, the terminal is restored and shows the last table."""
 
     def __init__(self) -> None:
         self._shown: list[str] = []
 
     def __enter__(self) -> _Screen:
-        # Blocked, so that they wait for us to ask; the system does not drop them then, though it ignores one of them.
+        # Blocked for sigtimedwait. The system does not drop a blocked signal, even if its default is to ignore it.
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NUDGES)
         write(_ENTER)
         return self
@@ -76,16 +76,16 @@ class _Screen:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def show(self, address: str, rows: list[Row], waiting: bool) -> None:
-        """Draw the table as the screen is now."""
+        """Draw the table for the current size of the screen."""
         width, height = shutil.get_terminal_size()
         self._shown = _lines(address, rows, waiting, width, height)
-        # Each line is erased before it is written: after a full one the cursor would still be on its last character.
+        # Erase each line before writing it: after a full line, the cursor would still be on its last character.
         write(_HOME + "\n".join(_ERASE_LINE + line for line in self._shown))
         if len(self._shown) < height:
             write("\n" + _ERASE_BELOW)
 
     def wait_until(self, due_s: float) -> bool:
-        """Wait until that time, by the steady clock; False if the screen has to be drawn anew before."""
+        """Wait until that time of the monotonic clock; return False if the screen must be redrawn before."""
         happened = signal.sigtimedwait(_NUDGES, max(0.0, due_s - time.monotonic()))
         if happened is None:
             return True
@@ -104,7 +104,7 @@ def _lines(address: str, rows: list[Row], waiting: bool, width: int, height: int
     room = max(1, height - len(head) - 1)
     if len(rows) > room:
         room = max(1, room - 1)
-    # Cut, because a line that the terminal breaks in two would push the first off the screen.
+    # Cut, because a wrapped line would push the first line off the screen.
     heading, *texts = (
         line[:width] for line in plain_table(table(rows[:room], width), NAME_COLUMNS).splitlines()
     )

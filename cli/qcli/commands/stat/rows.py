@@ -1,4 +1,4 @@
-"""The rows that `stat` shows, from the statistics of brokers: counts, and rates between two reports."""
+"""The rows of `stat`, from the statistics of brokers: counts, and rates between two reports."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ RARE_COUNTS = {
     "dead_letter_count": "dead",
     "given_up_count": "given up",
 }
-"""The same of messages that are not finished and yet gone; only where the settings let that be."""
+"""Heading by name, for messages that were removed unfinished; only if the settings allow it."""
 
 PAUSED = ""
-"""The heading over the word, or the letter, that marks what is paused or unavailable."""
+"""The heading of the column that marks paused or unavailable rows."""
 HEADINGS = ("topic", "channel", *COUNTS.values(), "in/s", "out/s", PAUSED)
 NARROW_HEADINGS = {
     "backend": "be",
@@ -50,7 +50,7 @@ NARROW_HEADINGS = {
     "dropped": "drop",
     "given up": "g-up",
 }
-"""Those that are shorter on a screen that is too narrow, in the words of nsqd's own statistics."""
+"""Shorter headings for a narrow screen, in the words of nsqd's own statistics."""
 LEFT_OUT_FIRST = (
     "backend",
     "timed out",
@@ -64,7 +64,7 @@ LEFT_OUT_FIRST = (
     "out/s",
     PAUSED,
 )
-"""What a screen that is narrower still goes without, one after the other: all but the names and the depth."""
+"""Columns that an even narrower screen leaves out, in this order."""
 NAME_COLUMNS = 2
 GAP = 2
 """Blanks between columns."""
@@ -81,11 +81,11 @@ class Row:
 
     Attributes:
         counts: By nsqd's names; None where a topic has no such count.
-        ingress_rate: Messages that came in, per second, since the last look; None at the first.
-        egress_rate: Messages that were dealt with (finished, or gone with an `empty`), per second, likewise;
-            None for a topic, which hands each message to every channel.
-        rare: `RARE_COUNTS` by name; None where there is no such count.
-        unavailable: Why nothing can be done with the topic; None if that is not so.
+        ingress_rate: Messages that arrived, per second, since the last report; None in the first report.
+        egress_rate: Messages that were finished or emptied, per second, since the last report; also None for a topic,
+            which passes each message to every channel.
+        rare: `RARE_COUNTS` by name; None if there is no such count.
+        unavailable: Why the topic is unavailable; None: it is available.
     """
 
     topic: str
@@ -98,14 +98,14 @@ class Row:
     unavailable: str | None = None
 
     def record(self, time_s: float) -> dict[str, object]:
-        """The row as a flat object, for JSON and the like, with the Unix time when it was taken."""
+        """Return the row as a flat object with the Unix time of the report."""
         names = (round(time_s, 3), self.topic, self.channel)
         rates = (self.ingress_rate, self.egress_rate)
         values = (*names, *self.counts.values(), self.paused, *rates, *self.rare.values(), self.unavailable)
         return dict(zip(RECORD_KEYS, values, strict=True))
 
     def cells(self, rare: Sequence[str], *, narrow: bool) -> list[str]:
-        """The row as text under `HEADINGS`, with some of the rare counts before the last; or shorter."""
+        """Return the row as text for `HEADINGS`, with some rare counts before the last column."""
         rates = (self.ingress_rate, self.egress_rate)
         numbers = [*self.counts.values(), *rates, *(self.rare[name] for name in rare)]
         mark = "unavailable" if self.unavailable else "paused" if self.paused else ""
@@ -118,12 +118,12 @@ class Row:
 
 
 def unavailable_lines(rows: Sequence[Row]) -> list[str]:
-    """What is wrong with topics, a line for each."""
+    """Return a line for each unavailable topic."""
     return [f"Topic {row.topic} is unavailable: {row.unavailable}" for row in rows if row.unavailable]
 
 
 def _short(number: int) -> str:
-    """A count in no more than five characters."""
+    """Format a count in at most five characters."""
     for unit in ("", "k", "M", "G"):
         if number < 10_000:
             return f"{number}{unit}"
@@ -132,10 +132,10 @@ def _short(number: int) -> str:
 
 
 def table(rows: Sequence[Row], width: int | None) -> list[list[str]]:
-    """Headings and rows as text.
+    """Return headings and rows as text.
 
-    If it does not fit into `width`, headings and numbers become shorter, then columns are left out, and at last the
-    names are shortened. None: all of it.
+    If they do not fit into `width`, headings and numbers become shorter, then columns are left out, then
+    names are shortened. None: no limit.
     """
     rare = [name for name in RARE_COUNTS if any(row.rare[name] is not None for row in rows)]
     headings = [*HEADINGS[:-1], *(RARE_COUNTS[name] for name in rare), PAUSED]
@@ -168,13 +168,13 @@ def table(rows: Sequence[Row], width: int | None) -> list[list[str]]:
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
-    """How much each column takes, with the gap that follows; nothing if all of it is empty."""
+    """Return the width of each column with its gap; 0 for an empty column."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [width + GAP if width else 0 for width in widths]
 
 
 def _shortened(text: str, width: int) -> str:
-    """Without its middle, because names often differ at the end only."""
+    """Cut the middle of a name, because names often differ at the end only."""
     if len(text) <= width:
         return text
     end = (width - 1) // 2
@@ -182,7 +182,7 @@ def _shortened(text: str, width: int) -> str:
 
 
 def summed(looks: Sequence[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Add up the `topics` of the `/stats` of several brokers. What is paused or unavailable on one is so."""
+    """Add up the `topics` of `/stats` of several brokers; paused or unavailable on one broker counts for all."""
     topics: dict[str, dict[str, Any]] = {}
     channels: dict[Key, dict[str, Any]] = {}
     for topic in itertools.chain.from_iterable(looks):
@@ -206,7 +206,7 @@ def _add(total: dict[str, Any], stats: Mapping[str, Any]) -> None:
 
 
 class Sampler:
-    """Turns successive statistics into rows: those of a topic or channel, or, without a source, of everything."""
+    """Converts successive statistics to rows of a topic or channel, or, without a source, of all topics."""
 
     def __init__(self, source: Source | None) -> None:
         self._source = source
@@ -214,9 +214,9 @@ class Sampler:
         self._before_s = 0.0
 
     def rows(self, topics: Iterable[Mapping[str, Any]], now_s: float) -> list[Row]:
-        """The rows of one look at the `topics` of `/stats`: topics by name, each followed by its channels by name.
+        """Return the rows for the `topics` of `/stats`: topics by name, each followed by its channels by name.
 
-        `now_s` is when they were taken, on a steady clock.
+        `now_s` is the time of the statistics, on a monotonic clock.
         """
         elapsed_s = now_s - self._before_s
         seen: dict[Key, Mapping[str, Any]] = {}
@@ -233,7 +233,7 @@ class Sampler:
 
 def _row(key: Key, stats: Mapping[str, Any], before: Mapping[str, Any] | None, elapsed_s: float) -> Row:
     ingress_rate = egress_rate = None
-    # A count that fell means that the broker was started anew in between.
+    # A lower count means that the broker was restarted.
     if before is not None and elapsed_s > 0 and stats["message_count"] >= before["message_count"]:
         ingress_rate = round((stats["message_count"] - before["message_count"]) / elapsed_s, 1)
         if key[1] is not None:
@@ -245,19 +245,19 @@ def _row(key: Key, stats: Mapping[str, Any], before: Mapping[str, Any] | None, e
 
 
 def _dealt_with(stats: Mapping[str, Any]) -> int:
-    """How many messages of a channel are gone for good.
+    """Return the number of messages that left a channel for good.
 
-    nsq_stat counts what leaves the queue instead, so that a requeued message counts once per delivery.
+    nsq_stat counts messages that leave the queue instead: a requeued message counts once per delivery.
     """
     still_there = int(stats["depth"]) + int(stats["in_flight_count"]) + int(stats["deferred_count"])
     return int(stats["message_count"]) - still_there
 
 
 class Reports:
-    """Looks at one broker or several, again and again: at a topic or channel, or, without a source, at everything.
+    """Successive reports of one broker or several, on a topic or channel, or, without a source, on all topics.
 
     Attributes:
-        address: Of the brokers, for messages.
+        address: The brokers' addresses, for messages.
     """
 
     def __init__(self, brokers: Sequence[AdminClient], source: Source | None) -> None:
@@ -267,7 +267,7 @@ class Reports:
         self._sampler = Sampler(source)
 
     def take(self) -> list[Row]:
-        """Look once. Raises Failure: a broker does not answer, or what is wanted is on none of them."""
+        """Return the rows of one report. Raises Failure: a broker does not answer, or no broker has the source."""
         wanted = self._source or (None, None)
         topics = summed([broker.stats(*wanted)["topics"] for broker in self._brokers])
         rows = self._sampler.rows(topics, time.monotonic())

@@ -1,6 +1,6 @@
-"""`tail` of channels: receives messages, writes them, and only then finishes them.
+"""`tail` of channels: receives messages, writes them, then finishes them.
 
-Without a channel, at a broker without private channels, such as nsqd, it first checks that it may consume.
+Without a channel, on a broker without private channels such as nsqd, it first checks that it would not take a backlog.
 """
 
 import json
@@ -26,11 +26,11 @@ from .options import TAKE_BACKLOG, TailOptions
 from .printer import Printer
 
 IDLE_S, REDISTRIBUTE_S = 1.0, 0.5
-"""With more brokers than messages wanted: how soon another is asked if one has nothing. Somebody is watching."""
+"""With more brokers than wanted messages: how soon RDY moves from an idle broker to another one."""
 
 
 def _json(topic: str, batch: MessageBatch, count: int) -> bytes:
-    """A JSON object per line."""
+    """Return a JSON object per line."""
     lines = []
     for body, id_, timestamp_ns, attempts in islice(
         zip(batch.bodies, batch.ids, batch.timestamps_ns, batch.attempts, strict=True), count
@@ -46,13 +46,13 @@ def _json(topic: str, batch: MessageBatch, count: int) -> bytes:
 
 
 class ConsumerPrinter(Printer[Consumer]):
-    """Writes what consumers receive, and finishes it then."""
+    """Writes the messages of consumers, then finishes them."""
 
     async def pass_on(self, topic: str, source: Consumer) -> None:
         """Print the messages of a consumer."""
         async for batch in source.batches():
             count = await self.print(len(batch), partial(self._render, topic, batch))
-            # Before there is room for others: the broker counts each delivery as an attempt.
+            # Before finishing, which lets the broker deliver more: each delivery counts as an attempt.
             source.max_in_flight = int(min(source.max_in_flight, self.messages_left))
             if count == len(batch):
                 batch.finish()
@@ -61,20 +61,20 @@ class ConsumerPrinter(Printer[Consumer]):
                     message.finish()
 
     def _render(self, topic: str, batch: MessageBatch, count: int) -> bytes:
-        """The output for the first messages of a batch."""
+        """Return the output for the first messages of a batch."""
         if self.as_json:
             return _json(topic, batch, count)
         return self.raw(topic, batch.bodies if count == len(batch) else batch.bodies[:count])
 
 
 async def tail_channels(options: TailOptions) -> ExitCode:
-    """Write what channels deliver; returns the exit code.
+    """Write the messages of channels and return the exit code.
 
     Raises:
-        Failure: No broker can be reached, or a private channel would take a topic's backlog.
+        Failure: No broker is reachable, or an ordinary channel would take a topic's backlog.
     """
     if len(options.nsqd_tcp_addresses) > 1 and not options.lookupd_addresses:
-        show_library_warnings()  # others go on while one of them is away
+        show_library_warnings()  # other brokers continue while one is unreachable
     else:
         silence_library()
     connecting = ConnectOptions.of_command().options()
@@ -112,10 +112,10 @@ async def tail_channels(options: TailOptions) -> ExitCode:
 
 
 class SharedChannel:
-    """Decides whether an ordinary ephemeral channel may stand in for a private one.
+    """Decides whether an ordinary ephemeral channel may replace a private one.
 
-    The first channel of a topic gets all messages that wait there, and an ephemeral one takes them along when it goes.
-    Other ephemeral channels may go at any time, so only a durable one protects what waits.
+    The first channel of a topic gets the topic's backlog, and an ephemeral channel deletes it with itself.
+    Other ephemeral channels may be deleted at any time, so only a durable channel protects the backlog.
     """
 
     def __init__(self, options: TailOptions, topic: str, channel: str) -> None:
@@ -126,24 +126,24 @@ class SharedChannel:
         self._warned: set[str] = set()
 
     async def check(self, address: str) -> None:
-        """Return if the channel may be made at this broker, `host:port` over TCP, with a warning the first time.
+        """Return if the channel may be created at this broker (TCP address), with a warning the first time.
 
-        Raises Failure: it would take what waits for the topic's first channel, or that cannot be known.
+        Raises Failure: it would take the topic's backlog, or this cannot be determined.
         """
         if not self._options.take_backlog:
             channels = await self._channels(address)
             if channels is None:
                 raise Failure(
-                    f"The broker at {address} has no private channels, and no HTTP address of it is known that tells "
-                    f"whether {self._topic} has a channel: if it has none, this command would take all messages that "
-                    f"wait there. Name that address with {HTTP_OPTION}, or allow it with {TAKE_BACKLOG}.",
+                    f"The broker at {address} has no private channels, and its HTTP address, which could tell whether "
+                    f"{self._topic} has a channel, is not known: if it has none, this command would take the topic's "
+                    f"backlog. Give that address with {HTTP_OPTION}, or allow it with {TAKE_BACKLOG}.",
                     ExitCode.USAGE,
                 )
             if all(map(is_ephemeral, channels)):
                 raise Failure(
                     f"Topic {self._topic} has no durable channel on {address}, which has no private channels: this "
-                    "command's would be the only one, or may become it, and would take along all messages that wait "
-                    f"there. Create a durable one first, with 'qcli channel create {self._topic}/CHANNEL', or allow "
+                    "command would take the topic's backlog and lose it at the end. "
+                    f"Create a durable channel first: 'qcli channel create {self._topic}/CHANNEL', or allow "
                     f"it with {TAKE_BACKLOG}.",
                     ExitCode.USAGE,
                 )
@@ -155,16 +155,16 @@ class SharedChannel:
             )
 
     async def _channels(self, address: str) -> set[str] | None:
-        """The names of the topic's channels there, as far as it has the topic; None if nobody could tell."""
+        """Return the names of the topic's channels at this broker; None: unknown."""
         for candidate in [*self._options.nsqd_http_addresses, *await self._named_by_lookupds(address)]:
             try:
                 return await trio.to_thread.run_sync(self._ask, candidate, address)
             except Failure:
-                continue  # another broker's address, or none that is open to us
+                continue  # another broker's address, or an unreachable one
         return None
 
     def _ask(self, http_address: str, tcp_address: str) -> set[str]:
-        """Raises Failure: no broker answers there, or another one."""
+        """Return the names of the topic's channels. Raises Failure: no broker answers, or another broker."""
         broker = AdminClient(http_address, self._connecting)
         if not broker.listens_at(tcp_address):
             raise Failure(f"{http_address} is another broker's")
@@ -172,7 +172,7 @@ class SharedChannel:
         return {channel["channel_name"] for topic in topics for channel in topic["channels"] or []}
 
     async def _named_by_lookupds(self, address: str) -> list[str]:
-        # What the discovery services that do not answer might have said, the consumer has reported.
+        # The consumer reports discovery services that do not answer.
         found, _ = await ask_lookupds(self._options.lookupd_addresses, self._topic)
         return [
             format_address(broker.broadcast_address, broker.http_port)

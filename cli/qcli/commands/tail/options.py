@@ -17,7 +17,7 @@ TAKE_BACKLOG = "--take-backlog"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailOptions:
-    """The parameters of the command, under their names."""
+    """The parameters of the command."""
 
     sources: tuple[Source, ...]
     nsqd_tcp_addresses: tuple[str, ...]
@@ -36,7 +36,7 @@ class TailOptions:
 
     @property
     def reads_log(self) -> bool:
-        """Whether messages are read out of the topics' logs, and not received from channels."""
+        """Whether to read the topics' logs instead of consuming channels."""
         return self.first is not None or self.end is not None
 
     @property
@@ -45,11 +45,11 @@ class TailOptions:
 
     @property
     def idle_timeout_s(self) -> float:
-        """End after so long without a message; infinite: never."""
+        """End after this time without a message; infinite: no timeout."""
         return self.idle_timeout_ms / 1000 if self.idle_timeout_ms else math.inf
 
     def resolve(self) -> "TailOptions":
-        """Check what goes together; `lookupd_addresses` are then those that are to be asked.
+        """Check the options, and return them with the `lookupd_addresses` to ask.
 
         Raises UsageError: the options contradict each other.
         """
@@ -66,11 +66,11 @@ class TailOptions:
         return dataclasses.replace(self, lookupd_addresses=lookupds)
 
     def _check_log(self) -> None:
-        """Raises UsageError for what does not go with a log."""
+        """Raises UsageError for options that contradict reading a log."""
         check_range(self.first, self.end)
         if len(self.nsqd_http_addresses) > 1:
             raise click.UsageError(
-                f"--from and --to read the log of one broker: name one with {HTTP_OPTION}."
+                f"--from and --to read the log of one broker: give one address with {HTTP_OPTION}."
             )
         refuse_plain_http(self.nsqd_http_addresses[0])
         if given("lookupd_addresses"):

@@ -1,4 +1,4 @@
-"""Writes messages to standard output until there is a reason to end."""
+"""Writes messages to standard output, until a limit, a timeout or a signal."""
 
 import math
 import sys
@@ -13,18 +13,18 @@ from ...framework.output import RawOutput, is_terminal, print_diagnostic, show_l
 from .options import TailOptions
 
 LAST_WRITE_S = 0.5
-"""How long a write that is under way may go on after a signal."""
+"""How long a running write may continue after a signal."""
 
 Source = TypeVar("Source", bound="AbstractAsyncContextManager[Any]")
 
 
 class Printer(Generic[Source]):
-    """Writes messages, wherever they come from, until there is a reason to end.
+    """Writes messages of any source, until a limit, a timeout or a signal.
 
     Attributes:
         as_json: Whether messages are written as JSON, and not raw.
-        messages_left: How many are still wanted; infinite: all.
-        stopped: The exit code of the signal that came, if one did.
+        messages_left: How many more messages to write; infinite: no limit.
+        stopped: The exit code of the signal that arrived; None: no signal.
     """
 
     def __init__(self, options: TailOptions) -> None:
@@ -40,21 +40,21 @@ class Printer(Generic[Source]):
         self._write_scope = trio.CancelScope()
 
     def stop(self, code: ExitCode) -> None:
-        """Take no more messages; a write that is under way may take a moment longer."""
+        """Stop taking messages. A running write may continue for `LAST_WRITE_S`."""
         self.stopped = code
         self._scope.cancel()
         self._write_scope.deadline = trio.current_time() + LAST_WRITE_S
 
     async def run(self, sources: Sequence[tuple[str, Source]], welcome: str | None = None) -> None:
-        """Open sources, each with its topic, write their messages until there is a reason to end, and close them.
+        """Open sources, write their messages until a limit, a timeout or a signal, and close them.
 
         Args:
             sources: Each with its topic.
-            welcome: What a person at a terminal is told once they are open; None: nothing.
+            welcome: A line for a terminal, once they are open; None: no line.
 
         Raises:
-            ConnectionFailed: A broker cannot be reached at first. One that is lost later is connected again.
-            OutputClosed: The reader of the output went away.
+            ConnectionFailed: A broker is unreachable at the start. Connections that are lost later are reopened.
+            OutputClosed: The reader of the output closed it.
         """
         with self._scope:
             async with AsyncExitStack() as stack:
@@ -77,14 +77,14 @@ class Printer(Generic[Source]):
         raise NotImplementedError
 
     async def print(self, available: int, render: Callable[[int], bytes]) -> int:
-        """Write as many of these messages as are still wanted.
+        """Write messages, up to `messages_left`.
 
         Args:
-            available: How many there are.
-            render: Makes the output for the first of them.
+            available: The number of messages.
+            render: Returns the output for the first messages.
 
         Returns:
-            How many it was; nothing is waited for any more until the caller's next checkpoint.
+            The number of written messages. A cancellation arrives only at the caller's next checkpoint.
         """
         async with self._lock:
             self._scope.deadline = math.inf
@@ -97,7 +97,7 @@ class Printer(Generic[Source]):
         return count
 
     def raw(self, topic: str, bodies: Sequence[bytes]) -> bytes:
-        """The output for at least one message of a topic: bodies as they are, each followed by the delimiter."""
+        """Return the output for messages of a topic, at least one: bodies, each followed by the delimiter."""
         prefix = f"{topic} | ".encode() if self._print_topic else b""
         return prefix + (self._delimiter + prefix).join(bodies) + self._delimiter
 
@@ -105,15 +105,15 @@ class Printer(Generic[Source]):
         if self._output.never_blocks:
             self._output.write(data)
             return
-        # In a thread, because a reader may be slow (a pager!) and heartbeats have to be answered meanwhile. Shielded,
-        # because if we did not wait for its end, messages would be returned that are written all the same.
+        # In a thread, because a reader may be slow, such as a pager, and heartbeats must be answered. Shielded, because
+        # otherwise messages would be requeued although the thread still writes them.
         with trio.CancelScope(shield=True) as self._write_scope:
             await trio.to_thread.run_sync(self._output.write, data, abandon_on_cancel=True)
         if self._write_scope.cancelled_caught:
             await trio.sleep_forever()  # until the cancellation arrives that cut the write short
 
     async def _watch_reader(self) -> None:
-        """Notice that the reader of the pipe went away, also when there is nothing to write."""
+        """Detect that the reader closed the pipe, also while there is nothing to write."""
         while not self._output.reader_is_gone():
             # The writing end of a pipe never becomes readable, but a wait for that ends when the pipe breaks.
             await trio.lowlevel.wait_readable(self._output.fileno())

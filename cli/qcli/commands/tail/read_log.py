@@ -1,4 +1,4 @@
-"""`tail` of topics' logs: reads what was published, and what is published from now on."""
+"""`tail` of topics' logs: reads old and new messages."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +21,7 @@ from .printer import Printer
 
 
 def _json(topic: str, batches: Sequence[RecordBatch], count: int) -> bytes:
-    """A JSON object per line."""
+    """Return a JSON object per line."""
     records = (
         log_record(topic, batch, index, body)
         for batch in batches
@@ -31,7 +31,7 @@ def _json(topic: str, batches: Sequence[RecordBatch], count: int) -> bytes:
 
 
 class LogPrinter(Printer[TopicReader]):
-    """Writes what readers read; `damaged` says whether messages were passed over that are damaged."""
+    """Writes the messages of readers; `damaged` says whether damaged messages were skipped."""
 
     def __init__(self, options: TailOptions) -> None:
         super().__init__(options)
@@ -39,7 +39,7 @@ class LogPrinter(Printer[TopicReader]):
         self._first = options.first
 
     async def pass_on(self, topic: str, source: TopicReader) -> None:
-        """Print what a reader reads."""
+        """Print the messages of a reader."""
         report_start(topic, source, self._first)
         while found := await source.receive():
             batches: list[RecordBatch] = []
@@ -58,14 +58,14 @@ class LogPrinter(Printer[TopicReader]):
             await self.print(count, partial(self._render, topic, batches))
 
     def _render(self, topic: str, batches: Sequence[RecordBatch], count: int) -> bytes:
-        """The output for the first messages of batches."""
+        """Return the output for the first messages of batches."""
         if self.as_json:
             return _json(topic, batches, count)
         return self.raw(topic, [body for batch in batches for body in batch.messages.bodies()][:count])
 
 
 async def tail_log(options: TailOptions) -> ExitCode:
-    """Write what the topics' logs hold; returns the exit code. Raises Failure: a log cannot be read."""
+    """Write the messages of the topics' logs and return the exit code. Raises Failure: a log cannot be read."""
     silence_library()
     (address,) = options.nsqd_http_addresses
     tls = ConnectOptions.of_command().https_context(address)

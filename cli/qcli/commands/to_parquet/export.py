@@ -1,4 +1,4 @@
-"""Runs `to-parquet`: finds the brokers, opens the export, and says how it ended."""
+"""Runs `to-parquet`: finds the brokers, opens the export, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def export(options: ToParquetOptions) -> int:
-    """Export, once or until interrupted; returns the exit code. Raises Failure: not done, or only in part."""
+    """Export, once or until interrupted, and return the exit code. Raises Failure: the export is incomplete."""
     from trio_nsq.spark.export.job import open_export
 
     request = options.request()

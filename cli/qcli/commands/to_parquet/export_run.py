@@ -26,12 +26,12 @@ from ..shared.engine import better_engine, failure_from, spark_engine
 from .options import ToParquetOptions
 
 _RETRY_S = 5.0
-"""So long after a failed round at the latest the next one is begun."""
+"""The maximum time from the start of a failed round to the next round."""
 GO_ON = "The same command goes on from there."
 
 
 class ExportRun:
-    """One run of the command; the stack is left at its end."""
+    """One run of the command; the caller closes the stack at its end."""
 
     def __init__(self, job: ExportJob, options: ToParquetOptions, stack: ExitStack) -> None:
         self.job = job
@@ -46,7 +46,7 @@ class ExportRun:
         self._begun_s = time.monotonic()
 
     def once(self, addresses: Sequence[str]) -> int:
-        """All there is now."""
+        """Export once and return the exit code."""
         try:
             self._all(addresses)
         except Exception as error:
@@ -57,13 +57,13 @@ class ExportRun:
         return ExitCode.DAMAGED if self.job.result.damaged else ExitCode.OK
 
     def follow(self, addresses: Sequence[str], every_s: float) -> NoReturn:
-        """Round after round, until interrupted; then the outcome is that of all of them, for people."""
+        """Export in rounds until interrupted; then the text report is the total of all rounds."""
         begun_s, total = time.monotonic(), ExportResult()
         try:
             self._rounds(addresses, every_s, total)
         except (KeyboardInterrupt, Terminated):
             several = self._rounds_reported > 1 or (self._rounds_reported and self._is_news())
-            # A program that adds up the records of rounds would count one of all of them twice.
+            # Not in JSON: a program that adds up the rounds would count everything twice.
             if several and self._options.form != "json":
                 total.merge(self.job.result)
                 self.job.result, self._begun_s, self._rounds_reported = total, begun_s, 0
@@ -75,7 +75,7 @@ class ExportRun:
             raise self._partial(error) from error
 
     def _rounds(self, addresses: Sequence[str], every_s: float, total: ExportResult) -> NoReturn:
-        """The same. A round that fails for a temporary reason is reported once, and repeated."""
+        """Export in rounds. A temporary failure is reported once, and the round is repeated."""
         failing = False
         while True:
             begun_s = self._begun_s = time.monotonic()
@@ -90,19 +90,19 @@ class ExportRun:
                 failing = True
             outcome, self.job.result, self._gaps_reported = self.job.result, type(total)(), 0
             total.merge(outcome)
-            # One that failed is tried again soon: what is missing is reported then.
+            # A failed round is retried soon, and then reports missing messages.
             if outcome.ranges or (not failing and (outcome.missing or not self._rounds_reported)):
-                # Before it is reported: if it is interrupted meanwhile, it is not reported again.
+                # Before the report, so that an interruption does not report the round again.
                 self._rounds_reported += 1
                 self.report(outcome)
             self._pause(begun_s + (min(every_s, _RETRY_S) if failing else every_s), failing)
             try:
                 addresses = find_brokers(self._options)
-            except Failure as failure:  # those that were known will do
+            except Failure as failure:  # keep the known addresses
                 print_diagnostic(f"Warning: {failure}")
 
     def _pause(self, until_s: float, failing: bool) -> None:
-        """Wait for the next round, or after one that failed, until a time of the monotonic clock."""
+        """Wait until a time of the monotonic clock; `failing` says whether the last round failed."""
         time.sleep(max(0.0, until_s - time.monotonic()))
 
     def _all(self, addresses: Sequence[str]) -> None:
@@ -112,7 +112,7 @@ class ExportRun:
         self._export(addresses)
 
     def _export(self, addresses: Sequence[str]) -> None:
-        """Plan, and do what was planned."""
+        """Plan an export and run it."""
         tasks = self.job.plan(addresses)
         self._report_gaps()
         if not tasks:
@@ -124,7 +124,7 @@ class ExportRun:
         self._report_gaps()
 
     def _choose(self, tasks: Sequence[ExportTask]) -> Engine:
-        """The engine of this and all further rounds."""
+        """Return the engine of this and all later rounds."""
         wanted = self._options.engine
         why = ""
         if wanted == "auto":
@@ -145,18 +145,18 @@ class ExportRun:
         self._gaps_reported = len(gaps)
 
     def _is_news(self) -> bool:
-        """Whether the outcome has anything in it."""
+        """Return whether the result has ranges or missing messages."""
         return bool(self.job.result.ranges or self.job.result.missing)
 
     def conclude(self) -> None:
-        """Say how far it came when it was interrupted, unless a round's report has just said the same; how to go on."""
+        """Report after an interruption, unless the last round's report has the same numbers; say how to continue."""
         if self._is_news() or not self._rounds_reported:
             self.report()
         if not self._options.quiet:
             print_diagnostic(GO_ON)
 
     def report(self, outcome: ExportResult | None = None) -> None:
-        """Say what became of it so far, or of a round that is over."""
+        """Report the current result, or that of a finished round."""
         outcome, request = outcome or self.job.result, self.job.request
         elapsed_s = time.monotonic() - self._begun_s
         if self._options.form == "json":
@@ -169,9 +169,9 @@ class ExportRun:
             print_diagnostic(self._heading + _summary(request, outcome, elapsed_s))
 
     def _partial(self, error: Exception) -> Failure:
-        """A failure after some of it was done."""
+        """Return the failure after a part of the export was written."""
         self._report_gaps()
-        if self._is_news():  # else a round before has said all
+        if self._is_news():  # else an earlier round has reported everything
             self.report()
         message = failure_from(error, when_refused).message
         return Failure(message if isinstance(error, LogReplaced) else f"{message} {GO_ON}", ExitCode.PARTIAL)
@@ -200,11 +200,11 @@ def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) ->
 
 
 def find_brokers(options: ToParquetOptions) -> Sequence[str]:
-    """The brokers' addresses. Raises Failure: no discovery service names any, or none answers."""
+    """Return the brokers' addresses. Raises Failure: discovery services do not answer, or have no broker."""
     lookupds = options.lookupd_addresses
     if not lookupds:
         return options.broker_addresses
-    # Imported here because without discovery services and spools an export does without trio, and starts sooner.
+    # Imported here because trio, which other exports do not need, makes the start slower.
     from ...broker.discovery import ask_lookupds
     from ...framework.signals import run_until_signal
 
@@ -224,7 +224,7 @@ def find_brokers(options: ToParquetOptions) -> Sequence[str]:
 
 
 def when_refused(error: RequestRefused) -> Failure:
-    """The failure of an export that a broker refused."""
+    """Return the failure for a refusal of a broker."""
     failure = read_failure(error)
     if error.text == "NOT_FOUND":
         hint = f"A channel of it can be exported, at least once: {TCP_OPTION} HOST:PORT --channel NAME."

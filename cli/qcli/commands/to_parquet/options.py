@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToParquetOptions:
-    """The parameters of the command, under their names.
+    """The parameters of the command.
 
-    Once `resolve` has been called, `consume`, `spool`, `engine` and `lookupd_addresses` are what they come to.
+    `resolve` returns them with the final values of `consume`, `spool`, `engine` and `lookupd_addresses`.
     """
 
     topic: str
@@ -56,16 +56,16 @@ class ToParquetOptions:
 
     @property
     def broker_addresses(self) -> tuple[str, ...]:
-        """Where brokers are, over HTTP, or over TCP if a channel is consumed; unless discovery services say."""
+        """The brokers' HTTP addresses, or TCP addresses to consume a channel; unused with discovery services."""
         return self.tcp_addresses if self.consume else self.nsqd_http_addresses
 
     @property
     def interval_s(self) -> float | None:
-        """From the beginning of one round to the next; None: there is only one."""
+        """The interval between the starts of two rounds; None: there is only one round."""
         return self.every_ms / 1000 if self.follow else None
 
     def check(self) -> None:
-        """Raises UsageError for options that exclude each other, whether or not a channel is consumed."""
+        """Raises UsageError for options that exclude each other in any mode."""
         if self.text and self.as_json:
             raise click.UsageError("--text and --json exclude each other.")
         if self.columns and not self.as_json:
@@ -90,7 +90,7 @@ class ToParquetOptions:
             raise click.UsageError("--every is for --follow: without it there is one round.")
 
     def resolve(self) -> ToParquetOptions:
-        """Decide whether a channel is consumed, with which engine, and where brokers are looked up.
+        """Decide whether to consume a channel, on which engine, and with which discovery services.
 
         Raises UsageError: the options contradict each other.
         """
@@ -105,9 +105,9 @@ class ToParquetOptions:
         )
 
     def _consumes(self) -> bool:
-        """Whether a channel is consumed, and no log read.
+        """Return whether to consume a channel instead of reading a log.
 
-        The environment does not count: it names both addresses of a broker, for all commands.
+        The environment is ignored: it has both addresses of a broker, for all commands.
         """
         if self.consume or self.spool is not None:
             return True
@@ -120,7 +120,7 @@ class ToParquetOptions:
         return False
 
     def _check_consuming(self, tcp_addresses: tuple[str, ...]) -> Path:
-        """Where the spool is. Raises UsageError for what does not go with a channel that is consumed."""
+        """Return the folder of the spool. Raises UsageError for options that contradict consuming a channel."""
         if self.channel is None:
             raise click.UsageError(
                 f"{TCP_OPTION} and --consume take messages out of a channel, as an nsqd has no log: name it with "
@@ -163,7 +163,7 @@ class ToParquetOptions:
         return found
 
     def request(self) -> ExportRequest:
-        """What the library is asked to export."""
+        """Return the request for the library."""
         from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
         from trio_nsq.spark.export.request import ExportRequest
 

@@ -1,4 +1,4 @@
-"""One run of `to-parquet` of a channel: it receives into a spool, and exports that."""
+"""One run of `to-parquet` of a channel: receives into a spool, and exports the spool."""
 
 import dataclasses
 import os
@@ -26,11 +26,11 @@ from .export_run import ExportRun
 from .options import ToParquetOptions
 
 _FILES_AT_ONCE = 4
-"""So many files' worth is received before it is exported: a channel may hold more than there is room for twice."""
+"""Export after receiving this many files: the spool needs disk space in addition to the files."""
 
 
 def check_reachable(addresses: Sequence[str]) -> None:
-    """Raises Failure if none of them can be reached: before there is a spool, nothing is made for those."""
+    """Raises Failure if no broker is reachable, before a spool is created."""
 
     async def connect() -> None:
         async with Producer(addresses, close_timeout_s=0, **ConnectOptions.of_command().options()):
@@ -44,10 +44,10 @@ def check_reachable(addresses: Sequence[str]) -> None:
 
 
 class SpoolExportRun(ExportRun):
-    """An export of which each round begins with receiving; see `ExportRun`."""
+    """An export whose rounds begin with receiving; see `ExportRun`."""
 
     def __init__(self, job: ExportJob, options: ToParquetOptions, stack: ExitStack) -> None:
-        if options.engine == "auto":  # Spark would not have caught up before the spool is full
+        if options.engine == "auto":  # the spool is too small for Spark to be faster
             options = dataclasses.replace(options, engine="inline")
         elif options.engine == "spark" and "PYSPARK_GATEWAY_PORT" in os.environ:
             raise Failure(
@@ -59,7 +59,7 @@ class SpoolExportRun(ExportRun):
         self._connection = ConnectOptions.of_command().options()
         self._began_ns = time.time_ns()
         self._end: StopReason | None = None
-        self._signal: ExitCode | None = None  # what came while messages were received
+        self._signal: ExitCode | None = None  # a signal while messages were received
         self._connected = False
         if not options.quiet:
             print_diagnostic(
@@ -78,10 +78,10 @@ class SpoolExportRun(ExportRun):
 
     def _round(self, addresses: Sequence[str]) -> None:
         try:
-            self._export_spool()  # what an earlier run, or round, did not come to
+            self._export_spool()  # messages of an interrupted run or round
             self._receive(addresses)
             if self._options.interval_s is not None:
-                self._begun_s = time.monotonic()  # a rate is to tell of the export, and not of the waiting
+                self._begun_s = time.monotonic()  # the rate is that of the export, without waiting
             self._export_spool()
         except Exception:
             self._report_spooled()
@@ -94,7 +94,7 @@ class SpoolExportRun(ExportRun):
             self._export(self._spool.labels)
 
     def _pause(self, until_s: float, failing: bool) -> None:
-        if failing:  # else receiving has taken the time
+        if failing:  # else receiving took the time
             super()._pause(until_s, failing)
 
     def conclude(self) -> None:
@@ -112,8 +112,8 @@ class SpoolExportRun(ExportRun):
         """Receive until it is time to export.
 
         Raises:
-            Failure: No broker can be reached.
-            BrokerUnreachable: No broker can be reached any more.
+            Failure: No broker is reachable.
+            BrokerUnreachable: All connections are lost.
             NSQError: Messages cannot be stored.
         """
         if not self._connected:
@@ -174,7 +174,7 @@ class SpoolExportRun(ExportRun):
             nursery.cancel_scope.cancel()
 
     def _show_warnings(self) -> None:
-        """Pass on what the library warns of, from the first connection on."""
+        """Print the library's warnings, from the first connection on."""
         if not self._connected:
             self._connected = True
             show_library_warnings()
