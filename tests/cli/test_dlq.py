@@ -117,7 +117,7 @@ def test_requeue_what_has_no_channel_any_more(qcli: Cli, broker: Broker, topic: 
 def test_drop(qcli: Cli, dead: str) -> None:
     refused = qcli("dlq", "drop", dead)
     assert refused.code == 2
-    assert "say --yes" in refused.err
+    assert "confirm with --yes" in refused.err
     assert len(bodies(qcli, dead)) == 3
     assert qcli("dlq", "drop", dead, "--yes", "-n", "1").err == f"{dead}: 1 dropped\n"
     assert bodies(qcli, dead) == [b"two", b"three"]

@@ -32,7 +32,7 @@ def test_what_is_wrong_with_a_command_line(to_parquet: ToParquet, topic: str, tm
         (["--text", "--json"], "exclude each other"),
         (["--columns", "a"], "say --json"),
         (["--json", "--columns", "a:int"], "is not one of string, long"),
-        (["--json", "--columns", "a,a"], "is there twice"),
+        (["--json", "--columns", "a,a"], "is given twice"),
         (["--json", "--columns", "a,"], "empty name"),
         (["--channel", "c", "--from", "1"], "the channel says where to begin"),
         (["--channel", "c d"], "is not a channel name"),
@@ -41,7 +41,7 @@ def test_what_is_wrong_with_a_command_line(to_parquet: ToParquet, topic: str, tm
         (["--compression", "snappy", "--compression-level", "2"], "means nothing to snappy"),
         (["--target-file-size", "1kB"], "less than 64KiB"),
         (["--nsqd-http-address", "a:1,a:1"], "it names a:1 twice"),
-        (["--from", "9", "--to", "3"], "nothing between them"),
+        (["--from", "9", "--to", "3"], "the range is empty"),
         (["--every", "5s"], "--every is for --follow"),
     ):
         result = to_parquet(topic, tmp_path, *args)
