@@ -63,7 +63,7 @@ def test_an_answer_that_is_no_json_or_nested_too_deeply(words: tuple[str, ...], 
         result = qcli(*words)
     assert result.code == 3, result.err
     assert "Traceback" not in result.err
-    assert "is not an NSQ broker's HTTP port" in result.err
+    assert "is not the HTTP port of an NSQ broker" in result.err
 
 
 def test_control_characters_in_an_error() -> None:
