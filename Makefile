@@ -64,7 +64,7 @@ generate: $(READY) ## write completions/ and man/ from the commands, and the HTT
 	$(BIN)/python -m qcli.generate
 	$(BIN)/python docs/_ext/http_api.py
 
-bench: $(READY) ## every workload beside nsqd, as ratios, a quarter of an hour: make bench [ARGS='--only latency']
+bench: $(READY) ## every workload beside nsqd, as ratios, about 12 minutes: make bench [ARGS='--only latency']
 	$(BIN)/python bench/compare.py $(ARGS)
 
 growth: $(READY) ## how rates, memory and CPU grow with channels, topics, connections, backlog and body size
