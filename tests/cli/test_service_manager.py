@@ -53,6 +53,22 @@ def test_a_service_manager_is_told(name: str, address: str, tmp_path: Path) -> N
             assert running.end().code == 0
 
 
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_reload_during_the_start_does_not_make_a_server_ready(name: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(DEADLINE_S)
+        manager.bind("notify")
+        with server(name, "--log-level", "debug", NOTIFY_SOCKET="notify") as running:
+            running.hear_line()
+            running.process.send_signal(signal.SIGHUP)
+            told = b""
+            while b"READY=1" not in told:
+                told = manager.recv(4096)
+            assert b"STATUS=tcp " in told
+            running.process.terminate()
+            assert running.end().code == 0
+
+
 def test_a_service_manager_that_is_gone_stops_nothing() -> None:
     with server("serve", NOTIFY_SOCKET="gone") as running:
         lines_until_ready(running)

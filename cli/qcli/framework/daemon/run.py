@@ -74,9 +74,12 @@ async def _run(
         nursery.cancel_scope.cancel()
 
     async def reload_and_notify() -> None:
-        notify_reloading()
+        is_ready = bool(status)  # a SIGHUP may also arrive during the start
+        if is_ready:
+            notify_reloading()
         await reload()
-        notify_ready(status)
+        if is_ready:
+            notify_ready(status)
 
     if address_file is not None:
         # A program that waits for the file must not read that of an earlier server.
