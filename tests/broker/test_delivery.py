@@ -57,7 +57,7 @@ class SetClock:
 
     Attributes:
         now_s: The time.
-        step_s: It moves by so much whenever somebody looks.
+        step_s: Seconds that each reading adds.
     """
 
     def __init__(self) -> None:
