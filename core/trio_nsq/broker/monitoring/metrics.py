@@ -46,62 +46,76 @@ Labels = dict[str, str]
 
 # Name, help and value of the metrics of each topic and channel. A name that ends in `_total` is a counter.
 TOPIC_METRICS: tuple[tuple[str, str, Callable[[Topic], float]], ...] = (
-    ("nsq_topic_depth", "Messages waiting for a channel, or for a pause to end.", lambda t: t.depth),
-    ("nsq_topic_backend_depth", "Those of depth that are not in memory.", lambda t: t.backend_depth),
-    ("nsq_topic_messages_total", "Messages published.", lambda t: t.message_count),
-    ("nsq_topic_message_bytes_total", "Bytes of bodies published.", lambda t: t.message_bytes),
-    ("nsq_topic_log_bytes", "Size of the log.", lambda t: t.log.size_bytes),
-    ("nsq_topic_channels", "Channels.", lambda t: len(t.channels)),
+    (
+        "nsq_topic_depth",
+        "Messages that wait for a first channel, or for the end of a pause.",
+        lambda t: t.depth,
+    ),
+    (
+        "nsq_topic_backend_depth",
+        "Messages of nsq_topic_depth that are not in memory.",
+        lambda t: t.backend_depth,
+    ),
+    ("nsq_topic_messages_total", "Published messages.", lambda t: t.message_count),
+    ("nsq_topic_message_bytes_total", "Bytes of published message bodies.", lambda t: t.message_bytes),
+    ("nsq_topic_log_bytes", "Size of the log in bytes.", lambda t: t.log.size_bytes),
+    ("nsq_topic_channels", "Number of channels.", lambda t: len(t.channels)),
     (
         "nsq_topic_expired_total",
-        "Messages dropped before any channel had them: they had waited for longer than ttl_ms.",
+        "Messages dropped because of ttl_ms before a channel received them.",
         lambda t: t.limits.expired_count,
     ),
     (
         "nsq_topic_dropped_total",
-        "Messages dropped before any channel had them: there were too many.",
+        "Messages dropped because of max_messages or max_bytes before a channel received them.",
         lambda t: t.limits.dropped_count,
     ),
-    ("nsq_topic_paused", "1 if nothing is given to channels.", lambda t: t.paused),
+    ("nsq_topic_paused", "1 if the topic is paused.", lambda t: t.paused),
 )
 CHANNEL_METRICS: tuple[tuple[str, str, Callable[[Channel], float]], ...] = (
-    ("nsq_channel_depth", "Messages ready to be delivered.", lambda c: c.depth),
-    ("nsq_channel_backend_depth", "Those of depth that are not in memory.", lambda c: c.backend_depth),
-    ("nsq_channel_in_flight", "Messages sent and not answered.", lambda c: c.in_flight_count),
-    ("nsq_channel_deferred", "Messages waiting for their time.", lambda c: c.deferred_count),
-    ("nsq_channel_messages_total", "Messages that came from the topic.", lambda c: c.message_count),
-    ("nsq_channel_finished_total", "Messages finished (FIN).", lambda c: c.finish_count),
-    ("nsq_channel_requeues_total", "Messages handed back (REQ).", lambda c: c.requeue_count),
-    ("nsq_channel_timeouts_total", "Messages not answered in time.", lambda c: c.timeout_count),
+    ("nsq_channel_depth", "Messages ready for delivery.", lambda c: c.depth),
+    (
+        "nsq_channel_backend_depth",
+        "Messages of nsq_channel_depth that are not in memory.",
+        lambda c: c.backend_depth,
+    ),
+    (
+        "nsq_channel_in_flight",
+        "Messages sent to consumers, and neither finished nor requeued.",
+        lambda c: c.in_flight_count,
+    ),
+    ("nsq_channel_deferred", "Deferred messages.", lambda c: c.deferred_count),
+    ("nsq_channel_messages_total", "Messages received from the topic.", lambda c: c.message_count),
+    ("nsq_channel_finished_total", "Finished messages (FIN).", lambda c: c.finish_count),
+    ("nsq_channel_requeues_total", "Requeued messages (REQ).", lambda c: c.requeue_count),
+    ("nsq_channel_timeouts_total", "Messages that exceeded the message timeout.", lambda c: c.timeout_count),
     (
         "nsq_channel_expired_total",
-        "Messages dropped: they had waited for longer than the topic's ttl_ms.",
+        "Messages dropped because of the topic's ttl_ms.",
         lambda c: c.messages.expired_count,
     ),
     (
         "nsq_channel_dropped_total",
-        "Messages dropped: there were too many.",
+        "Messages dropped because of the topic's max_messages or max_bytes.",
         lambda c: c.messages.dropped_count,
     ),
     (
         "nsq_channel_dead_letters_total",
-        "Messages that went to the dead-letter topic after their last attempt.",
+        "Messages moved to the dead-letter topic after their last attempt.",
         lambda c: c.dead_letter_count,
     ),
     (
         "nsq_channel_given_up_total",
-        "Messages dropped after their last attempt: there is no dead-letter topic.",
+        "Messages dropped after their last attempt, without a dead-letter topic.",
         lambda c: c.given_up_count,
     ),
-    ("nsq_channel_clients", "Consumers.", lambda c: len(c.consumers)),
-    ("nsq_channel_paused", "1 if nothing is sent to consumers.", lambda c: c.paused),
+    ("nsq_channel_clients", "Connected consumers.", lambda c: len(c.consumers)),
+    ("nsq_channel_paused", "1 if the channel is paused.", lambda c: c.paused),
 )
 OLDEST_AGE = "nsq_channel_oldest_message_age_seconds"
-OLDEST_AGE_HELP = (
-    "Time since the oldest message that is ready or in flight was published; 0 if there is none."
-)
+OLDEST_AGE_HELP = "Age of the oldest message that is ready or in flight; 0 if there is none."
 LATENCY = "nsq_channel_e2e_processing_latency_seconds"
-LATENCY_HELP = "Time from publish to FIN, of late; only if it is measured."
+LATENCY_HELP = "Recent time from publish to FIN; needs --e2e-processing-latency-percentile."
 
 
 class MetricsExposition:
@@ -153,37 +167,37 @@ class MetricsExposition:
     def _of_broker(self) -> Iterator[Metric]:
         server, publisher = self._server, self._server.publisher
         about = {"version": __version__, "python_version": platform.python_version()}
-        yield InfoMetricFamily("nsq_build", "The broker's version.", about)
+        yield InfoMetricFamily("nsq_build", "Versions of the broker and of Python.", about)
         yield GaugeMetricFamily(
             "nsq_healthy",
-            "0 if the last write to disk failed, or a topic is unavailable.",
+            "1 if the broker is healthy; 0 if the last write to disk failed or a topic is unavailable.",
             server.health == "OK",
         )
         unavailable = len(server.broker.unavailable)
         yield GaugeMetricFamily("nsq_unavailable_topics", "Topics whose files cannot be used.", unavailable)
         connections = server.sessions.connected
         producers = sum(1 for connection in connections if connection.pub_counts)
-        yield GaugeMetricFamily("nsq_connections", "TCP clients connected.", len(connections))
+        yield GaugeMetricFamily("nsq_connections", "Connected TCP clients.", len(connections))
         refused = CounterMetricFamily(
-            "nsq_refused_connections", "Clients refused because of --max-connections.", labels=["listener"]
+            "nsq_refused_connections",
+            "Connections refused because of --max-connections.",
+            labels=["listener"],
         )
         for name, admission in server.admissions.items():
             refused.add_metric([name], admission.refused_count)
         yield refused
-        yield GaugeMetricFamily("nsq_producers", "Those that have published.", producers)
+        yield GaugeMetricFamily("nsq_producers", "Connected TCP clients that have published.", producers)
         yield _histogram(
             "nsq_append_duration_seconds",
-            "Writing publishes to a topic's log, its sync included with --sync=always.",
+            "Duration of an append to the log of a topic, including the sync with --sync=always.",
             publisher.append_duration,
         )
         yield _histogram(
             "nsq_sync_duration_seconds",
-            "Syncing a topic's log on the schedule of --sync=interval.",
+            "Duration of a scheduled sync of the log of a topic, with --sync=interval.",
             publisher.syncs.duration,
         )
-        yield CounterMetricFamily(
-            "nsq_syncs", "Times a topic's log was brought to stable storage.", publisher.sync_count
-        )
+        yield CounterMetricFamily("nsq_syncs", "Syncs of topic logs to stable storage.", publisher.sync_count)
 
     def _latencies(self, channels: Iterable[tuple[Labels, Channel]]) -> Iterator[Sample]:
         fractions, now_ns = self._server.options.e2e_processing_latency_percentiles, time.time_ns()
