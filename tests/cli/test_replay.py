@@ -31,8 +31,8 @@ def stored(qcli: Cli, topic: str) -> list[bytes]:
         ([], range(50), "; sequences 0 to 49"),
         (["--from", "10", "--to", "20"], range(10, 20), "; sequences 10 to 19"),
         (["--since", "1h", "-n", "7"], range(7), "; sequences 0 to 6"),
-        (["--match", "^[0-3]$"], range(4), "; sequences 0 to 49; 46 left out, which do not match"),
-        (["--match", "7", "-n", "2"], [7, 17], "; sequences 0 to 17; 16 left out, which do not match"),
+        (["--match", "^[0-3]$"], range(4), "; sequences 0 to 49; 46 do not match"),
+        (["--match", "7", "-n", "2"], [7, 17], "; sequences 0 to 17; 16 do not match"),
         (["--rate", "1000"], range(50), "; sequences 0 to 49"),
         (["--speed", "1000x"], range(50), "; sequences 0 to 49"),
     ],
@@ -115,7 +115,7 @@ def test_interrupted_it_says_how_to_go_on(qcli: Cli, topic: str, number: signal.
     assert result.code == code
     report, advice = result.err.splitlines()
     done = int(report.split()[0])
-    assert advice == f"Go on with --from {done} --to 200."
+    assert advice == f"Continue with --from {done} --to 200."
     assert stored(qcli, copy) == [b"%d" % each for each in range(done)]
     assert qcli("replay", topic, copy, "-q", "--from", str(done), "--to", "200").code == 0
     assert stored(qcli, copy) == [b"%d" % each for each in range(200)]
@@ -136,7 +136,7 @@ def test_a_destination_that_goes_away(qcli: Cli, topic: str, tmp_path: Path) -> 
     error = result.err.splitlines()[-1]
     found = re.fullmatch(
         rf"Error: The broker at {other.tcp_address}: .*; (\d+) messages acknowledged.*"
-        r"Go on with --from (\d+) --to 300 -n (\d+)\.",
+        r"Continue with --from (\d+) --to 300 -n (\d+)\.",
         error,
     )
     assert found, error
@@ -199,7 +199,7 @@ def test_progress_on_a_terminal(qcli: Cli, topic: str) -> None:
 @pytest.mark.parametrize(
     ("args", "error"),
     [
-        (["t", "t/c"], "Invalid value for 'DESTINATION': 't/c' is a channel: to have messages delivered to it again, "
+        (["t", "t/c"], "Invalid value for 'DESTINATION': 't/c' is a channel. To deliver messages to it again, "
          "see 'qcli channel seek'."),
         (["t", "u", "--rate", "5", "--speed", "1x"], "--rate and --speed exclude each other."),
         (["t", "u", "--speed", "fast"], "Invalid value for '--speed': 'fast' is not a speed such as 1x, 2x or 0.5x."),
@@ -235,4 +235,4 @@ def test_a_message_that_the_destination_finds_too_long(qcli: Cli, topic: str, tm
         result = there("replay", topic, "t", "--rate", "1000000")
     assert result.code == 1
     assert "E_BAD_MESSAGE" in result.err
-    assert "Go on with --from 0 --to 6." in result.err
+    assert "Continue with --from 0 --to 6." in result.err

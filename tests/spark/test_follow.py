@@ -114,8 +114,8 @@ def test_round_after_round_through_restarts_of_broker_and_export(tmp_path: Path)
     following.__exit__(None, None, None)
     assert result.code == 130
     summary, advice = result.err.splitlines()[-2:]
-    assert advice == "The same command goes on from there."
-    assert re.match(r"(In all: )?[\d,]+ messages \(.*\) of t written to \d+ files ", summary)
+    assert advice == "Run the same command again to continue."
+    assert re.match(r"(Total: )?[\d,]+ messages \(.*\) of t written to \d+ files ", summary)
     assert rows(folder)["body"].to_pylist() == numbers(published)
     assert column(folder, "seq") == list(range(published))
     assert leftovers(folder) == []
@@ -176,9 +176,9 @@ def test_what_rounds_have_said_is_not_said_twice(qcli: Cli, topic: str, tmp_path
         assert result.code == 130
         assert result.out == b""
         *summary, advice = [line for line in result.err.splitlines() if not line.startswith("Note: ")]
-        assert advice == "The same command goes on from there."
+        assert advice == "Run the same command again to continue."
         assert [line.partition("(")[0] for line in summary] == (
-            ["In all: 2 messages "] if (form, rounds) == ("text", 2) else []
+            ["Total: 2 messages "] if (form, rounds) == ("text", 2) else []
         )
 
 

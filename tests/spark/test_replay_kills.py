@@ -153,7 +153,7 @@ def test_what_belongs_to_spark_is_killed(qcli: Cli, topic: str, events: Path, tm
         elif victim == "jvm":
             assert (result.code, "Error: Spark failed: " in result.err) == (4, True), result.err
             assert "Traceback" not in result.err
-            assert "Go on with: qcli replay --job j" in result.err
+            assert "Resume with: qcli replay --job j" in result.err
         assert check(qcli, topic, complete=False) < MESSAGES
     assert replay(qcli, tmp_path, "--job", "j", "-q").code == 0
     assert check(qcli, topic, complete=True) == MESSAGES

@@ -53,11 +53,11 @@ def test_what_people_are_told(qcli: Cli, topic: str, archive: Path, tmp_path: Pa
     result = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--match", "^99", "--job", "j1")
     assert (result.code, result.out) == (0, b"")
     assert (
-        f"Note: job j1: 1 file, 1 piece. If it is interrupted, 'qcli replay --job j1 --jobs-folder {tmp_path}"
+        f"Note: job j1: 1 file, 1 piece. If it is interrupted, resume it: qcli replay --job j1 --jobs-folder {tmp_path}"
         in (result.err)
     )
     assert f"11 messages (32 B) of {archive} published to {topic}.again in " in result.err
-    assert "; 989 left out, which do not match" in result.err
+    assert "; 989 do not match" in result.err
     quiet = replay(qcli, tmp_path, str(archive), f"{topic}.again", "-q")
     assert (quiet.code, quiet.out, quiet.err) == (0, b"", "")
 
@@ -65,7 +65,7 @@ def test_what_people_are_told(qcli: Cli, topic: str, archive: Path, tmp_path: Pa
 def test_a_dry_run_only_counts(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
     result = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--dry-run", "--match", "^99")
     assert "11 messages (32 B) of" in result.err
-    assert f"would be published to {topic}.again; 989 left out" in result.err
+    assert f"would be published to {topic}.again; 989 do not match" in result.err
     assert replayed(qcli, tmp_path, topic, f"{topic}.again", "--dry-run")["published"] == 1000
     assert count_in(qcli.http_address, f"{topic}.again") == 0
     assert not (tmp_path / "jobs").exists()
@@ -156,7 +156,9 @@ def test_others_files(qcli: Cli, topic: str, tmp_path: Path) -> None:
     (said,) = result.records
     counts = ("published", "without_body", "too_long", "left_out", "rows", "files")
     assert [said[name] for name in counts] == [3, 2, 1, 0, 6, 2]
-    assert "longer than --max-msg-size: row 3 of part=1/one.parquet (300 bytes)." in result.err
+    assert (
+        "longer than --max-msg-size and not published: row 3 of part=1/one.parquet (300 bytes)." in result.err
+    )
     assert Counter(bodies_in(qcli.http_address, topic)) == Counter([b"a", b"c", b"d"])
     result = replay(qcli, tmp_path, str(folder), topic)
     assert (
@@ -208,7 +210,7 @@ def test_an_interrupted_job_goes_on(qcli: Cli, topic: str, archive: Path, tmp_pa
         running.process.send_signal(signal.SIGINT)
         result = running.end()
     assert result.code == 130
-    assert f"Go on with: qcli replay --job nightly --jobs-folder {tmp_path}/jobs" in result.err
+    assert f"Resume with: qcli replay --job nightly --jobs-folder {tmp_path}/jobs" in result.err
     assert "1 of 1 piece left" in result.err
     done = count_in(qcli.http_address, f"{topic}.again")
     assert 100 <= done < 1000
@@ -216,11 +218,11 @@ def test_an_interrupted_job_goes_on(qcli: Cli, topic: str, archive: Path, tmp_pa
         other = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--job", "nightly", *more)
         assert (other.code, "was started with another " in other.err) == (1, True)
     other = replay(qcli, tmp_path, "--job", "nightly", "--rate", "900")
-    assert (other.code, "without --rate" in other.err) == (2, True)
+    assert (other.code, "leave out --rate" in other.err) == (2, True)
     said = replayed(qcli, tmp_path, "--job", "nightly")
     assert (said["published"] + said["before"], said["before"]) == (1000, done)
     assert Counter(bodies_in(qcli.http_address, f"{topic}.again")) == Counter(numbers(1000))
-    assert "is complete: there is nothing to do" in replay(qcli, tmp_path, "--job", "nightly").err
+    assert "is complete: nothing to do" in replay(qcli, tmp_path, "--job", "nightly").err
     assert [path.name for path in (tmp_path / "jobs" / "nightly").iterdir() if path.name != "lock"] == [
         "job.json"
     ]
@@ -257,7 +259,7 @@ def test_a_replay_that_fails_says_how_to_go_on(qcli: Cli, topic: str, tmp_path: 
     result = replay(qcli, tmp_path, str(path), topic, "--job", "j", "--max-msg-size", "2000000")
     assert result.code == 1
     assert "refused with HTTP status 413" in result.err
-    assert f"Go on with: qcli replay --job j --jobs-folder {tmp_path}/jobs" in result.err
+    assert f"Resume with: qcli replay --job j --jobs-folder {tmp_path}/jobs" in result.err
     result = replay(Cli("127.0.0.1:1", "127.0.0.1:1"), tmp_path, str(path), topic)
     assert (result.code, "No broker answers at 127.0.0.1:1: " in result.err) == (3, True)
 
@@ -324,20 +326,24 @@ def test_the_command_line_says_what_is_wrong(
     broker: Broker, qcli: Cli, topic: str, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for args, code, text in (
-        ([str(archive), "t", "--since", "10"], 2, "10 is no time: files have no sequences"),
-        ([str(archive), "t", "-n", "10"], 2, "-n is of topics"),
+        ([str(archive), "t", "--since", "10"], 2, "10 is not a time, and files have no positions"),
+        ([str(archive), "t", "-n", "10"], 2, "-n is for topics"),
         ([str(archive), "t", "--rate", "1", "--speed", "1x"], 2, "--rate and --speed exclude each other"),
-        ([str(archive), "t", "--where", "x", "--engine", "inline"], 2, "--engine inline does without Spark"),
+        (
+            [str(archive), "t", "--where", "x", "--engine", "inline"],
+            2,
+            "--where needs Spark, which --engine inline does not use",
+        ),
         ([str(archive), "t", "--dry-run", "--job", "j"], 2, "--dry-run and --job exclude each other"),
-        ([str(archive), "t", "--job", "a/b"], 2, "is no name of a job"),
+        ([str(archive), "t", "--job", "a/b"], 2, "is not a job name"),
         ([str(archive)], 2, "Missing argument 'DESTINATION'"),
         ([], 2, "Missing argument 'SOURCE'"),
         (["--job", "nope"], 1, "There is no job nope in"),
         (["nope", "t", "--where", "x"], 2, "--where is for Parquet files, and nope is a topic"),
         (["./nope", "t"], 1, f"{tmp_path}/nope does not exist"),
-        (["two/c", "t"], 1, "If it is a channel: topics are replayed, such as with 'qcli replay two t'"),
+        (["two/c", "t"], 1, "There is no folder or file two/c. To replay a topic: 'qcli replay two t'."),
         ([str(tmp_path / "data"), "t"], 1, "has no Parquet files"),
-        (["archive", "t"], 1, "Note: archive is taken for a topic; the folder of this name is ./archive"),
+        (["archive", "t"], 1, "Note: archive is a topic here; for the folder of this name, write ./archive"),
         (["gopher://x/y", "t"], 1, "The folder gopher://x/y cannot be used"),
     ):
         (tmp_path / "data").mkdir(exist_ok=True)

@@ -34,11 +34,11 @@ def test_what_is_wrong_with_a_command_line(to_parquet: ToParquet, topic: str, tm
         (["--json", "--columns", "a:int"], "is not one of string, long"),
         (["--json", "--columns", "a,a"], "is given twice"),
         (["--json", "--columns", "a,"], "empty name"),
-        (["--channel", "c", "--from", "1"], "the channel says where to begin"),
+        (["--channel", "c", "--from", "1"], "the export begins at the channel's position"),
         (["--channel", "c d"], "is not a channel name"),
-        (["--follow", "--to", "5"], "until it is interrupted"),
+        (["--follow", "--to", "5"], "--follow has no end"),
         (["--engine", "inline", "--master", "local"], "exclude each other"),
-        (["--compression", "snappy", "--compression-level", "2"], "means nothing to snappy"),
+        (["--compression", "snappy", "--compression-level", "2"], "has no effect with snappy"),
         (["--target-file-size", "1kB"], "less than 64KiB"),
         (["--nsqd-http-address", "a:1,a:1"], "it names a:1 twice"),
         (["--from", "9", "--to", "3"], "the range is empty"),
@@ -164,7 +164,7 @@ def test_a_signal_leaves_nothing_half(
             running.process.send_signal(number)
             result = running.end()
         assert result.code == code
-        assert result.err.rstrip().endswith("The same command goes on from there.")
+        assert result.err.rstrip().endswith("Run the same command again to continue.")
         assert (parquet_files(tmp_path / "a"), leftovers(tmp_path / "a")) == ([], [])
         proxy.goes_on.set()
         export(slow, topic, tmp_path / "a")

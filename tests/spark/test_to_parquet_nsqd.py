@@ -277,7 +277,7 @@ def test_what_was_received_and_cannot_be_exported_waits(stock: Broker, topic: st
     address = ["--nsqd-tcp-address", stock.tcp_address]
     result = in_process("to-parquet", topic, str(tmp_path), *address, *CHANNEL, "--json")
     assert (result.code, left(stock, topic)) == (1, 0)
-    assert "10 messages wait in the spool, and are no longer in the channel." in result.err
+    assert "10 messages are in the spool, and no longer in the channel." in result.err
     assert take(stock, topic, tmp_path)["messages"] == 10
 
 
@@ -320,7 +320,7 @@ def test_round_after_round_over_a_restart_of_nsqd(tmp_path: Path) -> None:
     assert result.code == 143
     assert f"127.0.0.1:{port}" in result.err
     assert "Traceback" not in result.err
-    assert result.err.splitlines()[-1] == "The same command goes on from there."
+    assert result.err.splitlines()[-1] == "Run the same command again to continue."
     # What was received when it was told to end is in files, too.
     assert sorted(column(folder, "body")) == sorted(numbers(800))
     assert (spool_messages(folder), leftovers(folder)) == (0, [])
@@ -367,17 +367,17 @@ TCP = ["--nsqd-tcp-address", "127.0.0.1:1"]
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (TCP, "an nsqd has no log: name it with --channel"),
-        (["--consume"], "an nsqd has no log: name it with --channel"),
-        ([*TCP, "--channel", "c#ephemeral"], "goes away whenever nobody is connected"),
-        ([*TCP, "--channel", "c", "--to", "-1h"], "a channel gives what it has"),
+        (TCP, "take messages out of a channel: give it with --channel"),
+        (["--consume"], "take messages out of a channel: give it with --channel"),
+        ([*TCP, "--channel", "c#ephemeral"], "is ephemeral: it is deleted with its messages"),
+        ([*TCP, "--channel", "c", "--to", "-1h"], "messages of a channel that are left out would be lost"),
         ([*TCP, "--channel", "c", "--follow", "--idle-timeout", "1s"], "exclude each other"),
         ([*TCP, *TCP, "--channel", "c"], "it names 127.0.0.1:1 twice"),
         (["--nsqd-tcp-address", "nonsense", "--channel", "c"], "nonsense"),
-        ([*TCP, "--channel", "c", "--lookupd-http-address", "127.0.0.1:1"], "the latter takes --consume"),
-        ([*TCP, "--channel", "c", "--master", "spark://a:7077"], "do not see the spool"),
-        (["--max-in-flight", "7"], "--max-in-flight is for a channel that is consumed"),
-        (["--idle-timeout", "7s", "--channel", "c"], "--idle-timeout is for a channel that is consumed"),
+        ([*TCP, "--channel", "c", "--lookupd-http-address", "127.0.0.1:1"], "With the latter, use --consume"),
+        ([*TCP, "--channel", "c", "--master", "spark://a:7077"], "cannot read the spool"),
+        (["--max-in-flight", "7"], "--max-in-flight is for consuming a channel"),
+        (["--idle-timeout", "7s", "--channel", "c"], "--idle-timeout is for consuming a channel"),
     ],
 )
 def test_what_does_not_go_together(tmp_path: Path, args: list[str], said: str) -> None:

@@ -54,7 +54,7 @@ class _FilesReplay:
         job, quiet = self._job, self._options.quiet
         if job.is_complete:
             if not quiet:
-                print_diagnostic(f"Note: the job {job.name} is complete: there is nothing to do.")
+                print_diagnostic(f"Note: job {job.name} is complete: nothing to do.")
             return ExitCode.OK
         if not self._options.dry_run:
             self._check_broker()
@@ -70,7 +70,7 @@ class _FilesReplay:
         except (KeyboardInterrupt, Terminated) as stop:
             self._report()
             if not quiet and not self._options.dry_run:
-                print_diagnostic(f"Go on with: {self._resume_command()}")
+                print_diagnostic(f"Resume with: {self._resume_command()}")
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
         except Exception as error:
             raise self._failure(error) from error
@@ -87,8 +87,8 @@ class _FilesReplay:
             publisher.last_number()
             if not publisher.remembers and not self._options.quiet:
                 print_diagnostic(
-                    f"Warning: the broker at {request.address} does not remember what it has published, as 'qcli "
-                    "serve' does: it is at least once. What is sent again after a failure is there twice."
+                    f"Warning: the broker at {request.address} does not support numbered batches, as 'qcli "
+                    "serve' does: delivery is at least once. Messages that are sent again are stored twice."
                 )
 
     def _plan(self) -> None:
@@ -98,7 +98,7 @@ class _FilesReplay:
         if begins and job.request.where is not None:
             spark = self._open_spark(job.request.where)
             if not quiet:
-                print_diagnostic("Note: Spark looks for the messages that --where chooses.")
+                print_diagnostic("Note: Spark evaluates --where.")
             job.plan(lambda source, where: select_rows(spark, source, where))
         else:
             job.plan(None)
@@ -106,7 +106,7 @@ class _FilesReplay:
             outcome = job.result
             what = f"{count_of(outcome.files, 'file')}, {count_of(outcome.pieces, 'piece')}"
             print_diagnostic(
-                f"Note: job {job.name}: {what}. If it is interrupted, '{self._resume_command()}' goes on."
+                f"Note: job {job.name}: {what}. If it is interrupted, resume it: {self._resume_command()}"
             )
 
     def _open_spark(self, where: str | None = None) -> SparkEngine:
@@ -118,7 +118,7 @@ class _FilesReplay:
 
                 raise Failure(
                     f"--where is Spark SQL, and the extra 'spark' is not installed ({error}): "
-                    f"{install_hint('spark')}. --match, --since and --until do without."
+                    f"{install_hint('spark')}. --match, --since and --until work without it."
                 ) from error
         memory = "512m" if where is None else _FILTER_MEMORY
         self._spark = self._stack.enter_context(spark_engine(self._options.master, "qcli replay", memory))
@@ -128,7 +128,7 @@ class _FilesReplay:
         job, outcome = self._job, self._job.result
         wanted, why = "spark" if self._options.master is not None else self._options.engine, ""
         if job.request.ordered:
-            wanted, why = "inline", "what is in order is published by one" if wanted == "spark" else ""
+            wanted, why = "inline", "in order, only one process publishes" if wanted == "spark" else ""
         elif wanted == "auto" and self._spark is not None:
             wanted = "spark"  # Spark is running already
         elif wanted == "auto" and job.request.rate is not None:
@@ -154,7 +154,7 @@ class _FilesReplay:
         self._report()
         if self._engine_name == "spark" and not self._options.quiet:
             print_diagnostic(
-                "Note: what tasks had published and not noted yet, two seconds at most, is not counted here."
+                "Note: this does not count messages that tasks published in the last two seconds."
             )
         failure = failure_from(error)
         text, code = failure.message, failure.exit_code
@@ -162,14 +162,14 @@ class _FilesReplay:
         if outcome.published or outcome.before or type(error).__name__ == "SparkFailed":
             code = ExitCode.PARTIAL
         return Failure(
-            text if self._options.dry_run else f"{text} Go on with: {self._resume_command()}", code
+            text if self._options.dry_run else f"{text} Resume with: {self._resume_command()}", code
         )
 
     def _report(self) -> None:
         outcome, options, request = self._job.result, self._options, self._job.request
         elapsed_s = time.monotonic() - self._begun_s
         for each in outcome.examples if not options.quiet else ():
-            print_diagnostic(f"Note: not published, as it is longer than --max-msg-size: {each}.")
+            print_diagnostic(f"Note: longer than --max-msg-size and not published: {each}.")
         if options.form == "json":
             found = dataclasses.asdict(outcome)
             del found["examples"]
@@ -193,12 +193,12 @@ def _summary(request: ReplayRequest, outcome: ReplayResult, elapsed_s: float, *,
         speed = rate(outcome.published / max(elapsed_s, 1e-6))
         text += f"published to {request.topic} in {elapsed_s:.2f} s: {speed} messages/s"
     for count, what in (
-        (outcome.before, "had been published before by this job"),
-        (outcome.left_out, "left out, which are not asked for"),
-        (outcome.unmatched, "left out, which do not match"),
+        (outcome.before, "published before by this job"),
+        (outcome.left_out, "not selected"),
+        (outcome.unmatched, "do not match"),
         (outcome.without_body, "without a body"),
         (outcome.too_long, "too long, and not published"),
-        (outcome.maybe_twice, "sent twice, as nobody knew what had become of them"),
+        (outcome.maybe_twice, "sent twice, because an acknowledgement was lost"),
     ):
         if count:
             text += f"; {count:,} {what}"

@@ -65,8 +65,8 @@ def refuse_channel(place: str, topic: str) -> None:
     except click.BadParameter:
         return
     raise Failure(
-        f"There is no folder and no file {place}. If it is a channel: topics are replayed, such as with 'qcli replay "
-        f"{found.topic} {topic}', and 'qcli channel seek' has messages delivered to a channel again."
+        f"There is no folder or file {place}. To replay a topic: 'qcli replay "
+        f"{found.topic} {topic}'. To deliver messages to a channel again: 'qcli channel seek'."
     )
 
 
@@ -89,7 +89,7 @@ def job_name(text: str) -> str:
 
     if JOB_NAME.fullmatch(text) is None:
         raise click.BadParameter(
-            f"{text!r} is no name of a job: 1 to 40 of the characters A-Z a-z 0-9 . _ -, a letter or digit first."
+            f"{text!r} is not a job name: 1 to 40 of the characters A-Z a-z 0-9 . _ -, a letter or digit first."
         )
     return text
 
@@ -99,7 +99,7 @@ def destination(text: str) -> str:
     found: Source = source(text)
     if found.channel is not None:
         raise click.BadParameter(
-            f"{text!r} is a channel: to have messages delivered to it again, see 'qcli channel seek'."
+            f"{text!r} is a channel. To deliver messages to it again, see 'qcli channel seek'."
         )
     return found.topic
 
@@ -168,18 +168,19 @@ class ReplayOptions:
             raise click.UsageError("Missing argument 'DESTINATION'.")
         if self.source is None:
             if flags := given_flags(*_OF_JOBS):
-                raise click.UsageError(f"--job goes on with what it was begun with: without {flags[0]}.")
+                raise click.UsageError(
+                    f"--job resumes a job with its original options: leave out {flags[0]}."
+                )
         elif self.is_of_topic and (flags := given_flags(*_OF_FILES)):
             raise click.UsageError(
-                f"{flags[0]} is for Parquet files, and {self.source} is a topic; a folder of this name is "
-                f"./{self.source}."
+                f"{flags[0]} is for Parquet files, and {self.source} is a topic. For a folder, write ./{self.source}."
             )
 
     def request(self) -> ReplayRequest | None:
         """Return the request to replay files; None: the saved request of the job.
 
         Raises:
-            click.UsageError: The options do not go with files.
+            click.UsageError: The options do not match files.
             Failure: The source is a channel.
         """
         from trio_nsq.spark.replay.request import ReplayRequest
@@ -188,9 +189,7 @@ class ReplayOptions:
         if self.source is not None and self.topic is not None:
             refuse_channel(self.source, self.topic)
             if self.count is not None:
-                raise click.UsageError(
-                    "-n is of topics: files are read several at once, and none of them is the first."
-                )
+                raise click.UsageError("-n is for topics: files are read in parallel, without an order.")
             now_ns = time.time_ns()
             request = ReplayRequest(
                 _absolute(self.source),
@@ -214,10 +213,10 @@ class ReplayOptions:
             raise click.UsageError("--engine inline and --master exclude each other.")
         if self.where is not None and self.engine == "inline":
             raise click.UsageError(
-                "--where is Spark SQL, and --engine inline does without Spark; see --match."
+                "--where needs Spark, which --engine inline does not use: leave out --engine, or use --match."
             )
         if self.dry_run and self.job is not None:
-            raise click.UsageError("--dry-run and --job exclude each other: nothing is begun.")
+            raise click.UsageError("--dry-run and --job exclude each other: a dry run begins no job.")
         return request
 
 
@@ -240,7 +239,7 @@ def _time(position: str | None, now_ns: int, no_bound: str) -> int | None:
         return now_ns
     if position == "earliest" or (found := time_of(position, now_ns)) is None:
         raise click.UsageError(
-            f"{position} is no time: files have no sequences of their own. --where 'seq >= 1000' chooses by those of "
-            "exports."
+            f"{position} is not a time, and files have no positions. To select exported sequences: --where 'seq >= "
+            "1000'."
         )
     return found

@@ -32,7 +32,7 @@ def replay_topic(options: ReplayOptions) -> ExitCode:
     if (path := Path(options.source)).exists():
         kind = "folder" if path.is_dir() else "file"
         output.print_diagnostic(
-            f"Note: {options.source} is taken for a topic; the {kind} of this name is ./{options.source}"
+            f"Note: {options.source} is a topic here; for the {kind} of this name, write ./{options.source}"
         )
     begun_s = time.monotonic()
     result = trio.run(_replay, options)
@@ -92,9 +92,9 @@ def _conclude(options: ReplayOptions, result: TopicReplayResult, elapsed_s: floa
         output.write(output.json_lines([_result_as_json(options, result, elapsed_s)]))
     elif not options.quiet:
         output.print_diagnostic(_report(options, result, elapsed_s))
-    going_on = f"Go on with --from {result.position} --to {result.end}"
+    resume = f"Continue with --from {result.position} --to {result.end}"
     if options.count is not None:
-        going_on += f" -n {options.count - result.acknowledged}"
+        resume += f" -n {options.count - result.acknowledged}"
     if result.failure is not None:
         fate = f"{count_of(result.acknowledged, 'message')} acknowledged"
         if result.maybe_stored:
@@ -103,11 +103,11 @@ def _conclude(options: ReplayOptions, result: TopicReplayResult, elapsed_s: floa
         if not result.acknowledged and not isinstance(result.failure.__cause__, BrokerError):
             code = ExitCode.UNREACHABLE
         raise Failure(
-            f"The broker at {options.nsqd_tcp_address}: {result.failure.reason}; {fate}. {going_on}.", code
+            f"The broker at {options.nsqd_tcp_address}: {result.failure.reason}; {fate}. {resume}.", code
         )
     if result.stopped is not None:
         if result.position < result.end:
-            output.print_diagnostic(f"{going_on}.")
+            output.print_diagnostic(f"{resume}.")
         return result.stopped
     return ExitCode.DAMAGED if result.damaged else ExitCode.OK
 
@@ -141,7 +141,7 @@ def _report(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float)
     if result.position > result.begun:
         text += f"; sequences {result.begun} to {result.position - 1}"
     if result.left_out:
-        text += f"; {result.left_out:,} left out, which do not match"
+        text += f"; {result.left_out:,} do not match"
     if result.missing:
         text += f"; {result.missing:,} missing"
     return text

@@ -27,7 +27,7 @@ from .options import ToParquetOptions
 
 _RETRY_S = 5.0
 """The maximum time from the start of a failed round to the next round."""
-GO_ON = "The same command goes on from there."
+GO_ON = "Run the same command again to continue."
 
 
 class ExportRun:
@@ -67,7 +67,7 @@ class ExportRun:
             if several and self._options.form != "json":
                 total.merge(self.job.result)
                 self.job.result, self._begun_s, self._rounds_reported = total, begun_s, 0
-                self._heading = "In all: "
+                self._heading = "Total: "
             raise
         except Exception as error:
             if total.ranges + self.job.result.ranges == 0:
@@ -82,11 +82,11 @@ class ExportRun:
             try:
                 self._round(addresses)
                 if failing:
-                    print_diagnostic("Note: it goes on.")
+                    print_diagnostic("Note: the export continues.")
                 failing = False
             except (BrokerUnreachable, RequestRefused) as error:
                 if not failing:
-                    print_diagnostic(f"Warning: {error}; trying again.")
+                    print_diagnostic(f"Warning: {error}; retrying.")
                 failing = True
             outcome, self.job.result, self._gaps_reported = self.job.result, type(total)(), 0
             total.merge(outcome)
@@ -186,14 +186,14 @@ def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) ->
     if outcome.skipped_ranges:
         text += (
             f"; {count_of(outcome.skipped_ranges, 'range')} ({count_of(outcome.skipped_messages, 'message')}) "
-            "there already"
+            "written before"
         )
     if outcome.unparsed:
         text += f"; {outcome.unparsed:,} in the column unparsed"
     if outcome.for_one_channel:
-        text += f"; {outcome.for_one_channel:,} left out, which had come back for one channel"
+        text += f"; {outcome.for_one_channel:,} copies for one channel left out"
     if outcome.repeated:
-        text += f"; {outcome.repeated:,} left out, which came a second time"
+        text += f"; {outcome.repeated:,} repeated deliveries left out"
     if outcome.missing:
         text += f"; {outcome.missing:,} missing"
     return text
@@ -212,9 +212,9 @@ def find_brokers(options: ToParquetOptions) -> Sequence[str]:
     if len(failures) == len(lookupds):
         raise lookupd_unreachable(failures[0].address, failures[0].reason)
     for failure in failures:
-        print_diagnostic(f"Warning: {failure}; brokers that only it knows are left out.")
+        print_diagnostic(f"Warning: {failure}; brokers that only this service knows are left out.")
     if not brokers:
-        raise Failure(f"No broker that the discovery services name has topic {options.topic}.")
+        raise Failure(f"The discovery services know no broker with topic {options.topic}.")
     return sorted(
         {
             format_address(each.broadcast_address, each.tcp_port if options.consume else each.http_port)
@@ -227,6 +227,6 @@ def when_refused(error: RequestRefused) -> Failure:
     """Return the failure for a refusal of a broker."""
     failure = read_failure(error)
     if error.text == "NOT_FOUND":
-        hint = f"A channel of it can be exported, at least once: {TCP_OPTION} HOST:PORT --channel NAME."
+        hint = f"To consume a channel, at least once: {TCP_OPTION} HOST:PORT --channel NAME."
         failure = Failure(f"{failure.message} {hint}", failure.exit_code)
     return failure

@@ -72,17 +72,15 @@ class ToParquetOptions:
             raise click.UsageError("--columns are fields of JSON bodies: say --json.")
         if self.channel is not None and self.first is not None:
             raise click.UsageError(
-                "--channel and --from exclude each other: the channel says where to begin; 'qcli channel seek' moves "
-                "it."
+                "--channel and --from exclude each other: the export begins at the channel's position. To move it, use "
+                "'qcli channel seek'."
             )
         if self.follow and self.end is not None:
-            raise click.UsageError(
-                "--follow and --to exclude each other: it goes on until it is interrupted."
-            )
+            raise click.UsageError("--follow and --to exclude each other: --follow has no end.")
         if self.engine == "inline" and self.master is not None:
             raise click.UsageError("--engine inline and --master exclude each other.")
         if self.compression_level is not None and self.compression not in ("zstd", "gzip", "brotli"):
-            raise click.UsageError(f"--compression-level means nothing to {self.compression}.")
+            raise click.UsageError(f"--compression-level has no effect with {self.compression}.")
         check_range(self.first, self.end)
         if self.channel is not None:
             params.source(f"{self.topic}/{self.channel}")
@@ -114,39 +112,34 @@ class ToParquetOptions:
         if given("tcp_addresses", "nsqd_http_addresses") == ["tcp_addresses"]:
             return True
         for flag in given_flags("idle_timeout_ms", "max_in_flight"):
-            raise click.UsageError(
-                f"{flag} is for a channel that is consumed: name {TCP_OPTION}, or say --consume."
-            )
+            raise click.UsageError(f"{flag} is for consuming a channel: give {TCP_OPTION} or --consume.")
         return False
 
     def _check_consuming(self, tcp_addresses: tuple[str, ...]) -> Path:
         """Return the folder of the spool. Raises UsageError for options that contradict consuming a channel."""
         if self.channel is None:
             raise click.UsageError(
-                f"{TCP_OPTION} and --consume take messages out of a channel, as an nsqd has no log: name it with "
-                "--channel."
+                f"{TCP_OPTION} and --consume take messages out of a channel: give it with --channel."
             )
         if self.channel.endswith("#ephemeral"):
             raise click.UsageError(
-                f"--channel {self.channel} goes away whenever nobody is connected to it, with all that it has: "
-                "name one without #ephemeral."
+                f"--channel {self.channel} is ephemeral: it is deleted with its messages when its last consumer "
+                "disconnects. Use a channel without #ephemeral."
             )
         if self.first or self.end:
             raise click.UsageError(
-                "--from and --to are for a log: a channel gives what it has, and what is left out would be lost. "
-                "Select from the files, by ts."
+                "--from and --to are for reading a log: messages of a channel that are left out would be lost. "
+                "Select by ts when reading the files."
             )
         if given("follow", "idle_timeout_ms") == ["follow", "idle_timeout_ms"]:
-            raise click.UsageError(
-                "--follow and --idle-timeout exclude each other: it goes on until it is interrupted."
-            )
+            raise click.UsageError("--follow and --idle-timeout exclude each other: --follow has no end.")
         if given("tcp_addresses", "lookupd_addresses") == ["tcp_addresses", "lookupd_addresses"]:
             raise click.UsageError(
-                f"{TCP_OPTION} and --lookupd-http-address exclude each other; the latter takes --consume."
+                f"{TCP_OPTION} and --lookupd-http-address exclude each other. With the latter, use --consume."
             )
         if self.master is not None and not self.master.startswith("local"):
             raise click.UsageError(
-                f"--master {self.master} has others work, who do not see the spool on this machine's disk."
+                f"--master {self.master} uses other machines, which cannot read the spool on this machine's disk."
             )
         for address in tcp_addresses:
             check_tcp_address(address)
@@ -158,7 +151,7 @@ class ToParquetOptions:
         found = spool_folder(self.folder, self.topic)
         if found is None:
             raise click.UsageError(
-                f"{self.folder} is not on this machine: name a folder that is, for a spool, with --spool."
+                f"{self.folder} is not on this machine: give a local folder for the spool with --spool."
             )
         return found
 

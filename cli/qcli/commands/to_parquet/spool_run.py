@@ -51,7 +51,7 @@ class SpoolExportRun(ExportRun):
             options = dataclasses.replace(options, engine="inline")
         elif options.engine == "spark" and "PYSPARK_GATEWAY_PORT" in os.environ:
             raise Failure(
-                "A spool is on this machine's disk, and spark-submit has others work: --engine inline."
+                "The spool is on this machine's disk, which workers of spark-submit cannot read: use --engine inline."
             )
         super().__init__(job, options, stack)
         assert job.spool is not None
@@ -72,7 +72,7 @@ class SpoolExportRun(ExportRun):
             self._round(addresses)
         if self._end is StopReason.UNREACHABLE:
             raise Failure(
-                "Not all of the brokers could be reached, and what they have is not in files.",
+                "Some brokers are unreachable; their messages are not in files.",
                 ExitCode.UNREACHABLE,
             )
 
@@ -105,7 +105,7 @@ class SpoolExportRun(ExportRun):
     def _report_spooled(self) -> None:
         if self._spool.messages and not self._options.quiet:
             print_diagnostic(
-                f"{self._spool.messages:,} messages wait in the spool, and are no longer in the channel."
+                f"{self._spool.messages:,} messages are in the spool, and no longer in the channel."
             )
 
     def _receive(self, addresses: Sequence[str]) -> None:
