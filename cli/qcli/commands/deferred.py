@@ -71,7 +71,7 @@ def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: i
             ),
         )
     except ChannelNotFound as error:
-        # A user who has just published a deferred message looks here, but the topic keeps it for its first channel.
+        # The topic keeps deferred messages for its first channel. A user may look here before there is one.
         raise ChannelNotFound(
             f"{error.message} Deferred messages are in channels. Create it: qcli channel create {wanted}"
         ) from error

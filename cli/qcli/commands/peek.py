@@ -83,7 +83,7 @@ def command(
     The messages stay where they are and do not count as delivered. Consumers may take them at any time.
     """
     if wanted.channel is not None and first is not None:
-        raise click.UsageError("--from is for topics: a channel begins with what it delivers next.")
+        raise click.UsageError("--from is for topics: a channel begins with its next message.")
     if wanted.channel is None and states:
         raise click.UsageError("--state is for channels: write TOPIC/CHANNEL.")
     refuse_sequence(first, nsqd_http_addresses)

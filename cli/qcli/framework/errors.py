@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
     FAILURE = 1, "Failure; the reason is on standard error."
     USAGE = 2, "The command line is wrong."
     UNREACHABLE = 3, "No broker answers at the address."
-    PARTIAL = 4, "Failure after a part was done; standard error says what was done."
+    PARTIAL = 4, "Failure after a part was done; standard error says which part."
     DAMAGED = 5, "Data on disk is damaged; the output says what."
     INTERRUPTED = 130, "Interrupted (SIGINT)."
     TERMINATED = 143, "Terminated (SIGTERM)."

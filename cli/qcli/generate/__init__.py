@@ -1,7 +1,7 @@
 """Writes `completions/` and `man/` from the commands: `python -m qcli.generate [--check]`.
 
-Nothing here asks click to lay text out, so the files depend neither on the width of a terminal nor on the
-environment nor on the version of click. A test fails when they are not what the commands say.
+The text is laid out without click, so the files do not depend on the width of the terminal, the environment or the
+version of click. A test checks that the files match the commands.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ def stale_files(root: Path) -> list[str]:
 
 
 def write_files(root: Path) -> None:
-    """Write what is missing in the repository or differs, and remove what should not be there."""
+    """Write missing and outdated files, and remove files without a command."""
     wanted = generated_files()
     for folder in FOLDERS:
         (root / folder).mkdir(exist_ok=True)

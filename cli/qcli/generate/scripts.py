@@ -1,10 +1,10 @@
-"""Completion scripts. They know nothing of the commands: they ask `qcli` (see `qcli.framework.completion`).
+"""Completion scripts. They do not depend on the commands: they ask `qcli` (see `qcli.framework.completion`).
 
-Each line of an answer is kind, value and help, separated by tabs:
+Each line of an answer has a kind, a value and a help text, separated by tabs. The kinds are:
 
     plain        a candidate
-    unfinished   a candidate after which more is to come: no blank behind it
-    file, dir    what the shell itself would offer
+    unfinished   a candidate that continues: the shell adds no space
+    file, dir    the shell completes files or folders
 """
 
 _NOTICE = "# Written by 'python -m qcli.generate'; do not edit."

@@ -1,4 +1,4 @@
-"""The command line of `qcli tail` as one object, and the checks of what goes together."""
+"""The command line of `qcli tail`: all values as one object, and checks."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The command line of `qcli to-parquet` as one object, and the checks of what goes together."""
+"""The command line of `qcli to-parquet`: all values as one object, and checks."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Cursor:
         return before
 
     def skip(self, start: int, end: int) -> bool:
-        """Add a hole after all others, as far as it is ahead. Returns False if no part of it is ahead."""
+        """Add the part of a hole that is ahead, after all other holes. Returns False if no part of it is ahead."""
         start = max(start, self._holes[-1][1] if self._holes else self.position)
         if start >= end:
             return False

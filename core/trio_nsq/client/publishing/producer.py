@@ -359,7 +359,7 @@ class Producer:
         return pending.popleft().command
 
     async def _settle_rest(self, pending: deque[PublishFuture]) -> bool:
-        """After the first of these failed, withdraw what is not sent and wait for the rest.
+        """After the first of these failed, withdraw the unsent ones and wait for the others.
 
         Returns:
             Whether any of these messages may be stored.
