@@ -2,6 +2,7 @@
 
 - `Cli` runs `qcli` as users do: as a process, with its own environment and pipes, and never without a time limit.
 - `serving`, `refusal`, `options` and `lines_until_ready` run `qcli serve`, or only read its command line.
+- `does_not_exist` is the error about a missing topic or channel, `without_suggestion` removes the part that varies.
 - `fail_messages` is a consumer that can process nothing.
 - `all_contexts` are all commands there are; `only_ours` marks tests of what only our broker can do.
 """
@@ -13,6 +14,7 @@ import http.client
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -348,3 +350,20 @@ def fail_messages(tcp_address: str, topic: str, channel: str, count: int) -> Non
         sock.sendall(b"CLS\n")
         while _read_exactly(sock, unpack(">ii", _read_exactly(sock, 8))[0] - 4) != b"CLOSE_WAIT":
             pass
+
+
+def does_not_exist(name: str, address: str, option: str = "") -> str:
+    """The error of a command that does not find a topic, or a channel (`TOPIC/CHANNEL`), at a broker's HTTP address.
+
+    `option` is the end of the command that creates it.
+    """
+    kind, also = ("channel", "") if "/" in name else ("topic", ", or publish to it")
+    return (
+        f'Error: {kind.capitalize()} "{name}" does not exist on {address}. '
+        f"Create it with 'qcli {kind} create {name}{option}'{also}.\n"
+    )
+
+
+def without_suggestion(text: str) -> str:
+    """An error without the similar name that it suggests: other tests have topics too."""
+    return re.sub(r" \(did you mean \S+\?\)", "", text)

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from cli.support import DEADLINE_S, Cli, command_line
+from cli.support import DEADLINE_S, Cli, command_line, does_not_exist, without_suggestion
 from interop.peers import Broker
 
 
@@ -38,10 +38,8 @@ def test_topic_and_channel_list(qcli: Cli, broker: Broker, topic: str) -> None:
         {"topic": topic, "channel": name, "paused": False} for name in ("a", "b")
     ]
     missing = qcli("channel", "list", f"{topic}.missing")
-    assert (missing.code, missing.err) == (
-        1,
-        f"Error: There is no topic {topic}.missing on {qcli.http_address}.\n",
-    )
+    error = does_not_exist(f"{topic}.missing", qcli.http_address)
+    assert (missing.code, without_suggestion(missing.err)) == (1, error)
 
 
 def test_topic_list_as_json(qcli: Cli, broker: Broker, topic: str) -> None:
@@ -87,17 +85,30 @@ def test_channel_create_pause_empty_and_delete(qcli: Cli, broker: Broker, topic:
 
 
 def test_what_is_not_there_is_named(qcli: Cli, topic: str) -> None:
-    missing = f"Error: There is no topic {topic} on {qcli.http_address}.\n"
+    missing = does_not_exist(topic, qcli.http_address)
     for args in (
         ["topic", "pause", topic],
         ["topic", "delete", "-y", topic],
         ["channel", "create", f"{topic}/c"],
     ):
         result = qcli(*args)
-        assert (result.code, result.err) == (1, missing)
+        assert (result.code, without_suggestion(result.err)) == (1, missing)
     qcli("topic", "create", topic)
     result = qcli("channel", "pause", f"{topic}/c")
-    assert (result.code, result.err) == (1, f"Error: There is no channel {topic}/c on {qcli.http_address}.\n")
+    assert (result.code, result.err) == (1, does_not_exist(f"{topic}/c", qcli.http_address))
+
+
+def test_a_similar_name_is_suggested(qcli: Cli, topic: str) -> None:
+    qcli("topic", "create", f"{topic}.orders")
+    qcli("channel", "create", f"{topic}.orders/archive")
+    for wrong, right in (
+        (f"{topic}.ordres", f"{topic}.orders"),
+        (f"{topic}.ordres/archive", f"{topic}.orders"),
+        (f"{topic}.orders/archives", "archive"),
+    ):
+        for command in (["stat"], ["channel", "settings"] if "/" in wrong else ["channel", "list"]):
+            result = qcli(*command, wrong)
+            assert (result.code, f"(did you mean {right}?)" in result.err) == (1, True), result.err
 
 
 def test_part_of_it_done_is_said(qcli: Cli, topic: str) -> None:
@@ -105,7 +116,7 @@ def test_part_of_it_done_is_said(qcli: Cli, topic: str) -> None:
     result = qcli("topic", "pause", f"{topic}.missing", topic)
     assert result.code == 4
     assert f"topic {topic} paused\n" in result.err
-    assert f"There is no topic {topic}.missing" in result.err
+    assert f'Topic "{topic}.missing" does not exist' in result.err
 
 
 @pytest.mark.parametrize("args", [["topic", "delete", "t"], ["channel", "empty", "t/c"]])

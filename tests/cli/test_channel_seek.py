@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import Cli, only_ours
+from cli.support import Cli, does_not_exist, only_ours, without_suggestion
 from interop.peers import Broker, qcli_serve
 
 pytestmark = only_ours
@@ -122,10 +122,10 @@ def test_it_outlasts_a_kill(tmp_path: Path) -> None:
 
 def test_what_is_not_there(qcli: Cli, nowhere: Cli, topic: str) -> None:
     result = qcli("channel", "seek", f"{topic}/c", "--to", "0")
-    assert (result.code, result.err) == (1, f"Error: There is no topic {topic} on {qcli.http_address}.\n")
+    assert (result.code, without_suggestion(result.err)) == (1, does_not_exist(topic, qcli.http_address))
     qcli("topic", "create", topic)
     result = qcli("channel", "seek", f"{topic}/c", "--to", "0")
-    assert (result.code, result.err) == (1, f"Error: There is no channel {topic}/c on {qcli.http_address}.\n")
+    assert (result.code, result.err) == (1, does_not_exist(f"{topic}/c", qcli.http_address))
     assert nowhere("channel", "seek", "t/c", "--to", "0").code == 3
 
 

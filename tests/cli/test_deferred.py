@@ -1,6 +1,6 @@
 """`qcli deferred`."""
 
-from cli.support import Cli
+from cli.support import Cli, does_not_exist
 from interop.peers import Broker
 
 
@@ -52,7 +52,7 @@ def test_what_is_wrong(qcli: Cli, nowhere: Cli, broker: Broker, topic: str) -> N
     assert "'12' is not a message id: 16 of the digits 0-9 and a-f." in wrong.err
     missing = qcli("deferred", "list", f"{topic}/none")
     assert missing.code == 1
-    assert missing.err.startswith(f"Error: There is no channel {topic}/none on {qcli.http_address}. ")
+    assert missing.err.startswith(does_not_exist(f"{topic}/none", qcli.http_address)[:-1])
     assert nowhere("deferred", "list", "t/c").code == 3
 
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cli.support import Cli, fail_messages
+from cli.support import Cli, does_not_exist, fail_messages, without_suggestion
 from interop.peers import Broker
 
 
@@ -152,13 +152,11 @@ def test_what_a_consumer_holds_is_told_and_left_alone(qcli: Cli, dead: str) -> N
 @pytest.mark.parametrize("verb", [["list"], ["show"], ["requeue"], ["drop", "--yes"]])
 def test_a_topic_without_dead_letters(qcli: Cli, broker: Broker, topic: str, verb: list[str]) -> None:
     missing = qcli("dlq", *verb, topic)
-    assert (missing.code, missing.err) == (1, f"Error: There is no topic {topic} on {qcli.http_address}.\n")
+    assert (missing.code, without_suggestion(missing.err)) == (1, does_not_exist(topic, qcli.http_address))
     broker.create(topic, "c")
     other = qcli("dlq", *verb, topic)
-    assert (other.code, other.err) == (
-        1,
-        f"Error: Topic {topic} on {qcli.http_address} never had a dead letter.\n",
-    )
+    error = f'Error: Topic "{topic}" on {qcli.http_address} never had a dead letter. '
+    assert (other.code, other.err) == (1, f"{error}See the topics that have: qcli dlq list\n")
 
 
 def test_nobody_there(nowhere: Cli) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from broker.state import damage
-from cli.support import Cli, Run, only_ours
+from cli.support import Cli, Run, does_not_exist, only_ours, without_suggestion
 from interop.peers import Broker, nsqd, qcli_serve
 
 pytestmark = only_ours
@@ -140,10 +140,10 @@ def test_usage(nowhere: Cli, args: list[str], error: str) -> None:
 
 def test_what_is_not_there(qcli: Cli, broker: Broker, nowhere: Cli, topic: str) -> None:
     broker.create(topic, "c")
-    for source, what in ((f"{topic}.x", f"topic {topic}.x"), (f"{topic}.x/c", f"topic {topic}.x"),
-                         (f"{topic}/x", f"channel {topic}/x")):  # fmt: skip
+    for source, what in ((f"{topic}.x", f"{topic}.x"), (f"{topic}.x/c", f"{topic}.x"),
+                         (f"{topic}/x", f"{topic}/x")):  # fmt: skip
         result = qcli("peek", source)
-        assert (result.code, result.err) == (1, f"Error: There is no {what} on {qcli.http_address}.\n")
+        assert (result.code, without_suggestion(result.err)) == (1, does_not_exist(what, qcli.http_address))
     assert nowhere("peek", topic).code == 3
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.state import damage
-from cli.support import Cli, lines, only_ours
+from cli.support import Cli, does_not_exist, lines, only_ours, without_suggestion
 from interop.peers import Broker, nsqd, qcli_serve
 
 pytestmark = only_ours
@@ -215,7 +215,7 @@ def test_usage(nowhere: Cli, args: list[str], error: str) -> None:
 
 def test_no_such_topic(qcli: Cli, topic: str) -> None:
     result = qcli("replay", topic, f"{topic}.copy")
-    assert (result.code, result.err) == (1, f"Error: There is no topic {topic} on {qcli.http_address}.\n")
+    assert (result.code, without_suggestion(result.err)) == (1, does_not_exist(topic, qcli.http_address))
 
 
 def test_nobody_there(qcli: Cli, nowhere: Cli, topic: str) -> None:

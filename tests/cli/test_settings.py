@@ -144,8 +144,8 @@ def test_wrong_command_lines(qcli: Cli, broker: Broker, topic: str, args: list[s
             ["channel", "set", "{t}/c", "dead_letter_topic=a|b"],
             "Error: dead_letter_topic is 'a|b'; it must be ",
         ),
-        (["channel", "set", "{t}/none", "max_attempts=1"], "Error: There is no channel {t}/none on "),
-        (["channel", "settings", "{t}.none/c"], "Error: There is no topic {t}.none on "),
+        (["channel", "set", "{t}/none", "max_attempts=1"], 'Error: Channel "{t}/none" does not exist on '),
+        (["channel", "settings", "{t}.none/c"], 'Error: Topic "{t}.none" does not exist on '),
         (
             ["topic", "set", "{t}", "when_full=explode"],
             "Error: when_full is 'explode'; it must be reject or drop-",

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.support import Cli, Result, Run, lines, only_ours
+from cli.support import Cli, Result, Run, does_not_exist, lines, only_ours, without_suggestion
 from interop.peers import Broker, qcli_serve
 from qcli.app import root
 from qcli.framework.errors import ExitCode
@@ -85,7 +85,7 @@ def test_a_broker_that_fails_is_named_and_the_others_do_it(
     assert failed.startswith(f"Error: No broker answers at {gone}")
     run_here(several, "topic", "delete", "-y", topic, f"--nsqd-http-address={other.http_address}")
     deleted = run_here(several, "topic", "delete", "-y", topic)
-    assert f"There is no topic {topic} on {other.http_address}." in deleted.err
+    assert f'Topic "{topic}" does not exist on {other.http_address}' in deleted.err
     assert (deleted.code, topic in names(broker)) == (ExitCode.PARTIAL, False)
     nothing = run_here(Cli("127.0.0.1:1", f"{gone},127.0.0.2:1"), "topic", "create", topic)
     assert nothing.code == ExitCode.UNREACHABLE
@@ -238,7 +238,10 @@ def test_logs_are_read_on_all(both: Both, broker: Broker, other: Broker, topic: 
     assert both("peek", topic, "--format", "raw").out == b"a\nc\n"
     broker.post("/topic/delete", b"", topic=topic)
     missing = both("peek", topic)
-    assert (missing.code, missing.err) == (1, f"Error: There is no topic {topic} on {here}.\n")
+    assert (missing.code, without_suggestion(missing.err)) == (
+        1,
+        does_not_exist(topic, here, f" --nsqd-http-address {here}"),
+    )
 
 
 @only_ours

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.support import Cli
+from cli.support import Cli, does_not_exist, without_suggestion
 from interop.peers import Broker, qcli_serve
 from qcli.commands.stat.rows import (
     COUNTS,
@@ -166,8 +166,8 @@ def test_what_is_not_there_is_a_failure(qcli: Cli, clicks: str, source: str) -> 
     name = source.format(nothing="nothing", topic=clicks)
     result = qcli("stat", name)
     assert (result.code, result.out) == (1, b"")
-    kind = "channel" if "/" in name else "topic"
-    assert result.err == f"Error: There is no {kind} {name} on {qcli.http_address}.\n"
+    wanted = name if name.startswith(clicks) else "nothing"
+    assert without_suggestion(result.err) == does_not_exist(wanted, qcli.http_address)
 
 
 def test_no_broker(nowhere: Cli) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.state import damage
-from cli.support import Cli, Run, lines, only_ours
+from cli.support import Cli, Run, does_not_exist, lines, only_ours, without_suggestion
 from interop.peers import Broker, nsqd, qcli_serve
 from trio_nsq.broker.state.record_metadata import (
     Origin,
@@ -308,7 +308,7 @@ def test_usage(nowhere: Cli, args: list[str], error: str) -> None:
 
 def test_no_such_topic(qcli: Cli, topic: str) -> None:
     result = qcli("tail", topic, "--since", "1h")
-    assert (result.code, result.err) == (1, f"Error: There is no topic {topic} on {qcli.http_address}.\n")
+    assert (result.code, without_suggestion(result.err)) == (1, does_not_exist(topic, qcli.http_address))
 
 
 def test_a_topic_that_is_deleted(qcli: Cli, topic: str) -> None:
@@ -317,7 +317,7 @@ def test_a_topic_that_is_deleted(qcli: Cli, topic: str) -> None:
         assert tail.read(2) == b"0\n"
         qcli("topic", "delete", "--yes", topic)
         result = tail.end()
-    assert (result.code, result.err) == (1, f"Error: There is no topic {topic} on {qcli.http_address}.\n")
+    assert (result.code, without_suggestion(result.err)) == (1, does_not_exist(topic, qcli.http_address))
 
 
 def test_no_broker(nowhere: Cli) -> None:

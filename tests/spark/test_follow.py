@@ -51,7 +51,7 @@ def test_a_channel_is_moved_over_what_is_in_files(
 
 def test_a_channel_that_is_not_there_is_made(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
     result = run_in_process(qcli, "to-parquet", topic, str(tmp_path), "--channel", "archive")
-    assert (result.code, "There is no topic" in result.err) == (1, True)
+    assert (result.code, "does not exist" in result.err) == (1, True)
     broker.create(topic)
     qcli.publish(topic, numbers(20))
     assert export(qcli, topic, tmp_path, "--channel", "archive")["messages"] == 20

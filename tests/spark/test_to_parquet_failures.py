@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cli.support import DEADLINE_S, Cli
+from cli.support import DEADLINE_S, Cli, does_not_exist, without_suggestion
 from interop.peers import nsqd, qcli_serve
 from spark.support import ToParquet, cli_of, column, export, leftovers, numbers, parquet_files, until
 from trio_nsq.extras import install_hint
@@ -51,7 +51,7 @@ def test_what_is_wrong_with_a_command_line(to_parquet: ToParquet, topic: str, tm
 def test_no_topic_no_broker_and_no_log(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     result = to_parquet(topic, folder)
-    assert (result.code, result.err) == (1, f"Error: There is no topic {topic} on {qcli.http_address}.\n")
+    assert (result.code, without_suggestion(result.err)) == (1, does_not_exist(topic, qcli.http_address))
     result = to_parquet(topic, folder, cli=Cli("127.0.0.1:1", "127.0.0.1:1"))
     assert (result.code, "No broker answers at 127.0.0.1:1: connection refused." in result.err) == (3, True)
     result = to_parquet(topic, folder, "--lookupd-http-address", "127.0.0.1:1")

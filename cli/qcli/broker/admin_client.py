@@ -1,6 +1,6 @@
 """The HTTP interface of a broker for commands: the library's blocking client, with errors as failures."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trio_nsq.client import BrokerUnreachable, RequestRefused
@@ -93,3 +93,12 @@ class AdminClient:
             return self._http.request(method, path, params, body)
         except (RequestRefused, BrokerUnreachable) as error:
             raise http_failure(error) from error
+
+
+def channels_by_topic(topics: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the sorted names of channels by topic, from the `topics` of `/stats` of one broker or several."""
+    names: dict[str, set[str]] = {}
+    for topic in topics:
+        channels = names.setdefault(topic["topic_name"], set())
+        channels.update(channel["channel_name"] for channel in topic["channels"] or [])
+    return {topic: sorted(names[topic]) for topic in sorted(names)}

@@ -6,7 +6,7 @@ import http
 from typing import TYPE_CHECKING
 
 from ..framework.errors import ExitCode, Failure, chain, reason_of
-from ..framework.params import Source, is_https, is_unix_path
+from ..framework.params import is_https, is_unix_path
 from .address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
 
 if TYPE_CHECKING:
@@ -14,20 +14,6 @@ if TYPE_CHECKING:
 
 NO_ANSWER = "connected, but no answer"
 """The beginning of a reason, also of the library's, if a connection was accepted and nothing was sent."""
-
-CANNOT_BE_READ = "cannot be read by sequence or time"
-"""The text for a broker without the requests to read logs; see `refusal`."""
-
-_FOR_THE_USER = ("INVALID_SETTING: ", "INVALID_ID: ")
-"""Codes before complete messages for the user."""
-
-
-class NotFound(Failure):
-    """A broker does not have this topic or channel; another broker may have it."""
-
-
-class ChannelNotFound(NotFound):
-    """A broker does not have this channel."""
 
 
 class Refused(Failure):
@@ -154,34 +140,3 @@ def http_failure(error: RequestRefused | BrokerUnreachable) -> Failure:
     if isinstance(error.cause, ConnectionResetError) and not (is_https(address) or is_unix_path(address)):
         reason = hung_up(address)
     return unreachable(address, HTTP_OPTION, reason)
-
-
-def not_found(address: str, wanted: Source, text: str) -> NotFound | None:
-    """Return the failure for a broker's code about a topic or channel; None: it is another code."""
-    if text == "TOPIC_NOT_FOUND":
-        return NotFound(f"There is no topic {wanted.topic} on {address}.")
-    if text == "CHANNEL_NOT_FOUND":
-        if wanted.channel is None:  # the channel of a dead-letter topic
-            return NotFound(f"Topic {wanted.topic} on {address} never had a dead letter.")
-        return ChannelNotFound(f"There is no channel {wanted} on {address}.")
-    return None
-
-
-def refusal(address: str, wanted: Source, text: str, what: str) -> Failure | None:
-    """Return the failure for a broker's code to a request that nsqd does not have; None: it is another code.
-
-    `what` completes the error for a broker without this request, such as `has no dead letters`.
-    """
-    if text == "NOT_FOUND":  # that is, the endpoint
-        return Failure(f"The broker at {address} {what}: it is an nsqd, or an older 'qcli serve'.")
-    for code in _FOR_THE_USER:
-        if text.startswith(code):
-            return Failure(f"{text.removeprefix(code)}.")
-    return not_found(address, wanted, text)
-
-
-def read_failure(error: RequestRefused) -> Failure:
-    """Return the failure for a refused request to read a topic's log."""
-    return refusal(error.address, Source(error.topic, None), error.text, CANNOT_BE_READ) or http_failure(
-        error
-    )

@@ -65,8 +65,7 @@ def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
 
 def _ask(ctx: click.Context) -> dict[str, list[str]]:
     """Return the names of the brokers' channels by topic; nothing if a broker does not answer in time."""
-    from .admin_client import AdminClient
-    from .requests import channels_by_topic
+    from .admin_client import AdminClient, channels_by_topic
 
     given = (
         ctx.params.get("nsqd_http_addresses") or ctx.params.get("nsqd_http_address") or DEFAULT_HTTP_ADDRESS

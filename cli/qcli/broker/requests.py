@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 from ..framework.errors import ExitCode, Failure
 from ..framework.params import Source
 from .connection_options import refuse_plain_http
-from .failures import NotFound, Refused, refusal
+from .failures import Refused
+from .refusals import NotFound, refusal
 
 _T = TypeVar("_T")
 
@@ -107,15 +108,6 @@ def read_records(
 def broker_suffix(address: str, addresses: Sequence[str]) -> str:
     """Return the end of a report about one of several brokers; empty if there is only one."""
     return f" on {address}" if len(addresses) > 1 else ""
-
-
-def channels_by_topic(topics: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the sorted names of channels by topic, from the `topics` of `/stats` of one broker or several."""
-    names: dict[str, set[str]] = {}
-    for topic in topics:
-        channels = names.setdefault(topic["topic_name"], set())
-        channels.update(channel["channel_name"] for channel in topic["channels"] or [])
-    return {topic: sorted(names[topic]) for topic in sorted(names)}
 
 
 def with_broker(

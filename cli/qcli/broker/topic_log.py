@@ -12,7 +12,8 @@ from ..framework.output import print_diagnostic
 from ..framework.params import is_https, is_unix_path
 from ..framework.positions import is_in_future
 from .address_options import HTTP_OPTION
-from .failures import NO_ANSWER, hung_up, read_failure, tls_failure, unreachable
+from .failures import NO_ANSWER, hung_up, tls_failure, unreachable
+from .refusals import read_failure
 
 if TYPE_CHECKING:
     from trio_nsq.client.reading.topic_reader import TopicReader

@@ -8,11 +8,11 @@ import click
 from trio_nsq.wording import count_of
 
 from ..broker.address_options import broker_http_options
-from ..broker.failures import CANNOT_BE_READ
 from ..broker.name_completion import complete_channel, complete_topic
-from ..broker.requests import broker_suffix, change_each, channels_by_topic, request_json, with_broker
+from ..broker.refusals import CANNOT_BE_READ, missing
+from ..broker.requests import broker_suffix, change_each, request_json, with_broker
 from ..framework.command import DocumentedGroup
-from ..framework.errors import ExitCode, Failure
+from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
 from ..framework.output import json_lines, write
 from ..framework.params import Source, channel_source, topic_name
@@ -110,11 +110,11 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
 
     With several brokers, each channel is listed once.
     """
-    from ..broker.admin_client import AdminClient
+    from ..broker.admin_client import AdminClient, channels_by_topic
 
     topics = [each for address in nsqd_http_addresses for each in AdminClient(address).stats(topic)["topics"]]
     if topic is not None and not topics:
-        raise Failure(f"There is no topic {topic} on {' or '.join(nsqd_http_addresses)}.")
+        raise missing(Source(topic, None), *nsqd_http_addresses)
     paused = {
         Source(each["topic_name"], channel["channel_name"])
         for each in topics

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from ..broker.address_options import broker_http_options
-from ..broker.failures import ChannelNotFound
 from ..broker.name_completion import complete_channel
+from ..broker.refusals import ChannelNotFound
 from ..broker.requests import broker_suffix, change_each, read_records, request_json
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode, Failure
@@ -73,7 +73,7 @@ def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: i
     except ChannelNotFound as error:
         # The topic keeps deferred messages for its first channel. A user may look here before there is one.
         raise ChannelNotFound(
-            f"{error.message} Deferred messages are in channels. Create it: qcli channel create {wanted}"
+            f"{error.message} The deferred messages of a topic without channels wait for its first channel."
         ) from error
     messages = [line for line in lines if "gap" not in line]  # damaged messages, which 'peek' reports
     messages = sorted(messages, key=lambda message: int(message["due_ns"]))[:count]

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from ..broker.address_options import broker_http_options
-from ..broker.failures import CANNOT_BE_READ
 from ..broker.name_completion import complete_source
+from ..broker.refusals import CANNOT_BE_READ
 from ..broker.requests import read_each, request_json, with_broker
 from ..broker.topic_log import report_gap
 from ..framework.command import DocumentedCommand

@@ -5,7 +5,6 @@ from typing import Any
 import click
 
 from ..broker.address_options import broker_http_options
-from ..broker.requests import channels_by_topic
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode
 from ..framework.options import output_format
@@ -97,7 +96,7 @@ def list_topics(nsqd_http_addresses: tuple[str, ...], form: str) -> None:
 
     With several brokers, each topic is listed once, with the channels of all brokers.
     """
-    from ..broker.admin_client import AdminClient
+    from ..broker.admin_client import AdminClient, channels_by_topic
 
     topics = [topic for address in nsqd_http_addresses for topic in AdminClient(address).stats()["topics"]]
     paused = {topic["topic_name"] for topic in topics if topic["paused"]}

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ...broker.address_options import broker_http_options
-from ...broker.failures import NotFound
+from ...broker.refusals import NotFound
 from ...broker.requests import read_records, request_json, with_broker
 from ...framework.command import DocumentedGroup
 from ...framework.errors import ExitCode

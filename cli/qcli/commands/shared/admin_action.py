@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ...broker.address_options import broker_http_options
-from ...broker.failures import Refused, not_found
+from ...broker.failures import Refused
 from ...broker.name_completion import complete_channel, complete_topic
+from ...broker.refusals import not_found
 from ...broker.requests import broker_suffix, change_each
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure

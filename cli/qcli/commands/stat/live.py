@@ -42,7 +42,7 @@ def show_live(reports: Reports, interval_ms: int) -> None:
     with _Screen() as screen:
         due_s = time.monotonic() + interval_ms / 1000
         while True:
-            screen.show(reports.address, rows, waiting)
+            screen.show(" and ".join(reports.addresses), rows, waiting)
             if not screen.wait_until(due_s):
                 continue
             try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...framework.errors import Failure
+from ...broker.refusals import missing
 from ...framework.params import Source
 
 if TYPE_CHECKING:
@@ -257,11 +257,11 @@ class Reports:
     """Successive reports of one broker or several, on a topic or channel, or, without a source, on all topics.
 
     Attributes:
-        address: The brokers' addresses, for messages.
+        addresses: The brokers' addresses.
     """
 
     def __init__(self, brokers: Sequence[AdminClient], source: Source | None) -> None:
-        self.address = " and ".join(broker.address for broker in brokers)
+        self.addresses = [broker.address for broker in brokers]
         self._brokers = brokers
         self._source = source
         self._sampler = Sampler(source)
@@ -272,6 +272,5 @@ class Reports:
         topics = summed([broker.stats(*wanted)["topics"] for broker in self._brokers])
         rows = self._sampler.rows(topics, time.monotonic())
         if self._source is not None and not rows:
-            kind = "topic" if self._source.channel is None else "channel"
-            raise Failure(f"There is no {kind} {self._source} on {self.address}.")
+            raise missing(self._source, *self.addresses)
         return rows

@@ -17,7 +17,8 @@ from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.wording import count_of
 
 from ...broker.address_options import TCP_OPTION
-from ...broker.failures import lookupd_unreachable, read_failure
+from ...broker.failures import lookupd_unreachable
+from ...broker.refusals import read_failure
 from ...broker.topic_log import report_gap
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
