@@ -1,4 +1,6 @@
-"""One broker and one Spark for all tests of this folder; each test has a topic of its own."""
+"""Fixtures for the tests of Spark and Parquet: one broker and one Spark for all tests, and a topic for each
+test.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -19,33 +21,33 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """Our broker."""
+    """A `qcli serve`."""
     with qcli_serve(tmp_path_factory.mktemp("broker") / "data", "--sync=interval") as running:
         yield running
 
 
 @pytest.fixture
 def qcli(broker: Broker) -> Cli:
-    """Commands that find that broker."""
+    """Runs `qcli` commands against the broker."""
     return Cli(broker.tcp_address, broker.http_address)
 
 
 @pytest.fixture
 def topic() -> str:
-    """The name of a topic nobody has used."""
+    """A new name for a topic."""
     return f"topic{next(_numbers)}"
 
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[SparkEngine]:
-    """Spark as the engine of exports, which tries tasks twice; there can be one in a process."""
+    """Spark as an engine, with two attempts per task. A process can have only one."""
     with open_spark("local[2,2]") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def spark(engine: SparkEngine) -> "SparkSession":
-    """The same Spark, for what a user does with it. There are few rows in these tests: no plan is worth much."""
+    """The session of the same Spark. Query plans are not optimized, because the tests have few rows."""
     session = engine.session()
     for name, value in (
         ("session.timeZone", "UTC"),
@@ -59,5 +61,5 @@ def spark(engine: SparkEngine) -> "SparkSession":
 
 @pytest.fixture
 def to_parquet(qcli: Cli) -> ToParquet:
-    """Runs `to-parquet` in this process."""
+    """Run `to-parquet` in this process."""
     return lambda *args, cli=qcli: run_in_process(cli, "to-parquet", *map(str, args))

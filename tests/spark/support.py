@@ -1,11 +1,11 @@
-"""What the tests of this folder share.
+"""Helpers for the tests of Spark and Parquet.
 
 - brokers and messages: `cli_of`, `numbers`, `write_log`, `bodies_in`, `count_in`, `until`
-- exports: `export`, `run_in_process`, and what was written: `parquet_files`, `rows`, `column`, `leftovers`
-- replays: `replay`, `replayed`, `planned`, `jobs_of`, and files for them: `write_parquet`, `as_export`
-- the processes of Spark, to be killed: `command_of`, `jvm_of`, `workers_of`
+- exports: `export`, `run_in_process`, and their results: `parquet_files`, `rows`, `column`, `leftovers`
+- replays: `replay`, `replayed`, `planned`, `jobs_of`, and input files: `write_parquet`, `as_export`
+- processes of Spark to kill: `command_of`, `jvm_of`, `workers_of`
 
-The fixtures (one broker, one Spark, a topic of its own for each test) are in `conftest.py`.
+The fixtures are in `conftest.py`: one broker, one Spark, and a topic for each test.
 """
 
 import io
@@ -34,7 +34,7 @@ from trio_nsq.spark.replay.job import ReplayJob, open_job
 from trio_nsq.spark.replay.request import ReplayRequest
 
 ToParquet = Callable[..., Result]
-"""Runs `to-parquet` with these arguments; the fixture of this name."""
+"""Runs `to-parquet` with these arguments; the type of the fixture `to_parquet`."""
 HOUR_NS = 3600 * 10**9
 NOON_NS = 1_795_262_400 * 10**9
 """2026-11-21T12:00:00Z"""
@@ -44,7 +44,7 @@ _DEADLINE_S = 30.0
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another process brings about."""
+    """Wait until a condition on another process holds."""
     deadline = time.monotonic() + _DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline
@@ -52,12 +52,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def cli_of(broker: Broker) -> Cli:
-    """`qcli` that finds this broker."""
+    """Return a `Cli` for this broker."""
     return Cli(broker.tcp_address, broker.http_address)
 
 
 def bodies_in(address: str, topic: str) -> list[bytes]:
-    """All bodies that a broker keeps of a topic, in order; none if there is no such topic."""
+    """Return all retained bodies of a topic, in order; empty if there is no topic."""
     log = BrokerLog(address, topic)
     try:
         bounds = log.bounds()
@@ -68,7 +68,7 @@ def bodies_in(address: str, topic: str) -> list[bytes]:
 
 
 def count_in(address: str, topic: str) -> int:
-    """How many messages were ever published to a topic."""
+    """Return how many messages were published to a topic in total."""
     try:
         return BrokerLog(address, topic).bounds().end
     except RequestRefused:
@@ -76,7 +76,7 @@ def count_in(address: str, topic: str) -> int:
 
 
 def numbers(count: int, start: int = 0) -> list[bytes]:
-    """Bodies that differ."""
+    """Return bodies that are all different."""
     return [b"%d" % number for number in range(start, start + count)]
 
 
@@ -86,13 +86,13 @@ def write_log(
     records: Sequence[tuple[int, Sequence[bytes]]],
     for_channel: Container[int] = (),
 ) -> None:
-    """Put a topic into the data folder of a broker that does not run.
+    """Write a topic into the data folder of a stopped broker.
 
     Args:
         data_path: The data folder.
-        topic: Its name; there is none yet.
-        records: Times in Unix nanoseconds, and what was published then.
-        for_channel: Which of the records had come back for one channel.
+        topic: The topic's name, which must be new.
+        records: Publish times in Unix nanoseconds, each with its bodies.
+        for_channel: Indexes of the records that are copies for one channel.
     """
     folder = data_path / "topics" / f"{topic}.topic"
     folder.mkdir(parents=True)
@@ -111,7 +111,7 @@ def write_log(
 
 
 def export(qcli: Cli, topic: str, folder: Path, *args: str) -> dict[str, Any]:
-    """Run `to-parquet` as it should go; returns what it says."""
+    """Run `to-parquet`, check that it succeeds, and return its JSON report."""
     result = run_in_process(qcli, "to-parquet", topic, str(folder), "--format", "json", *args)
     assert result.code == 0, result.err
     (record,) = result.records
@@ -119,7 +119,7 @@ def export(qcli: Cli, topic: str, folder: Path, *args: str) -> dict[str, Any]:
 
 
 def run_in_process(qcli: Cli, *args: str) -> Result:
-    """Run a command in this process, which takes a tenth of the time."""
+    """Run a command in this process, in a tenth of the time of a new process."""
     address = [] if "--nsqd-http-address" in args else ["--nsqd-http-address", qcli.http_address]
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = run([*args, *address])
@@ -127,24 +127,24 @@ def run_in_process(qcli: Cli, *args: str) -> Result:
 
 
 def parquet_files(folder: Path) -> list[str]:
-    """The names of all files with messages, below the folder."""
+    """Return the paths of all Parquet files below the folder."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.parquet"))
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What was begun and not completed."""
+    """Return the unfinished files."""
     return [path for path in folder.rglob("*") if ".tmp-" in path.name]
 
 
 def rows(folder: Path, *columns: str) -> pa.Table:
-    """What a plain reader sees, by broker and sequence."""
+    """Read the folder as any Parquet reader does; rows are sorted by broker and sequence."""
     table = ds.dataset(folder, format="parquet", partitioning="hive").to_table()
     found = table.sort_by([("broker", "ascending"), ("seq", "ascending")])
     return found.select(list(columns)) if columns else found
 
 
 def column(folder: Path, name: str) -> list[Any]:
-    """One column of it."""
+    """Return one column of `rows`."""
     found: list[Any] = rows(folder, name)[name].to_pylist()
     return found
 
@@ -153,7 +153,7 @@ def column(folder: Path, name: str) -> list[Any]:
 
 
 def jobs_of(folder: Path) -> dict[str, str]:
-    """The environment of commands whose jobs are there."""
+    """Return the environment that sets the folder of jobs."""
     return {"QCLI_JOBS_FOLDER": str(folder / "jobs")}
 
 
@@ -171,7 +171,7 @@ def replay(qcli: Cli, folder: Path, *args: str) -> Result:
 
 
 def replayed(qcli: Cli, folder: Path, *args: str) -> dict[str, Any]:
-    """Run `replay` as it should go; returns what it says."""
+    """Run `replay`, check that it succeeds, and return its JSON report."""
     result = replay(qcli, folder, *args, "--format", "json")
     assert result.code == 0, result.err
     (record,) = result.records
@@ -179,14 +179,14 @@ def replayed(qcli: Cli, folder: Path, *args: str) -> dict[str, Any]:
 
 
 def write_parquet(path: Path, columns: dict[str, Any], row_group_size: int | None = None) -> Path:
-    """Write a file that is not one of our exports."""
+    """Write a Parquet file that is not an export of qcli."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path, row_group_size=row_group_size)
     return path
 
 
 def as_export(bodies: Sequence[bytes], times_ns: Sequence[int], broker: str = "b") -> dict[str, Any]:
-    """The columns by which our own exports are known."""
+    """Add the columns that identify an export of qcli."""
     count = len(bodies)
     return {
         "topic": ["t"] * count,
@@ -200,7 +200,7 @@ def as_export(bodies: Sequence[bytes], times_ns: Sequence[int], broker: str = "b
 
 
 def planned(request: ReplayRequest, jobs: Path, name: str = "j") -> ReplayJob:
-    """A job, planned without Spark; nobody else is to open it."""
+    """Plan a job without Spark. Only one process may open it."""
     with open_job(jobs, name, request) as job:
         job.plan(None)
         return job
@@ -210,7 +210,7 @@ def planned(request: ReplayRequest, jobs: Path, name: str = "j") -> ReplayJob:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started, and that still run."""
+    """Return the running child processes of a process."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(each) for task in tasks for each in (task / "children").read_text().split()]
@@ -219,14 +219,14 @@ def children(pid: int) -> list[int]:
 
 
 def below(pid: int) -> Iterator[int]:
-    """The processes that a process has started, and theirs."""
+    """Return all running descendants of a process."""
     for child in children(pid):
         yield child
         yield from below(child)
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process; empty if it is gone."""
+    """Return the command line of a process; empty if it has exited."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except FileNotFoundError:
@@ -234,11 +234,11 @@ def command_of(pid: int) -> str:
 
 
 def jvm_of(pid: int) -> int:
-    """The JVM that a process has started."""
+    """Return the JVM below a process."""
     return next(child for child in children(pid) if "SparkSubmit" in command_of(child))
 
 
 def workers_of(pid: int) -> list[int]:
-    """The Python workers of Spark, without the daemon that starts them."""
+    """Return the Python workers of Spark, without their daemon."""
     daemons = [each for each in below(jvm_of(pid)) if "pyspark.daemon" in command_of(each)]
     return [each for daemon in daemons for each in children(daemon)]

@@ -1,4 +1,4 @@
-"""Reading a broker's log: a broker that goes away, and answers that break off."""
+"""Tests for reading a broker's log: unreachable brokers and truncated answers."""
 
 import socket
 import threading
@@ -15,7 +15,7 @@ from trio_nsq.spark.broker_log import BrokerLog
 from trio_nsq.spark.ranges import Span
 
 
-def test_a_broker_that_goes_away_is_waited_for(topic: str, tmp_path: Path) -> None:
+def test_unreachable_broker_is_retried(topic: str, tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         cli_of(broker).publish(topic, [b"%09d" % n * 20 for n in range(20_000)])
         port = broker.http_address.rpartition(":")[2]
@@ -55,7 +55,7 @@ def test_records_are_cut_to_the_span(qcli: Cli, topic: str) -> None:
         b"220 smtp ready\r\n",
     ],
 )
-def test_an_answer_that_breaks_off_is_none(answer: bytes) -> None:
+def test_truncated_answer_is_discarded(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

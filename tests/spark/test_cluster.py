@@ -1,4 +1,6 @@
-"""A real standalone cluster: a master and two workers on loopback. Half a minute, so in CI and `make soak` only."""
+"""Tests with a standalone cluster: a master and two workers on loopback. They take half a minute: CI and
+`make soak` only.
+"""
 
 import json
 import os
@@ -34,7 +36,7 @@ RUN_DEADLINE_S = 240.0
 
 
 def await_line(child: Child, pattern: str) -> re.Match[str]:
-    """Wait for a line on standard error."""
+    """Wait for a line on stderr."""
     deadline = time.monotonic() + START_DEADLINE_S
     while (line := child.stderr.next(deadline)) is not None:
         if found := re.search(pattern, line):
@@ -44,7 +46,7 @@ def await_line(child: Child, pattern: str) -> re.Match[str]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The master's URL."""
+    """The URL of the master."""
     with ExitStack() as stack:
         home = stack.enter_context(java_home())
         env = {
@@ -80,7 +82,7 @@ CONF = [
 
 
 def test_spark_submit_with_a_bundle(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """What `qcli spark bundle` says is typed."""
+    """Run the command that `qcli spark bundle` prints."""
     bodies = [b"%09d" % n * 10 for n in range(20_000)]
     qcli.publish(topic, bodies)
     told = qcli("spark", "bundle", str(tmp_path / "submit")).out.decode()
@@ -104,7 +106,7 @@ def test_spark_submit_with_a_bundle(cluster: str, qcli: Cli, topic: str, tmp_pat
             "--format",
             "json",
             "-q",
-        ]  # which puts talk there, too
+        ]  # its Spark also logs to stdout
         done = subprocess.run(
             [str(SCRIPTS / words[0]), *words[1:], entry, *arguments],
             env=env,
@@ -120,8 +122,10 @@ def test_spark_submit_with_a_bundle(cluster: str, qcli: Cli, topic: str, tmp_pat
     assert leftovers(folder) == []
 
 
-def test_a_replay_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """The filter, and the pieces; workers cannot note what they have done, and are asked in the end."""
+def test_replay_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Run --where and the pieces on the cluster. Its workers cannot save results, so the driver asks the
+    broker at the end.
+    """
     for index in range(3):
         write_parquet(
             tmp_path / "e" / f"{index}.parquet", {"body": [b"%d" % n * 900 for n in range(5000)]}, 1000
@@ -138,7 +142,7 @@ def test_a_replay_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: P
     assert sorted(bodies_in(qcli.http_address, topic)) == sorted(expected)
 
 
-def test_the_command_itself_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_export_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, [b"%d" % n for n in range(1000)])
     with qcli.running(
         "to-parquet", topic, str(tmp_path / "a"), "--master", cluster, "--format", "json"

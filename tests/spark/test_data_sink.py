@@ -1,4 +1,4 @@
-"""The data source `nsq`, written to: batches and streams, tasks that are tried again, and what is refused."""
+"""Tests for writing with the data source `nsq`: batches, streams, repeated tasks and errors."""
 
 import json
 import logging
@@ -47,7 +47,7 @@ DAY_MS = 24 * 3600 * 1000
 
 
 def table(**columns: Sequence[Any]) -> Any:
-    """Rows as a task gets them."""
+    """Return rows as a task receives them."""
     types = {"body": pa.binary(), "topic": pa.string(), "defer_ms": pa.int64()}
     return pa.record_batch({name: pa.array(values, types[name]) for name, values in columns.items()})
 
@@ -60,8 +60,8 @@ def sink(address: str, topic: str, *columns: str, **more: Any) -> SinkOptions:
 
 
 @pytest.mark.slow
-def test_a_batch_write(spark: SparkSession, qcli: Cli, topic: str) -> None:
-    """Text, two topics, and a delay; the source is found by its name."""
+def test_batch_write(spark: SparkSession, qcli: Cli, topic: str) -> None:
+    """Strings, two topics and a delay. Spark finds the source by its name."""
     frame = spark.range(0, 25_000, 1, 2).selectExpr(
         "concat('zwölf ', id) AS body",
         f"CASE WHEN id % 10 = 0 THEN '{topic}-tenth' END AS topic",
@@ -78,8 +78,8 @@ def test_a_batch_write(spark: SparkSession, qcli: Cli, topic: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_task(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """Some is published, and a process of the task dies: the next attempt publishes the rest."""
+def test_killed_task(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """If a task is killed after it published a part, the next attempt publishes the rest."""
     seen = tmp_path / "seen"
     url = f"http://{qcli.http_address}/topic/bounds?topic={topic}"
 
@@ -91,7 +91,7 @@ def test_a_killed_task(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Pat
                 try:
                     published = json.loads(urlopen(url).read())["next_sequence"]
                 except OSError:
-                    time.sleep(0.01)  # there is no such topic yet
+                    time.sleep(0.01)  # the topic does not exist yet
             seen.write_text(str(published))
             os.kill(os.getpid(), signal.SIGKILL)
         return f"{number:040d}"
@@ -103,10 +103,10 @@ def test_a_killed_task(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_stream_that_repeats_its_last_batch(
+def test_stream_that_repeats_its_last_batch(
     spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path
 ) -> None:
-    """As after a crash between publishing and Spark's note of it."""
+    """Simulate a crash after publishing and before Spark recorded it."""
     lines, checkpoint = tmp_path / "lines", tmp_path / "checkpoint"
     lines.mkdir()
 
@@ -154,10 +154,10 @@ def test_topics_and_delays(broker: Broker, topic: str) -> None:
 
 
 class Killed(Exception):
-    """A task does not get any further."""
+    """Simulates the kill of a task."""
 
 
-def test_an_attempt_after_another(qcli: Cli, topic: str) -> None:
+def test_two_attempts_in_sequence(qcli: Cli, topic: str) -> None:
     where, task, bodies = sink(qcli.http_address, topic, block_rows=4), SinkTask("attempts", 0), numbers(10)
 
     def dies_at(row: int) -> Iterator[Any]:
@@ -183,7 +183,7 @@ def test_an_attempt_after_another(qcli: Cli, topic: str) -> None:
 
 
 def test_two_attempts_at_once(qcli: Cli, topic: str) -> None:
-    """One is believed dead, and overtaken by the other."""
+    """Two attempts run at once, and one overtakes the other."""
     where, task, bodies = sink(qcli.http_address, topic, block_rows=4), SinkTask("both", 0), numbers(10)
 
     def overtaken() -> Iterator[Any]:
@@ -195,8 +195,8 @@ def test_two_attempts_at_once(qcli: Cli, topic: str) -> None:
     assert bodies_in(qcli.http_address, topic) == bodies
 
 
-def test_two_attempts_that_see_different_rows(qcli: Cli, topic: str) -> None:
-    """Where they begin to differ, the one that comes later does not believe that its rows are published."""
+def test_two_attempts_with_different_rows(qcli: Cli, topic: str) -> None:
+    """The later attempt fails at the first difference, instead of treating its rows as published."""
     where, task, bodies = sink(qcli.http_address, topic, block_rows=4), SinkTask("both", 0), numbers(8)
 
     def second_number(end: list[bytes]) -> int:
@@ -217,11 +217,11 @@ def test_two_attempts_that_see_different_rows(qcli: Cli, topic: str) -> None:
 
 
 def open_sockets() -> int:
-    """How many sockets this process has."""
+    """Return the number of open sockets of this process."""
     return sum(each.is_socket() for each in Path("/proc/self/fd").iterdir())
 
 
-def test_many_topics_and_few_connections(qcli: Cli, topic: str) -> None:
+def test_many_topics_use_few_connections(qcli: Cli, topic: str) -> None:
     names = [f"{topic}-{n}" for n in range(8)]
     where = sink(qcli.http_address, "", "body", "topic", block_rows=8, max_connections=2)
     before = open_sockets()
@@ -239,8 +239,8 @@ def test_many_topics_and_few_connections(qcli: Cli, topic: str) -> None:
     ]
 
 
-def test_an_nsqd_that_may_have_stored_a_batch() -> None:
-    """Twice is better than not at all, and one batch twice better than all of the task."""
+def test_nsqd_that_may_have_stored_a_batch() -> None:
+    """If an answer is lost, the batch is sent again; the other batches of the task are not."""
     rows = [table(body=[b"a", b"b"])]
     with scripted(NSQD, None, OK) as stock:
         done = publish(sink(stock.address, "t"), SinkTask("doubt", 0), rows)
@@ -254,7 +254,7 @@ def test_an_nsqd_that_may_have_stored_a_batch() -> None:
         publish(sink(stock.address, "t"), SinkTask("doubt", 0), rows)
 
 
-def test_micro_batches(qcli: Cli, topic: str) -> None:
+def test_numbers_of_micro_batches(qcli: Cli, topic: str) -> None:
     where, rows = sink(qcli.http_address, topic), [table(body=numbers(10))]
     for micro_batch, repeated in ((0, 0), (0, 10), (3, 0), (3, 10)):
         done = publish(where, SinkTask("query", 0, micro_batch), rows)
@@ -268,8 +268,8 @@ def test_micro_batches(qcli: Cli, topic: str) -> None:
     assert bodies_in(qcli.http_address, topic) == numbers(10) * 2
 
 
-def test_partitions_are_dealt_out(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """To brokers in turn; one of them is an nsqd, into which is at least once."""
+def test_partitions_are_distributed_over_brokers(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Partitions are published to the brokers in turn. One is an nsqd, where delivery is at least once."""
     with nsqd(tmp_path / "nsqd") as stock:
         stock.create(topic, "c")
         where = SinkOptions((stock.http_address, qcli.http_address), topic, ("body", "defer_ms"))
@@ -284,7 +284,7 @@ def test_partitions_are_dealt_out(qcli: Cli, topic: str, tmp_path: Path) -> None
             publish(where, SinkTask("dealt", 0), [table(body=[b"a"], defer_ms=[3_600_001])])
 
 
-def test_rows_that_cannot_be_published(qcli: Cli, topic: str) -> None:
+def test_invalid_rows(qcli: Cli, topic: str) -> None:
     columns = ("body", "topic", "defer_ms")
     for where, row, text in (
         (sink(qcli.http_address, topic), (b"", None, None), "the column body is empty, .*emptyBodies=skip"),
@@ -319,14 +319,14 @@ def test_rows_that_cannot_be_published(qcli: Cli, topic: str) -> None:
 
 
 def set_limit(broker: Broker, topic: str, max_messages: int) -> None:
-    """How many messages may wait; 0: any number."""
+    """Set how many messages may wait in the topic; 0: no limit."""
     body = json.dumps({"max_messages": max_messages}).encode()
     url = f"http://{broker.http_address}/topic/settings?topic={topic}"
     urlopen(Request(url, body, method="PUT")).close()
 
 
-def test_what_a_broker_refuses(broker: Broker, topic: str) -> None:
-    """A topic that is full, a batch that is too large, and a broker that is not there."""
+def test_refused_publishes(broker: Broker, topic: str) -> None:
+    """A full topic, a batch that is too large, and an unreachable broker."""
     broker.create(topic, "c")
     set_limit(broker, topic, 5)
     where = sink(broker.http_address, topic, patience_s=0.0)
@@ -346,7 +346,7 @@ def test_what_a_broker_refuses(broker: Broker, topic: str) -> None:
 
 
 def planned(schema: str, overwrite: bool = False, stream: bool = False, **options: str) -> Any:
-    """The writer that Spark's driver makes."""
+    """Create the writer, as Spark's driver does."""
     source = NsqDataSource(CaseInsensitiveDict(options))
     columns = StructType()
     for column in schema.split(", "):
@@ -355,7 +355,7 @@ def planned(schema: str, overwrite: bool = False, stream: bool = False, **option
     return source.streamWriter(columns, overwrite) if stream else source.writer(columns, overwrite)
 
 
-def test_what_is_refused_before_anything_is_written() -> None:
+def test_invalid_writes_are_refused_before_publishing() -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("body binary", {}, "needs the option topic, or a column topic"),
         ("body binary", {"topic": "no topic"}, "no topic is not a valid topic name"),
@@ -387,7 +387,7 @@ def test_what_is_refused_before_anything_is_written() -> None:
         planned("body binary", stream=True, topic="t", jobId="x")
 
 
-def test_what_the_log_says(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_messages(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     batch: NsqWriter = planned("body binary", topic="t", jobId="mine")
     stream: NsqStreamWriter = planned("body binary", topic="t", stream=True, checkpointLocation="x")
@@ -424,10 +424,12 @@ def test_what_the_log_says(caplog: pytest.LogCaptureFixture) -> None:
     st.lists(st.integers(1, 9), max_size=10),
     st.integers(1, 20),
 )
-def test_cuts_depend_on_nothing_but_the_rows(
+def test_batches_depend_only_on_rows(
     rows: list[tuple[bytes | None, str | None, int]], cuts: list[int], batch_bytes: int
 ) -> None:
-    """However Spark cuts them; and every row is in one batch, in order within its topic and delay."""
+    """The batches do not depend on the sizes of Spark's parts. Each row is in one batch, in order within
+    topic and delay.
+    """
 
     def made(sizes: list[int]) -> tuple[list[RowBlock], list[Any]]:
         parts, start = [], 0
@@ -454,7 +456,7 @@ def test_cuts_depend_on_nothing_but_the_rows(
     assert [b.number for b in whole[1]] == sorted({b.number for b in whole[1]})
 
 
-def test_numbers() -> None:
+def test_batch_numbers() -> None:
     first = [BatchNumbers(n).next("t", 0, [b"x"]) for n in (None, 0, 1, 2)]
     assert first[0] == first[1] < first[2] < first[3]
     assert BatchNumbers((1 << 28) - 1).next("t", 0, [b"x"]) < 1 << 63

@@ -1,6 +1,7 @@
-"""`kill -9` of a query that copies a topic, at random: of its driver, its JVM, or both. Each message is copied once.
+"""`kill -9` of a query that copies a topic, at random times: of its driver, its JVM, or both. Each message
+must be copied once.
 
-Three minutes, so with `FAULT_COMPLETE=1` (`make soak`) only. `FAULT_SEED` chooses other moments.
+It takes three minutes, so it runs only with `FAULT_COMPLETE=1` (`make soak`). `FAULT_SEED` sets the times.
 """
 
 import os
@@ -45,7 +46,7 @@ with open_spark("local[2,2]") as engine:
 def copying(
     address: str, source: str, copy: str, checkpoint: Path, *, to_the_end: bool
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """The query, as a process."""
+    """Run the query as a process."""
     words = [address, source, copy, str(checkpoint), str(PER_BATCH), str(to_the_end)]
     with subprocess.Popen([sys.executable, "-c", PROGRAM, *words]) as process:
         try:
@@ -56,7 +57,7 @@ def copying(
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("FAULT_COMPLETE") != "1", reason="takes three minutes: FAULT_COMPLETE=1")
-def test_a_query_is_killed(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_killed_query_copies_each_message_once(qcli: Cli, topic: str, tmp_path: Path) -> None:
     chance, copy, address = random.Random(SEED), f"{topic}-copy", qcli.http_address
     bodies = [b"%09d" % number * 10 for number in range(MESSAGES)]
     qcli.publish(topic, bodies)
@@ -65,7 +66,7 @@ def test_a_query_is_killed(qcli: Cli, topic: str, tmp_path: Path) -> None:
         try:
             return BrokerLog(address, copy).bounds().end
         except RequestRefused:
-            return 0  # there is no such topic yet
+            return 0  # the topic does not exist yet
 
     for kill in range(KILLS):
         with copying(address, topic, copy, tmp_path / "checkpoint", to_the_end=False) as query:

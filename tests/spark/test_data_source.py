@@ -1,4 +1,4 @@
-"""The data source `nsq`, read in one go."""
+"""Tests for batch reads with the data source `nsq`."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ from trio_nsq.spark.source.readers import NsqReader
 
 
 @pytest.mark.slow
-def test_the_source_nsq(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """What it gives is what an export writes; no `register` is called."""
+def test_batch_read(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """The rows equal those of an export. Spark finds the source without `register`."""
     qcli.publish(topic, [b"%d" % n for n in range(25_000)])
     export(qcli, topic, tmp_path)
     options = {"topic": topic, "nsqdHttpAddress": qcli.http_address}
@@ -39,7 +39,7 @@ def reader(**options: str) -> NsqReader:
     return source.reader(source.schema())
 
 
-def test_what_the_source_refuses(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(qcli: Cli, topic: str, tmp_path: Path) -> None:
     for options, text in (
         ({}, "needs the option topic"),
         ({"topic": "t", "startingOfsets": "1"}, "no option startingofsets"),
@@ -52,7 +52,7 @@ def test_what_the_source_refuses(qcli: Cli, topic: str, tmp_path: Path) -> None:
         reader(topic="t", nsqdHttpAddress=qcli.http_address, startingOffsets="{}").partitions()
 
 
-def test_the_source_does_not_pass_over_what_is_lost(tmp_path: Path) -> None:
+def test_lost_messages_are_an_error(tmp_path: Path) -> None:
     write_log(tmp_path / "data", "t", [(NOON_NS + n * HOUR_NS, [b"body%03d" % n]) for n in range(30)])
     damage(tmp_path / "data" / "topics" / "t.topic", b"body007")
     with qcli_serve(tmp_path / "data") as broker:

@@ -1,4 +1,4 @@
-"""The data source `nsq`, read as a stream: by Spark, and by a stand-in for it where that is a matter of one call."""
+"""Tests for streams with the data source `nsq`: with Spark, and with a substitute for single calls."""
 
 import json
 import pickle
@@ -41,8 +41,8 @@ def reader(**options: str) -> NsqStreamReader:
 
 
 class Query:
-    """What Spark does with a reader, as it does it: offsets are JSON text, and compared as such; one reader plans, and
-    a copy of another one reads. What is to outlive it is in `checkpoint`.
+    """Calls a reader as Spark does: offsets are compared as JSON text; one reader plans, and a copy of
+    another reads. `checkpoint` outlives the query.
     """
 
     def __init__(self, checkpoint: list[str], **options: str) -> None:
@@ -51,12 +51,12 @@ class Query:
         self.tasks: NsqStreamReader = pickle.loads(pickle.dumps(reader(**options)))
 
     def until_now(self) -> "Query":
-        """The same, for what there is now."""
+        """Plan a batch up to the current end."""
         self.control.prepareForTriggerAvailableNow()
         return self
 
     def plan(self) -> bool:
-        """Note how far the next batch goes; False if there is nothing to do."""
+        """Save the end of the next batch in the checkpoint; return False if there is no new data."""
         start = self._start(len(self.checkpoint))
         limit = self.control.getDefaultReadLimit()
         end = json.dumps(self.control.latestOffset(json.loads(start), limit))
@@ -66,7 +66,7 @@ class Query:
         return True
 
     def rows(self) -> list[Row]:
-        """Do the batch that was noted last, maybe for the second time."""
+        """Run the last saved batch, possibly again."""
         start, end = self._start(len(self.checkpoint) - 1), self.checkpoint[-1]
         found: list[Row] = []
         for planned in self.control.partitions(json.loads(start), json.loads(end)):
@@ -76,11 +76,11 @@ class Query:
         return found
 
     def batch(self) -> list[Row] | None:
-        """What a trigger brings; None if it does not come to a batch."""
+        """Run one trigger; return None if there is no batch."""
         return self.rows() if self.plan() else None
 
     def batches(self) -> list[list[Row]]:
-        """Batches until there is nothing to do."""
+        """Run batches until there is no new data."""
         return list(iter(self.batch, None))
 
     def _start(self, number: int) -> str:
@@ -98,7 +98,7 @@ def options_for(qcli: Cli, topic: str) -> dict[str, str]:
 
 @contextmanager
 def broker_on(data: Path, port: str = "0", *flags: str) -> Iterator[tuple[Broker, str]]:
-    """A broker, and its port."""
+    """Run a broker on a port."""
     with qcli_serve(data, f"--http-address=127.0.0.1:{port}", *flags) as broker:
         yield broker, broker.http_address.rpartition(":")[2]
 
@@ -107,8 +107,8 @@ def broker_on(data: Path, port: str = "0", *flags: str) -> Iterator[tuple[Broker
 
 
 @pytest.mark.slow
-def test_a_stream_reads_everything_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Through triggers of a limited size, a restart of the broker between two of them, and one of the query."""
+def test_stream_reads_each_message_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Triggers of limited size, with a restart of the broker and of the query in between."""
     seen: list[tuple[int, bytes]] = []
     sizes: list[int] = []
 
@@ -144,7 +144,9 @@ def test_a_stream_reads_everything_once(spark: SparkSession, tmp_path: Path) -> 
         assert seen == list(enumerate(numbers(480)))
         first, last = (progress.sources[0] for progress in query.recentProgress[:2])
         assert json.loads(first.endOffset)[broker.http_address]["sequence"] == 430
-        assert json.loads(first.latestOffset) == {broker.http_address: {"sequence": 480}}  # 50 behind
+        assert json.loads(first.latestOffset) == {
+            broker.http_address: {"sequence": 480}
+        }  # 50 messages behind
         assert json.loads(last.endOffset)[broker.http_address]["sequence"] == 480
         broker.http("POST", "/topic/delete", topic="t")
         cli_of(broker).publish("t", numbers(1000))
@@ -157,7 +159,7 @@ def test_a_stream_reads_everything_once(spark: SparkSession, tmp_path: Path) -> 
 # ---------------------------------------------------------------------- everything once
 
 
-def test_triggers_take_no_more_than_they_should(qcli: Cli, topic: str) -> None:
+def test_triggers_have_a_limited_size(qcli: Cli, topic: str) -> None:
     options = options_for(qcli, topic)
     qcli.publish(topic, numbers(25))
     query = Query([], **options, maxOffsetsPerTrigger="10", minPartitions="3")
@@ -182,7 +184,7 @@ def test_partitions(qcli: Cli, topic: str) -> None:
         assert planner.partitions(end, end) == []
 
 
-def test_two_brokers_take_turns_and_keep_their_order(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_two_brokers_are_read_fairly_and_in_order(qcli: Cli, topic: str, tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as other:
         addresses = [qcli.http_address, other.http_address]
         qcli.publish(topic, numbers(90))
@@ -196,7 +198,7 @@ def test_two_brokers_take_turns_and_keep_their_order(qcli: Cli, topic: str, tmp_
         again = Query(query.checkpoint, topic=topic, nsqdHttpAddress=back)
         rest = again.batch()
         assert rest is not None
-        assert again.batch() is None  # the order in which they are named does not make another offset
+        assert again.batch() is None  # the order of the addresses does not change the offset
         assert sorted(first + rest) == sorted(
             [(addresses[0], n) for n in range(90)] + [(addresses[1], n) for n in range(10)]
         )
@@ -205,12 +207,15 @@ def test_two_brokers_take_turns_and_keep_their_order(qcli: Cli, topic: str, tmp_
 def test_an_empty_topic(broker: Broker, qcli: Cli, topic: str) -> None:
     broker.create(topic)
     query = Query([], **options_for(qcli, topic))
-    assert [query.batch(), query.batch()] == [[], None]  # where it begins is noted once
+    assert [query.batch(), query.batch()] == [
+        [],
+        None,
+    ]  # the first batch, which is empty, saves the starting position
     qcli.publish(topic, numbers(2))
     assert [sequences(each) for each in query.batches()] == [[0, 1]]
 
 
-def test_what_is_available_now_is_settled_at_the_beginning(qcli: Cli, topic: str) -> None:
+def test_available_now_fixes_the_end_at_the_start(qcli: Cli, topic: str) -> None:
     options = options_for(qcli, topic)
     qcli.publish(topic, numbers(20))
     query = Query([], **options, maxOffsetsPerTrigger="15").until_now()
@@ -223,7 +228,7 @@ def test_what_is_available_now_is_settled_at_the_beginning(qcli: Cli, topic: str
 
 
 def test_columns_and_rows(qcli: Cli, topic: str) -> None:
-    """Batches of ten thousand rows at most; what there is of each can be chosen, in any order."""
+    """Arrow batches have at most 10,000 rows. Columns can be selected in any order."""
     qcli.publish(topic, numbers(25_000))
     stream = reader(**options_for(qcli, topic), columns="body, seq")
     (partition,) = stream.partitions({}, stream.latestOffset({}, ReadAllAvailable()))
@@ -237,8 +242,8 @@ def test_columns_and_rows(qcli: Cli, topic: str) -> None:
 # ---------------------------------------------------------------------- where it begins
 
 
-def test_latest_is_settled_with_the_first_batch(qcli: Cli, topic: str) -> None:
-    """A query that was killed before its first batch was done begins where it began."""
+def test_latest_is_fixed_by_the_first_batch(qcli: Cli, topic: str) -> None:
+    """A query that was killed before its first batch completed starts at the same position again."""
     options = options_for(qcli, topic) | {"startingOffsets": "latest"}
     qcli.publish(topic, numbers(10))
     query = Query([], **options)
@@ -251,7 +256,7 @@ def test_latest_is_settled_with_the_first_batch(qcli: Cli, topic: str) -> None:
     assert sequences(again.batch()) == [15, 16, 17, 18, 19]
 
 
-def test_where_a_stream_begins(tmp_path: Path) -> None:
+def test_starting_positions(tmp_path: Path) -> None:
     write_log(tmp_path / "data", "t", [(NOON_NS + n * HOUR_NS, [b"%d" % n]) for n in range(12)])
     seconds = (NOON_NS + 10 * HOUR_NS) // 10**9
     with qcli_serve(tmp_path / "data") as broker:
@@ -263,7 +268,7 @@ def test_where_a_stream_begins(tmp_path: Path) -> None:
         assert sequences(later.batch()) == [11]
 
 
-def test_a_broker_that_joins_begins_where_the_option_says(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_added_broker_starts_at_the_option(qcli: Cli, topic: str, tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as other:
         qcli.publish(topic, numbers(5))
         cli_of(other).publish(topic, numbers(3))
@@ -290,7 +295,7 @@ def test_a_broker_that_joins_begins_where_the_option_says(qcli: Cli, topic: str,
 # ---------------------------------------------------------------------- what goes wrong
 
 
-def test_a_broker_that_is_away_is_waited_for(tmp_path: Path) -> None:
+def test_unreachable_broker_is_retried(tmp_path: Path) -> None:
     options = {"topic": "t", "columns": "broker,seq"}
     with ThreadPoolExecutor(1) as thread:
         with broker_on(tmp_path / "data") as (broker, port):
@@ -309,7 +314,7 @@ def test_a_broker_that_is_away_is_waited_for(tmp_path: Path) -> None:
 
 
 def discard(broker: Broker, topic: str, start: int) -> tuple[int, int]:
-    """Have what was published before be discarded. Returns where the log begins and ends then."""
+    """Let retention delete published messages. Returns the new bounds of the log."""
     broker.create(topic, "c")
     for first in range(start, start + 300, 100):
         cli_of(broker).publish(topic, [b"%d" % n + b"x" * 1000 for n in range(first, first + 100)])
@@ -319,7 +324,7 @@ def discard(broker: Broker, topic: str, start: int) -> tuple[int, int]:
     return log.bounds().first, log.bounds().end
 
 
-def test_retention_that_passes_the_checkpoint(tmp_path: Path) -> None:
+def test_retention_passes_the_checkpoint(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--max-bytes-per-file=100000") as broker:
         options = options_for(cli_of(broker), "t")
         broker.create("t", "c")
@@ -347,8 +352,10 @@ def test_retention_that_passes_the_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("published", [None, 0, 5, 10, 20])
-def test_a_topic_that_was_made_again(broker: Broker, qcli: Cli, topic: str, published: int | None) -> None:
-    """With fewer messages, as many, or more: it is never taken for the one before, not even where that is asked."""
+def test_recreated_topic_is_an_error(broker: Broker, qcli: Cli, topic: str, published: int | None) -> None:
+    """With fewer messages, as many, or more: the new topic is always detected, also with
+    failOnDataLoss=false.
+    """
     options = options_for(qcli, topic)
     qcli.publish(topic, numbers(10))
     idle, planned, read = (Query([], **options, failOnDataLoss="false") for _ in range(3))
@@ -363,7 +370,7 @@ def test_a_topic_that_was_made_again(broker: Broker, qcli: Cli, topic: str, publ
     started = Query(idle.checkpoint, **options)
     attempts: list[Callable[[], object]] = [started.plan, planned.rows, idle.plan]
     if published == 10:
-        assert not idle.plan()  # it looks as though nothing had happened, until there is something to read
+        assert not idle.plan()  # the same end as before: undetected until there is new data
         qcli.publish(topic, numbers(1))
     if published is not None:
         attempts.append(lambda: list(read.tasks.read(partition)))
@@ -372,7 +379,7 @@ def test_a_topic_that_was_made_again(broker: Broker, qcli: Cli, topic: str, publ
             attempt()
 
 
-def test_what_is_not_there_to_begin_with(qcli: Cli, topic: str) -> None:
+def test_missing_topic_or_position(qcli: Cli, topic: str) -> None:
     options = options_for(qcli, topic)
     with pytest.raises(SourceError, match=f"there is no topic {topic} on .*: create it"):
         Query([], **options).plan()
@@ -387,7 +394,7 @@ def test_what_is_not_there_to_begin_with(qcli: Cli, topic: str) -> None:
             Query([], **options, **more).plan()
 
 
-def test_options_that_are_none(qcli: Cli) -> None:
+def test_invalid_options(qcli: Cli) -> None:
     for more, text in (
         ({"endingOffsets": "10"}, r"endingOffsets is for spark\.read only"),
         ({"endingtimestamp": "10"}, r"endingTimestamp is for spark\.read only"),
@@ -403,7 +410,7 @@ def test_options_that_are_none(qcli: Cli) -> None:
 # ---------------------------------------------------------------------- offsets
 
 
-def test_offsets_as_they_are_in_a_checkpoint() -> None:
+def test_format_of_offsets() -> None:
     text = '{"a:1": {"first": 0, "id": "9a46b01870c003e7", "sequence": 1000}, "b:2": {"first": 7, "sequence": 7}}'
     places = {"b:2": BrokerOffset(7, 7), "a:1": BrokerOffset(0, 1000, "9a46b01870c003e7")}
     assert json.dumps(build_offset(places)) == text
@@ -413,7 +420,7 @@ def test_offsets_as_they_are_in_a_checkpoint() -> None:
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 10**6), max_size=5), st.integers(1, 10**6))
-def test_shares(available: dict[str, int], most: int) -> None:
+def test_shares_of_a_limit(available: dict[str, int], most: int) -> None:
     shares = share_limit(available, most)
     assert shares.keys() == available.keys()
     assert all(0 <= shares[broker] <= available[broker] for broker in available)

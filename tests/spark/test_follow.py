@@ -1,4 +1,4 @@
-"""`to-parquet` with a channel, and round after round."""
+"""Tests for `to-parquet` with --channel and --follow."""
 
 import re
 import signal
@@ -27,14 +27,12 @@ from trio_nsq.spark.runtime.engine import Advance, Done, Task, run_inline
 
 
 def depth(broker: Broker, topic: str, channel: str = "archive") -> int:
-    """How many messages a channel has yet to get."""
+    """Return how many messages of a channel wait."""
     found: int = broker.channel_stats(topic, channel)["depth"]
     return found
 
 
-def test_a_channel_is_moved_over_what_is_in_files(
-    broker: Broker, qcli: Cli, topic: str, tmp_path: Path
-) -> None:
+def test_channel_moves_past_exported_messages(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
     broker.create(topic, "archive", "other")
     qcli.publish(topic, numbers(50))
     assert export(qcli, topic, tmp_path, "--channel", "archive")["messages"] == 50
@@ -49,7 +47,7 @@ def test_a_channel_is_moved_over_what_is_in_files(
     assert column(tmp_path, "seq") == list(range(60))
 
 
-def test_a_channel_that_is_not_there_is_made(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_missing_channel_is_created(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
     result = run_in_process(qcli, "to-parquet", topic, str(tmp_path), "--channel", "archive")
     assert (result.code, "does not exist" in result.err) == (1, True)
     broker.create(topic)
@@ -59,10 +57,10 @@ def test_a_channel_that_is_not_there_is_made(broker: Broker, qcli: Cli, topic: s
 
 
 @pytest.mark.parametrize(("fails", "left"), [(0, 40), (1, 30), (3, 10)])
-def test_a_channel_is_not_moved_over_what_is_not(
+def test_channel_does_not_move_past_missing_ranges(
     broker: Broker, qcli: Cli, topic: str, tmp_path: Path, fails: int, left: int
 ) -> None:
-    """One range of four goes wrong, and all others are done: the channel stays before that one."""
+    """One of four ranges fails, the others complete: the channel stops before the failed one."""
     broker.create(topic, "archive")
     qcli.publish(topic, numbers(40))
     request = ExportRequest(topic, str(tmp_path), channel="archive", min_ranges=4)
@@ -78,7 +76,7 @@ def test_a_channel_is_not_moved_over_what_is_not(
     assert column(tmp_path, "seq") == list(range(40))
 
 
-def test_round_after_round_through_restarts_of_broker_and_export(tmp_path: Path) -> None:
+def test_rounds_continue_after_restarts_of_broker_and_export(tmp_path: Path) -> None:
     data, folder = tmp_path / "data", tmp_path / "a"
     arguments = ["to-parquet", "t", str(folder), "--channel", "archive", "--follow", "--every", "100ms"]
     published = 0
@@ -121,9 +119,7 @@ def test_round_after_round_through_restarts_of_broker_and_export(tmp_path: Path)
     assert leftovers(folder) == []
 
 
-def test_without_a_channel_it_goes_on_where_it_was(
-    broker: Broker, qcli: Cli, topic: str, tmp_path: Path
-) -> None:
+def test_follow_without_a_channel_continues(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(10))
     request = ExportRequest(topic, str(tmp_path), first="-1h")
     with open_export(request, [qcli.http_address]) as job:
@@ -141,7 +137,7 @@ def bounds_end(messages: int) -> int:
     return max(messages, 10)
 
 
-def test_what_was_discarded_before_it_was_read_is_told(tmp_path: Path) -> None:
+def test_missing_messages_are_reported(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--max-bytes-per-file=100000") as broker:
         qcli = cli_of(broker)
         broker.create("t", "c")
@@ -162,7 +158,7 @@ def test_what_was_discarded_before_it_was_read_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_what_rounds_have_said_is_not_said_twice(qcli: Cli, topic: str, tmp_path: Path, form: str) -> None:
+def test_total_report_does_not_repeat_rounds(qcli: Cli, topic: str, tmp_path: Path, form: str) -> None:
     qcli.publish(topic, numbers(3))
     arguments = ["to-parquet", topic, str(tmp_path / "a"), "--follow", "--every", "50ms", "--format", form]
     for rounds in (1, 2):
@@ -182,8 +178,8 @@ def test_what_rounds_have_said_is_not_said_twice(qcli: Cli, topic: str, tmp_path
         )
 
 
-def test_a_topic_that_is_made_again_ends_it(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """Something is in files by then, and it does not go on from there."""
+def test_recreated_topic_ends_follow(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """The first rounds have written files; the new topic must not continue them."""
     qcli.publish(topic, numbers(3))
     with qcli.running("to-parquet", topic, str(tmp_path / "a"), "--follow", "--every", "50ms") as running:
         heard_summary(running)
@@ -197,10 +193,10 @@ def test_a_topic_that_is_made_again_ends_it(broker: Broker, qcli: Cli, topic: st
 
 
 @pytest.mark.parametrize("command", ["to-parquet", "replay"])
-def test_an_interrupt_is_heard_that_a_shell_has_ignored(
+def test_interrupt_works_if_the_shell_ignored_it(
     broker: Broker, qcli: Cli, topic: str, tmp_path: Path, command: str
 ) -> None:
-    """In a script that is no interactive shell, so in the background."""
+    """A background process of a script starts with SIGINT ignored."""
     qcli.publish(topic, numbers(3))
     arguments = [topic, str(tmp_path / "a"), "--follow"]
     if command == "replay":
@@ -222,7 +218,7 @@ def test_an_interrupt_is_heard_that_a_shell_has_ignored(
 
 
 def heard_summary(running: Running) -> str:
-    """The next line on standard error that is no note."""
+    """Return the next line on stderr that is not a note."""
     while (line := running.hear_line()).startswith("Note: "):
         pass
     return line

@@ -1,4 +1,4 @@
-"""JSON bodies as columns."""
+"""Tests for JSON bodies as columns."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ def layout(*columns: tuple[str, JsonType], rest: bool = False) -> Layout:
         (T.LONG, "null", None),
     ],
 )
-def test_values_that_fit(kind: JsonType, text: str, value: object) -> None:
+def test_valid_values(kind: JsonType, text: str, value: object) -> None:
     values, _, unparsed = parse_bodies([b'{"x": %b}' % text.encode()], layout(("x", kind)))
     assert (values, unparsed) == ([[value]], [None])
 
@@ -60,12 +60,12 @@ def test_values_that_fit(kind: JsonType, text: str, value: object) -> None:
         (T.LONG, b'{"x":' * 100_000),
     ],
 )
-def test_what_does_not_fit_is_kept_as_it_is(kind: JsonType, body: bytes) -> None:
+def test_invalid_values_are_kept_unparsed(kind: JsonType, body: bytes) -> None:
     values, rest, unparsed = parse_bodies([body, b'{"x": null}'], layout(("x", kind), rest=True))
     assert (values, rest, unparsed) == ([[None, None]], [None, None], [body, None])
 
 
-def test_fields_without_a_column_are_kept_or_not() -> None:
+def test_fields_without_a_column() -> None:
     body = '{"a": 1, "b": "ä", "c": null}'.encode()
     assert parse_bodies([body], layout(("a", T.LONG), rest=True))[1] == ['{"b":"ä","c":null}']
     assert parse_bodies([body], layout(("a", T.LONG)))[1] == [None]
@@ -82,8 +82,8 @@ json_values = st.recursive(
     st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), json_values) | json_values, max_size=6),
     st.integers(0, 6),
 )
-def test_nothing_is_lost(found: list[Any], sampled: int) -> None:
-    """Whatever was looked at for columns, each body can be put together again."""
+def test_bodies_can_be_rebuilt(found: list[Any], sampled: int) -> None:
+    """Each body can be rebuilt from its columns, whichever sample the columns were inferred from."""
     bodies = [json.dumps(each).encode() for each in found]
     try:
         columns = infer_columns(bodies[:sampled], [])
@@ -99,7 +99,7 @@ def test_nothing_is_lost(found: list[Any], sampled: int) -> None:
         for column, column_values in zip(columns, values, strict=True):
             if (value := column_values[index]) is not None:
                 again[column.field] = json.loads(value) if column.type is T.JSON else value
-        # A null, and a field that is not there, are the same to a column.
+        # Columns do not distinguish null from a missing field.
         assert again == {name: value for name, value in each.items() if value is not None or name in again}
 
 
@@ -123,7 +123,7 @@ def test_inferred_columns(
     assert [(column.field, column.type) for column in infer_columns(bodies, given)] == expected
 
 
-def test_columns_that_would_be_called_the_same() -> None:
+def test_duplicate_column_names() -> None:
     assert JsonColumn("TS", T.LONG).name == "body_TS"
     with pytest.raises(LayoutError, match="share the column"):
         infer_columns([b'{"a": 1, "A": 2}'], [])

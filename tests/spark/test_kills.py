@@ -1,8 +1,8 @@
-"""`kill -9` in the middle of exports, at random: whatever is killed, a reader sees every sequence exactly once in the
-end, and none twice before that.
+"""`kill -9` in the middle of exports, at random times.
 
-A few kills by default; with `FAULT_COMPLETE=1` (`make soak`) many, of the command, of Spark's JVM and of its workers.
-`FAULT_SEED` chooses other moments.
+At the end a reader must see each sequence exactly once, and before that none twice. By default there are a
+few kills; with `FAULT_COMPLETE=1` (`make soak`) many, of the command, of Spark's JVM and of its workers.
+`FAULT_SEED` sets the times.
 """
 
 import os
@@ -29,14 +29,16 @@ ARGUMENTS = ["--target-file-size", "400KiB", "--partition-by", "hour", "--compre
 
 @pytest.fixture(scope="module")
 def filled(broker: Broker) -> str:
-    """A topic with messages in it."""
+    """Create a topic with messages."""
     qcli = Cli(broker.tcp_address, broker.http_address)
     qcli.publish("filled", [b"%09d" % number + b"x" * (BODY_BYTES - 9) for number in range(MESSAGES)])
     return "filled"
 
 
 def check_meanwhile(folder: Path) -> int:
-    """Every file that has its name can be read, and no sequence is in two. Returns how many there are."""
+    """Check that every completed file can be read, and no sequence is in two. Returns the number of
+    sequences.
+    """
     found: list[int] = []
     for name in parquet_files(folder):
         found += pq.read_table(folder / name, columns=["seq"], partitioning=None)["seq"].to_pylist()
@@ -45,7 +47,7 @@ def check_meanwhile(folder: Path) -> int:
 
 
 def check_end(qcli: Cli, topic: str, folder: Path) -> None:
-    """The ledger: all that was published, once."""
+    """Check that all published messages are in files once."""
     export(qcli, topic, folder, *ARGUMENTS)
     assert column(folder, "seq") == list(range(MESSAGES))
     assert [int(body[:9]) for body in column(folder, "body")] == list(range(MESSAGES))
@@ -61,7 +63,7 @@ def wait_for_files(folder: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("kills", [12 if COMPLETE else 3])
-def test_the_command_is_killed(qcli: Cli, filled: str, tmp_path: Path, kills: int) -> None:
+def test_killed_command(qcli: Cli, filled: str, tmp_path: Path, kills: int) -> None:
     chance = random.Random(SEED)
     folder = tmp_path / "a"
     before = 0
@@ -95,8 +97,8 @@ VICTIMS = [
 
 
 @pytest.mark.slow
-def test_what_belongs_to_spark_is_killed(qcli: Cli, filled: str, tmp_path: Path) -> None:
-    """First a worker, whose task is done again, and in the same run the JVM; in the long form many more."""
+def test_killed_processes_of_spark(qcli: Cli, filled: str, tmp_path: Path) -> None:
+    """Kill a worker, whose task is then repeated, and in the same run the JVM; the long form kills many more."""
     chance = random.Random(SEED)
     folder = tmp_path / "a"
     runs = [("worker", "jvm")] if not COMPLETE else [(victim,) for victim in VICTIMS]
@@ -117,10 +119,10 @@ def test_what_belongs_to_spark_is_killed(qcli: Cli, filled: str, tmp_path: Path)
                     try:
                         os.kill(each, signal.SIGINT if victim == "interrupt" else signal.SIGKILL)
                     except ProcessLookupError:
-                        pass  # it has just ended by itself
+                        pass  # it has just exited
             result = running.end()
             deadline = time.monotonic() + DEADLINE_S
-            while "SparkSubmit" in command_of(jvm):  # it ends when its command does, however that ends
+            while "SparkSubmit" in command_of(jvm):  # it exits with its command, however that ends
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
         if victims == ("worker",):

@@ -1,4 +1,4 @@
-"""The books of an export."""
+"""Tests for the manifest of an export."""
 
 import json
 
@@ -32,7 +32,7 @@ def done(first: int, end: int, last_id: str | None = "a" * 16) -> RangeResult:
     return RangeResult("b", first, end, end - first, last_id=last_id)
 
 
-def test_what_is_planned_is_never_cut_anew() -> None:
+def test_planned_ranges_do_not_change() -> None:
     manifest = Manifest("clicks", Layout())
     assert manifest.plan("b", Span(0, 100), 40) == [Span(0, 33), Span(33, 66), Span(66, 100)]
     assert manifest.plan("b", Span(0, 100), 1000) == [Span(0, 33), Span(33, 66), Span(66, 100)]
@@ -47,7 +47,7 @@ def test_what_is_planned_is_never_cut_anew() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30), st.integers(1, 20), st.booleans()), max_size=8)
 )
-def test_no_sequence_is_in_two_ranges_and_all_that_is_wanted_is_in_one(
+def test_ranges_cover_each_sequence_once(
     runs: list[tuple[int, int, int, bool]],
 ) -> None:
     manifest = Manifest("clicks", Layout())
@@ -63,7 +63,7 @@ def test_no_sequence_is_in_two_ranges_and_all_that_is_wanted_is_in_one(
     assert sorted(numbers) == sorted(wanted)
 
 
-def test_it_is_the_same_when_it_was_written_and_read() -> None:
+def test_manifest_round_trip() -> None:
     manifest = Manifest("clicks", LAYOUT)
     manifest.plan("b", Span(0, 100), 40)
     manifest.plan("c", None, 40)
@@ -78,18 +78,18 @@ def test_it_is_the_same_when_it_was_written_and_read() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{}", b'{"version":1}', b'{"version":1,"topic":"t","layout":{}}']
 )
-def test_what_is_no_manifest(data: bytes) -> None:
+def test_invalid_manifest(data: bytes) -> None:
     with pytest.raises(ManifestError):
         Manifest.from_bytes(data)
 
 
-def test_a_later_version_is_refused() -> None:
+def test_later_version_is_refused() -> None:
     found = json.loads(Manifest("clicks", Layout()).to_bytes())
     with pytest.raises(ManifestError, match="version 2"):
         Manifest.from_bytes(json.dumps(found | {"version": 2}).encode())
 
 
-def test_brokers_whose_files_would_be_called_the_same() -> None:
+def test_brokers_with_the_same_file_names() -> None:
     manifest = Manifest("clicks", Layout())
     manifest.ranges_of("a:1")
     with pytest.raises(ManifestError, match="have the same names"):
@@ -107,11 +107,11 @@ def test_brokers_whose_files_would_be_called_the_same() -> None:
         ("::1:5", "x__1_5"),
     ],
 )
-def test_names_that_no_reader_passes_over(text: str, name: str) -> None:
+def test_file_names_are_visible_to_readers(text: str, name: str) -> None:
     assert safe_name(text) == name
 
 
-def test_names_of_ranges_sort_as_sequences_do() -> None:
+def test_names_of_ranges_sort_by_sequence() -> None:
     assert range_name("t", "h:1", Span(5, 12)) == "t-h_1-00000000000000000005-00000000000000000012"
 
 

@@ -1,4 +1,4 @@
-"""What is left to do, cut into pieces."""
+"""Tests for ranges of sequences."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ spans = st.tuples(st.integers(0, 60), st.integers(1, 20)).map(lambda pair: Span(
 
 
 @given(spans, st.lists(spans, max_size=6))
-def test_subtract_leaves_what_no_other_has(wanted: Span, taken: list[Span]) -> None:
+def test_subtract(wanted: Span, taken: list[Span]) -> None:
     left = subtract(wanted, taken)
     found = [number for span in left for number in range(*span)]
     assert found == [n for n in range(*wanted) if not any(n in range(*span) for span in taken)]
@@ -18,7 +18,7 @@ def test_subtract_leaves_what_no_other_has(wanted: Span, taken: list[Span]) -> N
 
 
 @given(spans, st.integers(1, 25))
-def test_split_pieces_fit_together_and_are_alike(span: Span, at_most: int) -> None:
+def test_split_into_adjacent_parts_of_similar_length(span: Span, at_most: int) -> None:
     pieces = split(span, at_most)
     assert [number for piece in pieces for number in range(*piece)] == list(range(*span))
     lengths = {piece.length for piece in pieces}
@@ -28,7 +28,7 @@ def test_split_pieces_fit_together_and_are_alike(span: Span, at_most: int) -> No
 
 
 @given(st.integers(0, 60), st.lists(spans, max_size=6))
-def test_covered_up_to_the_first_that_is_missing(first: int, done: list[Span]) -> None:
+def test_covered_up_to_the_first_missing_sequence(first: int, done: list[Span]) -> None:
     found = covered_up_to(first, done)
     assert not any(found in range(*span) for span in done)
     assert all(any(number in range(*span) for span in done) for number in range(first, found))
@@ -37,6 +37,6 @@ def test_covered_up_to_the_first_that_is_missing(first: int, done: list[Span]) -
 @pytest.mark.parametrize(
     ("one", "other", "common"), [((0, 5), (5, 9), 0), ((0, 5), (4, 9), 1), ((0, 9), (2, 4), 2)]
 )
-def test_overlap(one: tuple[int, int], other: tuple[int, int], common: int) -> None:
+def test_overlap_of_spans(one: tuple[int, int], other: tuple[int, int], common: int) -> None:
     assert Span(*one).common(Span(*other)) == Span(*other).common(Span(*one)) == common
     assert Span(*one).overlaps(Span(*other)) == bool(common)

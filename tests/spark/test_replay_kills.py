@@ -1,8 +1,8 @@
-"""`kill -9` in the middle of replays, at random: in the end our broker has every message exactly once, and never one
-twice. The ledger is the topic's log itself, which no replay keeps.
+"""`kill -9` in the middle of replays, at random times.
 
-A few kills by default; with `FAULT_COMPLETE=1` (`make soak`) many, of the command, of Spark's JVM, of its workers, and
-of the broker. `FAULT_SEED` chooses other moments.
+At the end the broker must have every message exactly once, and before that none twice. The check reads the
+topic's log. By default there are a few kills; with `FAULT_COMPLETE=1` (`make soak`) many, of the command, of
+Spark's JVM, of its workers, and of the broker. `FAULT_SEED` sets the times.
 """
 
 import os
@@ -42,7 +42,7 @@ DEADLINE_S = 120.0
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files with all messages, in six pieces."""
+    """Write files with all messages, in six pieces."""
     folder = tmp_path_factory.mktemp("events")
     per_file = MESSAGES // FILES
     for index in range(FILES):
@@ -53,7 +53,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(qcli: Cli, topic: str, *, complete: bool) -> int:
-    """The ledger: none twice, and at the end all. Returns how many there are."""
+    """Check that no message is there twice, and at the end that all are there. Returns their number."""
     found = [int(body[:9]) for body in bodies_in(qcli.http_address, topic)]
     assert len(set(found)) == len(found)
     if complete:
@@ -73,7 +73,7 @@ def with_jobs(qcli: Cli, folder: Path) -> Cli:
 
 
 @pytest.mark.parametrize("kills", [15 if COMPLETE else 2])
-def test_the_command_is_killed(qcli: Cli, topic: str, events: Path, tmp_path: Path, kills: int) -> None:
+def test_killed_command(qcli: Cli, topic: str, events: Path, tmp_path: Path, kills: int) -> None:
     chance = random.Random(SEED)
     begin = ["replay", str(events), topic, "--job", "j", "--rate", "5000" if COMPLETE else "40000"]
     before = 0
@@ -93,8 +93,8 @@ def test_the_command_is_killed(qcli: Cli, topic: str, events: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_workers_are_killed(engine: SparkEngine, qcli: Cli, topic: str, events: Path, tmp_path: Path) -> None:
-    """Tasks that are done again send what they sent before, and it is not published again."""
+def test_killed_workers(engine: SparkEngine, qcli: Cli, topic: str, events: Path, tmp_path: Path) -> None:
+    """Repeated tasks send the same batches again, which the broker does not store again."""
     request = ReplayRequest(str(events), topic, qcli.http_address, rate=30_000.0)
     job = planned(request, tmp_path / "jobs")
     tasks = job.tasks(engine.slots, save_results=False)
@@ -126,7 +126,7 @@ VICTIMS = ["worker", "jvm", "command", "interrupt", "jvm", "worker", "command", 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not COMPLETE, reason="a minute: FAULT_COMPLETE=1")
-def test_what_belongs_to_spark_is_killed(qcli: Cli, topic: str, events: Path, tmp_path: Path) -> None:
+def test_killed_processes_of_spark(qcli: Cli, topic: str, events: Path, tmp_path: Path) -> None:
     chance = random.Random(SEED)
     ours = with_jobs(qcli, tmp_path)
     begin = ["replay", str(events), topic, "--job", "j", "--rate", "4000", "--engine", "spark", "-q"]
@@ -141,8 +141,8 @@ def test_what_belongs_to_spark_is_killed(qcli: Cli, topic: str, events: Path, tm
                 try:
                     os.kill(each, signal.SIGINT if victim == "interrupt" else signal.SIGKILL)
                 except ProcessLookupError:
-                    pass  # it has just ended by itself
-            if victim == "worker":  # the tasks are done again; and then something worse happens
+                    pass  # it has just exited
+            if victim == "worker":  # the tasks are repeated; then the command is killed
                 goal = min(count_in(qcli.http_address, topic) + 500, MESSAGES - 1000)
                 wait_for(lambda: count_in(qcli.http_address, topic) > goal, str(words))  # noqa: B023
                 os.kill(pid, signal.SIGKILL)
@@ -160,8 +160,10 @@ def test_what_belongs_to_spark_is_killed(qcli: Cli, topic: str, events: Path, tm
 
 
 @pytest.mark.skipif(not COMPLETE, reason="half a minute: FAULT_COMPLETE=1")
-def test_the_broker_is_killed(events: Path, tmp_path: Path) -> None:
-    """It comes back under its address, and the command has waited; an OK that was lost is not published again."""
+def test_killed_broker(events: Path, tmp_path: Path) -> None:
+    """The broker restarts at the same address, and the command waits for it. A batch whose OK was lost is not
+    stored again.
+    """
     chance = random.Random(SEED)
     data = tmp_path / "data"
     with qcli_serve(data) as first:

@@ -1,4 +1,4 @@
-"""`qcli replay` of Parquet files: which rows, what becomes of them, and what is said."""
+"""Tests for `qcli replay` of Parquet files: selection, results, messages and errors."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def archive(qcli: Cli, topic: str, tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
-def test_all_of_an_export(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+def test_replay_an_export(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
     said = replayed(qcli, tmp_path, str(archive), f"{topic}.again")
     assert Counter(bodies_in(qcli.http_address, f"{topic}.again")) == Counter(numbers(1000))
     expected = {"published": 1000, "published_bytes": 2890, "before": 0, "left_out": 0, "pieces_done": 1}
@@ -49,7 +49,7 @@ def test_all_of_an_export(qcli: Cli, topic: str, archive: Path, tmp_path: Path) 
     assert (said["engine"], said["remembered"]) == ("inline", True)
 
 
-def test_what_people_are_told(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+def test_report_for_people(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
     result = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--match", "^99", "--job", "j1")
     assert (result.code, result.out) == (0, b"")
     assert (
@@ -62,7 +62,7 @@ def test_what_people_are_told(qcli: Cli, topic: str, archive: Path, tmp_path: Pa
     assert (quiet.code, quiet.out, quiet.err) == (0, b"", "")
 
 
-def test_a_dry_run_only_counts(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+def test_dry_run_only_counts(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
     result = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--dry-run", "--match", "^99")
     assert "11 messages (32 B) of" in result.err
     assert f"would be published to {topic}.again; 989 do not match" in result.err
@@ -73,8 +73,8 @@ def test_a_dry_run_only_counts(qcli: Cli, topic: str, archive: Path, tmp_path: P
     assert replayed(nobody, tmp_path, str(archive), "t", "--dry-run")["published"] == 1000
 
 
-def test_the_hours_of_an_export(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """A bound of time is met exactly, within files and row groups; the counts per hour are those of the files."""
+def test_select_by_hour(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Time limits are exact, within files and row groups; the counts per hour match the files."""
     times = [NOON_NS + n * HOUR_NS // 40 for n in range(160)]
     bodies = [b"%d-%d" % (n // 40, n) for n in range(160)]
     write_parquet(tmp_path / "a" / "a.parquet", as_export(bodies, times), row_group_size=13)
@@ -88,7 +88,7 @@ def test_the_hours_of_an_export(qcli: Cli, topic: str, tmp_path: Path) -> None:
     assert (said["published"], said["pieces"]) == (0, 0)
 
 
-def test_strings_and_what_is_none(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_string_bodies_and_null_bodies(qcli: Cli, topic: str, tmp_path: Path) -> None:
     bodies = [b"caf\xc3\xa9", b"\xff\x00binary", b"plain"]
     qcli.publish(topic, bodies)
     export(qcli, topic, tmp_path / "text", "--text")
@@ -96,7 +96,7 @@ def test_strings_and_what_is_none(qcli: Cli, topic: str, tmp_path: Path) -> None
     assert Counter(bodies_in(qcli.http_address, f"{topic}.again")) == Counter(bodies)
 
 
-def test_an_export_of_json_has_no_bodies(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_json_export_has_no_bodies(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, [b'{"user": "u%d", "n": 1}' % n for n in range(10)])
     export(qcli, topic, tmp_path / "json", "--json")
     result = replay(qcli, tmp_path, str(tmp_path / "json"), f"{topic}.again")
@@ -130,8 +130,8 @@ def test_several_topics_in_one_folder(qcli: Cli, topic: str, archive: Path, tmp_
 # ---------------------------------------------------------------------- others' files
 
 
-def test_others_files(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """Null and empty bodies are no messages; long ones are named, and the exit code says that some are missing."""
+def test_files_of_other_programs(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Null and empty bodies are not published. Too long bodies are named, and the exit code is 4."""
     folder = tmp_path / "events"
     payload = ["a", None, "", "b" * 300, "c"]
     write_parquet(folder / "part=1" / "one.parquet", {"payload": payload, "n": range(5)}, row_group_size=2)
@@ -170,8 +170,8 @@ def test_others_files(qcli: Cli, topic: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", [pa.timestamp("s"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.int64()]
 )
-def test_times_of_others(qcli: Cli, topic: str, tmp_path: Path, kind: pa.DataType) -> None:
-    """Whatever a time is stored as, also what Spark cannot read; and rows in no order are put in order."""
+def test_times_of_other_programs(qcli: Cli, topic: str, tmp_path: Path, kind: pa.DataType) -> None:
+    """All types of times, also those that Spark cannot read; unordered rows are published in order."""
     per_unit = {"timestamp[s]": 10**9, "timestamp[us, tz=UTC]": 10**3}.get(str(kind), 1)
     times = [NOON_NS + (n * 7 % 20) * HOUR_NS for n in range(20)]
     at = pa.array([None if n == 3 else each // per_unit for n, each in enumerate(times)], kind)
@@ -187,8 +187,8 @@ def test_times_of_others(qcli: Cli, topic: str, tmp_path: Path, kind: pa.DataTyp
     )
 
 
-def test_the_spacing_is_kept(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """Never sooner than it was, and in order."""
+def test_original_spacing(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Messages keep their order and are never early."""
     times = [NOON_NS + n * HOUR_NS for n in (2, 1, 0, 3)]
     write_parquet(tmp_path / "a.parquet", as_export([b"2", b"1", b"0", b"3"], times), row_group_size=1)
     said = replayed(qcli, tmp_path, str(tmp_path / "a.parquet"), topic, "--speed", "54000x")
@@ -201,7 +201,7 @@ def test_the_spacing_is_kept(qcli: Cli, topic: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- jobs
 
 
-def test_an_interrupted_job_goes_on(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+def test_interrupted_job_is_resumed(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
     words = ["replay", str(archive), f"{topic}.again", "--job", "nightly", "--rate", "800"]
     env = Cli(qcli.tcp_address, qcli.http_address, jobs_of(tmp_path))
     with env.running(*words) as running:
@@ -228,14 +228,14 @@ def test_an_interrupted_job_goes_on(qcli: Cli, topic: str, archive: Path, tmp_pa
     ]
 
 
-def test_a_name_is_not_a_promise(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
-    """Another job of the same name, elsewhere or later, is another producer."""
+def test_same_job_name_in_another_folder(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+    """A job with the same name in another folder is another producer."""
     for folder in ("one", "other"):
         replayed(qcli, tmp_path / folder, str(archive), f"{topic}.again", "--job", "j")
     assert count_in(qcli.http_address, f"{topic}.again") == 2000
 
 
-def test_a_job_that_somebody_works_on(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+def test_job_in_use(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
     request = ReplayRequest(str(archive), f"{topic}.again", qcli.http_address)
     with open_job(tmp_path / "jobs", "j", request) as job:
         job.plan(None)
@@ -243,7 +243,7 @@ def test_a_job_that_somebody_works_on(qcli: Cli, topic: str, archive: Path, tmp_
     assert replayed(qcli, tmp_path, "--job", "j")["published"] == 1000
 
 
-def test_a_file_that_changes_ends_a_job(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_changed_file_ends_a_job(qcli: Cli, topic: str, tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "events" / "a.parquet", {"body": ["a", "b"]})
     planned(ReplayRequest(str(path.parent), topic, qcli.http_address), tmp_path / "jobs")
     write_parquet(path, {"body": ["a", "c"]})
@@ -254,7 +254,7 @@ def test_a_file_that_changes_ends_a_job(qcli: Cli, topic: str, tmp_path: Path) -
     assert count_in(qcli.http_address, topic) == 0
 
 
-def test_a_replay_that_fails_says_how_to_go_on(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_failed_replay_prints_how_to_resume(qcli: Cli, topic: str, tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "x.parquet", {"body": ["a", "z" * 1_500_000]})
     result = replay(qcli, tmp_path, str(path), topic, "--job", "j", "--max-msg-size", "2000000")
     assert result.code == 1
@@ -267,7 +267,7 @@ def test_a_replay_that_fails_says_how_to_go_on(qcli: Cli, topic: str, tmp_path: 
 # ---------------------------------------------------------------------- brokers
 
 
-def test_into_a_stock_nsqd_it_is_at_least_once(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+def test_nsqd_gets_messages_at_least_once(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
     with nsqd(tmp_path / "nsqd") as other:
         other.create("again", "c")
         result = replay(cli_of(other), tmp_path, str(archive), "again", "--format", "json")
@@ -278,10 +278,10 @@ def test_into_a_stock_nsqd_it_is_at_least_once(qcli: Cli, topic: str, archive: P
         assert other.channel_stats("again", "c")["depth"] == 1000
 
 
-def test_a_stock_nsqd_gets_nothing_twice_if_nothing_fails(
+def test_nsqd_gets_no_duplicates_without_failures(
     qcli: Cli, topic: str, archive: Path, tmp_path: Path
 ) -> None:
-    """What is noted of a piece in time is not sent again."""
+    """Batches that were recorded in time are not sent again."""
     with nsqd(tmp_path / "nsqd") as other:
         other.create("again", "c")
         job = planned(
@@ -304,7 +304,7 @@ def test_a_stock_nsqd_gets_nothing_twice_if_nothing_fails(
         assert other.channel_stats("again", "c")["depth"] == 1000
 
 
-def test_to_a_broker_that_wants_tls(tmp_path: Path) -> None:
+def test_broker_with_tls(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certificates")
     flags = [f"--{name.replace('_', '-')}={path}" for name, path in certificates.options.items()]
     path = write_parquet(tmp_path / "events" / "a.parquet", {"body": ["a", "b"]})
@@ -322,7 +322,7 @@ def test_to_a_broker_that_wants_tls(tmp_path: Path) -> None:
             assert (result.code, text in result.err) == (code, True), (args, result.err)
 
 
-def test_the_command_line_says_what_is_wrong(
+def test_usage_errors(
     broker: Broker, qcli: Cli, topic: str, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for args, code, text in (
@@ -353,7 +353,7 @@ def test_the_command_line_says_what_is_wrong(
     assert list((tmp_path / "jobs").glob("*")) == []
 
 
-def test_names_that_pyarrow_does_not_know(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+def test_names_that_pyarrow_does_not_support(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"a\xff")
     folder.mkdir()
     (archive / os.fsdecode(b"b\xff.parquet")).touch()
@@ -365,7 +365,7 @@ def test_names_that_pyarrow_does_not_know(qcli: Cli, topic: str, archive: Path, 
         )
 
 
-def test_what_is_not_installed_is_named(
+def test_missing_packages_are_named(
     qcli: Cli, topic: str, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modules = __import__("sys").modules

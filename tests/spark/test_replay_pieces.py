@@ -1,4 +1,4 @@
-"""How files are cut into pieces and batches: once, the same for everybody, and nothing is left out or there twice."""
+"""Tests for pieces and batches of files: the split is deterministic, and each row is in one batch."""
 
 import json
 import random
@@ -30,7 +30,7 @@ from trio_nsq.spark.runtime.engine import run_inline
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=100), st.data())
-def test_bits_are_found_again(bits: list[bool], data: st.DataObject) -> None:
+def test_bitmaps(bits: list[bool], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(bits) - 1))
     count = data.draw(st.integers(1, len(bits) - first))
     bitmap = sum(bit << index for index, bit in enumerate(bits)).to_bytes((len(bits) + 7) // 8, "little")
@@ -40,7 +40,7 @@ def test_bits_are_found_again(bits: list[bool], data: st.DataObject) -> None:
 
 @st.composite
 def sources(draw: st.DrawFn) -> ReplayFiles:
-    """Files of row groups of all sizes."""
+    """Return files with row groups of all sizes."""
     groups = st.tuples(st.integers(1, 50), st.integers(0, 100 * 1024 * 1024))
     files = draw(st.lists(st.lists(groups, max_size=8), max_size=8))
     made = tuple(
@@ -76,7 +76,7 @@ def test_each_row_is_in_one_piece(source: ReplayFiles, data: st.DataObject) -> N
         for row in range(file.rows)
         if bits is None or int.from_bytes(bits.get(file.stamp.name, b""), "little") >> row & 1
     ]
-    assert found == expected  # also in this order
+    assert found == expected  # in the same order
     packed = b""
     for segment in (segment for piece in pieces for segment in piece):
         packed += segment.selected or b""
@@ -85,11 +85,11 @@ def test_each_row_is_in_one_piece(source: ReplayFiles, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("chunk_bytes", [64, 1000, 10**6])
-def test_batches_do_not_depend_on_how_a_file_is_read(tmp_path: Path, chunk_bytes: int) -> None:
-    """Another version may read in other portions, and has to send the same batches under the same numbers."""
+def test_batches_do_not_depend_on_chunk_sizes(tmp_path: Path, chunk_bytes: int) -> None:
+    """Another version may read chunks of another size, but must send the same batches with the same numbers."""
     bodies = [b"x" * (n * 37 % 200 + 1) for n in range(500)]
     write_parquet(tmp_path / "a.parquet", {"body": bodies}, row_group_size=77)
-    # In 0.05 s are 30 messages.
+    # 30 messages in 0.05 s.
     request = ReplayRequest(str(tmp_path / "a.parquet"), "t", "127.0.0.1:1", rate=600.0)
     (task,) = planned(request, tmp_path / "jobs").tasks(dry_run=True)
     found: list[int] = []
@@ -105,8 +105,8 @@ def test_batches_do_not_depend_on_how_a_file_is_read(tmp_path: Path, chunk_bytes
     assert found == [*expected, count]
 
 
-def test_attempts_side_by_side_publish_once(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """One that was thought to be dead, and the next; and later a third."""
+def test_concurrent_attempts_publish_once(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Two attempts run at once, and later a third."""
     write_parquet(tmp_path / "a.parquet", {"body": numbers(3000)}, row_group_size=100)
     request = ReplayRequest(str(tmp_path / "a.parquet"), topic, qcli.http_address, rate=20_000.0)
     job = planned(request, tmp_path / "jobs")
@@ -124,7 +124,7 @@ def test_attempts_side_by_side_publish_once(qcli: Cli, topic: str, tmp_path: Pat
 
 @pytest.mark.parametrize("seed", range(4))
 def test_row_groups_that_overlap_in_time_are_merged(tmp_path: Path, seed: int) -> None:
-    """Also where the same time is at the end of one and the beginning of another, and a clock was set back."""
+    """Also if row groups share a time at their boundary, and if the clock was set back."""
     chance = random.Random(seed)
     expected = []
     for broker in ("b", "a"):
@@ -139,8 +139,8 @@ def test_row_groups_that_overlap_in_time_are_merged(tmp_path: Path, seed: int) -
     assert found == [body for *_, body in sorted(expected)]
 
 
-def test_what_lies_around_one_time_has_a_limit(tmp_path: Path) -> None:
-    """What cannot be put in order in memory is refused, and not tried until the machine swaps."""
+def test_overlapping_row_groups_have_a_limit(tmp_path: Path) -> None:
+    """Row groups that do not fit in memory for sorting are refused."""
     for times, fits in ((range(1000), True), ([n * 7 % 1000 for n in range(1000)], False)):
         path = write_parquet(
             tmp_path / "a.parquet", {"body": ["x" * 50] * 1000, "at": list(times)}, row_group_size=100
@@ -157,7 +157,7 @@ def test_what_lies_around_one_time_has_a_limit(tmp_path: Path) -> None:
                 list(reader.read_in_order(segments))
 
 
-def test_complete_jobs_are_forgotten_in_time(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_old_complete_jobs_are_removed(qcli: Cli, topic: str, tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", {"body": ["a"]})
     request = ReplayRequest(str(tmp_path / "a.parquet"), topic, qcli.http_address)
     jobs = tmp_path / "jobs"

@@ -1,4 +1,4 @@
-"""Replays with Spark: what `--where` chooses, and pieces as tasks; one JVM for all tests of the folder."""
+"""Tests for replays with Spark: the condition of --where, and pieces as tasks."""
 
 from collections import Counter
 from pathlib import Path
@@ -20,11 +20,11 @@ PLAIN_PLANS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
 }
-"""There are few rows in these tests: no plan is worth much."""
+"""Query plans are not optimized, because the tests have few rows."""
 
 
 def chosen(engine: SparkEngine, place: Path, condition: str, **columns: str) -> dict[str, list[int]]:
-    """The rows of each file."""
+    """Return the selected rows of each file."""
     found = select_rows(engine, open_files(str(place), **columns), condition, PLAIN_PLANS)
     return {
         name: [n for n in range(8 * len(bits)) if bits[n // 8] >> n % 8 & 1] for name, bits in found.items()
@@ -32,8 +32,8 @@ def chosen(engine: SparkEngine, place: Path, condition: str, **columns: str) -> 
 
 
 @pytest.mark.slow
-def test_what_a_condition_chooses(engine: SparkEngine, tmp_path: Path) -> None:
-    """Whatever files are called and hold: also more rows than a bitmap has, and nanoseconds."""
+def test_condition_selects_rows(engine: SparkEngine, tmp_path: Path) -> None:
+    """File names with special characters, more rows than a bitmap has, and nanoseconds."""
     odd = "a b{x}%20[1].parquet"
     count = 70_000
     times = pa.array(range(count), pa.timestamp("ns"))
@@ -52,8 +52,8 @@ def test_what_a_condition_chooses(engine: SparkEngine, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_chosen_stays_so(engine: SparkEngine, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """Not even chance changes a job that is gone on with; and pieces are Spark's tasks."""
+def test_selection_is_saved(engine: SparkEngine, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """A resumed job publishes the same rows, even if the condition is random. The pieces are tasks of Spark."""
     for hour in range(4):
         times = [NOON_NS + hour * HOUR_NS + n * HOUR_NS // 2000 for n in range(2000)]
         columns = as_export([b"%d-%d" % (hour, n) for n in range(2000)], times)
@@ -83,7 +83,7 @@ def test_what_was_chosen_stays_so(engine: SparkEngine, qcli: Cli, topic: str, tm
 
 @pytest.mark.slow
 def test_many_pieces(engine: SparkEngine, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """Several files in a piece, several pieces of a file, and all of them once."""
+    """Several files in one piece, and several pieces of one file."""
     sizes = [1, 3_000_000, 5, 9_000_000, 100]
     for index, size in enumerate(sizes):
         bodies = [b"%d-%d-" % (index, n) + b"x" * (size // 10) for n in range(10)]

