@@ -8,7 +8,7 @@ PINS   := requirements-dev.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup pins demo test lint types pytest soak fuzz generate bench growth neighbours pictures docs linkcheck clean
+.PHONY: help setup pins peers demo test lint types pytest soak fuzz generate bench growth neighbours pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -30,6 +30,9 @@ pins: $(READY)  ## renew requirements-dev.txt: the newest versions that pyprojec
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev --extra spark \
 		--no-annotate --custom-compile-command 'make pins' --output-file $(PINS) pyproject.toml
+
+peers:          ## install the Debian packages whose programs the tests run, as root
+	@tests/interop/debian.sh
 
 demo: $(READY)  ## broker, publish, consume and compare a real file: make demo [FILE=/var/log/syslog]
 	@$(BIN)/python examples/demo.py $(if $(FILE),"$(FILE)")

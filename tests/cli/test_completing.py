@@ -1,6 +1,5 @@
 """Completion, asked as the scripts ask."""
 
-import shutil
 import socket
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.support import DEADLINE_S, Cli
-from interop.peers import Broker
+from interop.peers import Broker, system_program
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -174,6 +173,6 @@ def test_bash(qcli: Cli, topics: str) -> None:
     ("shell", "script"), [("bash", "qcli.bash"), ("zsh", "_qcli"), ("fish", "qcli.fish")]
 )
 def test_scripts_are_valid(shell: str, script: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    subprocess.run([shell, "-n", REPOSITORY / "completions" / script], check=True, timeout=DEADLINE_S)
+    subprocess.run(
+        [system_program(shell), "-n", REPOSITORY / "completions" / script], check=True, timeout=DEADLINE_S
+    )

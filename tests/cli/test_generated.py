@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import click
 import pytest
 
 from cli.support import all_contexts
+from interop.peers import system_program
 from qcli.app import root
 from qcli.broker.address_options import HTTP_VARIABLE, TCP_VARIABLE
 from qcli.framework.command import DocumentedCommand
@@ -158,10 +158,10 @@ def test_generated_text_is_plain() -> None:
 
 @pytest.mark.parametrize("name", sorted(man_pages()))
 def test_man_pages_render(name: str) -> None:
-    if shutil.which("groff") is None:
-        pytest.skip("groff is not installed")
     done = subprocess.run(
-        ["groff", "-man", "-Tutf8", "-ww", REPOSITORY / "man" / name], capture_output=True, timeout=30
+        [system_program("groff"), "-man", "-Tutf8", "-ww", REPOSITORY / "man" / name],
+        capture_output=True,
+        timeout=30,
     )
     assert (done.returncode, done.stderr) == (0, b"")
     text = re.sub(r".\x08|\x1b\[\d*m", "", done.stdout.decode())  # bold and underlined, in either way of old

@@ -102,6 +102,18 @@ def node_modules() -> Path:
     return project / "node_modules"
 
 
+def installed_program(*names: str) -> Path:
+    """Return the path of a program that `debian.sh` installs: of the first of its ``names`` that is there.
+
+    Raises:
+        PeerUnavailable: none is there.
+    """
+    for name in names:
+        if path := shutil.which(name):
+            return Path(path)
+    raise PeerUnavailable(f"{names[0]} is not installed; as root: make peers")
+
+
 def _tool(name: str) -> str:
     path = shutil.which(name)
     if path is None:

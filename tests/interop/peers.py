@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 import pytest
 
-from interop.build import INTEROP, PeerUnavailable, go_program, node_modules, nsq_sources
+from interop.build import INTEROP, PeerUnavailable, go_program, installed_program, node_modules, nsq_sources
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 15.0
@@ -161,6 +161,10 @@ class Broker:
         """POST ``body``. Raises as `http` does."""
         self._request("POST", path, body, params)
 
+    def put(self, path: str, body: bytes, **params: str | int) -> None:
+        """PUT ``body``. Raises as `http` does."""
+        self._request("PUT", path, body, params)
+
     def http(self, method: str, path: str, **params: str | int) -> bytes:
         """Make one HTTP request and return the body of the reply.
 
@@ -289,6 +293,31 @@ def nsqlookupd_example_config() -> Path:
 def _example_config(server: str) -> Path:
     with _or_skip():
         return nsq_sources() / "contrib" / f"{server}.cfg.example"
+
+
+def system_program(*names: str) -> Path:
+    """Return a program that `debian.sh` installs, such as ``promtool``: the first of its ``names`` that is there."""
+    with _or_skip():
+        return installed_program(*names)
+
+
+@contextmanager
+def prometheus(config: Path, data_path: Path) -> Iterator[str]:
+    """Run Prometheus on a free loopback port, and give its ``127.0.0.1:PORT``; it has ended when the block is left."""
+    child = Child(
+        [
+            system_program("prometheus"),
+            f"--config.file={config}",
+            f"--storage.tsdb.path={data_path}",
+            "--web.listen-address=127.0.0.1:0",
+        ]
+    )
+    try:
+        address = _await_line(child, re.compile(r'msg="Listening on" address=(\S+)'))[1]
+        _await_line(child, re.compile(r"Server is ready to receive web requests"))
+        yield address
+    finally:
+        child.close()
 
 
 @contextmanager
