@@ -1,4 +1,4 @@
-"""One broker for all tests of the commands; each test has a topic of its own."""
+"""Fixtures for the tests of commands: one broker for all tests, and a topic for each test."""
 
 import itertools
 import os
@@ -15,7 +15,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """Our broker; with QCLI_TEST_BROKER=nsqd in the environment the real nsqd instead."""
+    """A `qcli serve`, or an nsqd if the environment has QCLI_TEST_BROKER=nsqd."""
     run = nsqd if os.environ.get("QCLI_TEST_BROKER") == "nsqd" else qcli_serve
     with run(tmp_path_factory.mktemp("broker") / "data") as running:
         yield running
@@ -23,25 +23,27 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def qcli(broker: Broker) -> Cli:
-    """Commands that find that broker."""
+    """Runs commands against the broker."""
     return Cli(broker.tcp_address, broker.http_address)
 
 
 @pytest.fixture
 def topic() -> str:
-    """The name of a topic nobody has used."""
+    """A new name for a topic."""
     return f"topic{next(_numbers)}"
 
 
 @pytest.fixture
 def nowhere() -> Cli:
-    """Commands that find no broker."""
+    """Runs commands with an address where no broker listens."""
     return Cli("127.0.0.1:1", "127.0.0.1:1")
 
 
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
-    """Runs a command without input in this process, which takes a tenth of the time, as `run_here(qcli, "stat")`."""
+    """Runs a command without input in this process, in a tenth of the time of a new process: `run_here(qcli,
+    "stat")`.
+    """
 
     def run_here(cli: Cli, *args: str) -> Result:
         with monkeypatch.context() as patch:
@@ -56,5 +58,5 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture
 
 @pytest.fixture
 def log_here(nowhere: Cli, run_here: Run) -> Run:
-    """Runs `qcli log` in this process, as `log_here("dump", folder)`."""
+    """Runs `qcli log` in this process: `log_here("dump", folder)`."""
     return lambda *args: run_here(nowhere, "log", *args)

@@ -1,10 +1,11 @@
-"""What the tests of the commands share.
+"""Helpers for the tests of commands.
 
-- `Cli` runs `qcli` as users do: as a process, with its own environment and pipes, and never without a time limit.
-- `serving`, `refusal`, `options` and `lines_until_ready` run `qcli serve`, or only read its command line.
-- `does_not_exist` is the error about a missing topic or channel, `without_suggestion` removes the part that varies.
-- `fail_messages` is a consumer that can process nothing.
-- `all_contexts` are all commands there are; `only_ours` marks tests of what only our broker can do.
+- `Cli` runs `qcli` as users do: as a process with its own environment and pipes, and with a time limit.
+- `serving`, `refusal`, `options` and `lines_until_ready` run `qcli serve`, or only parse its command line.
+- `does_not_exist` is the error for a missing topic or channel; `without_suggestion` removes its variable
+  part.
+- `fail_messages` is a consumer that requeues messages.
+- `all_contexts` are the contexts of all commands; `only_ours` marks tests that nsqd cannot pass.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ if TYPE_CHECKING:
     from trio_nsq.broker import BrokerOptions
 
 DEADLINE_S = 30.0
-"""Far above what anything here takes; only a hanging command gets there."""
+"""Far above the time of any command: only a hanging command reaches it."""
 
 only_ours = pytest.mark.skipif(
     os.environ.get("QCLI_TEST_BROKER") == "nsqd", reason="nsqd has no log that could be read"
 )
-"""For tests of what only our broker can do."""
+"""Marks tests of features that nsqd does not have."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a command."""
+    """The result of a command."""
 
     code: int
     out: bytes
@@ -65,14 +66,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Cli:
-    """`qcli` with the addresses of one broker in its environment."""
+    """Runs `qcli` with the addresses of one broker in its environment."""
 
     tcp_address: str
     http_address: str
     env: dict[str, str] = field(default_factory=dict)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The environment commands run in."""
+        """The environment of the commands."""
         plain = {
             name: value for name, value in os.environ.items() if not name.startswith(("QCLI_", "COLUMNS"))
         }
@@ -91,7 +92,7 @@ class Cli:
         return Result(done.returncode, done.stdout, done.stderr.decode())
 
     def publish(self, topic: str, bodies: Sequence[bytes], *, at_once: int = 5000) -> None:
-        """Publish over HTTP, which takes a hundredth of the time of `qcli pub`."""
+        """Publish over HTTP, in a hundredth of the time of `qcli pub`."""
         connection = http.client.HTTPConnection(self.http_address, timeout=DEADLINE_S)
         try:
             for start in range(0, len(bodies), at_once):
@@ -107,7 +108,7 @@ class Cli:
     def running(
         self, *args: str, stdin: int | IO[bytes] | None = subprocess.PIPE, stdout: int = subprocess.PIPE
     ) -> Iterator[Running]:
-        """Run a command beside the test; killed at the end if it still runs."""
+        """Run a command in the background. At the end of the block it is killed if it still runs."""
         process = subprocess.Popen(
             command_line(*args),
             stdin=stdin,
@@ -128,7 +129,7 @@ class Cli:
                         pass  # unsent input
 
     def wait_until(self, source: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Watch a topic, or a channel, until a record of `stat` meets the condition; return that record."""
+        """Run `stat` until a record of a topic or channel meets the condition; return that record."""
         with self.running("stat", source, "--format", "json", "--count", "0", "--interval", "20ms") as stat:
             deadline = time.monotonic() + DEADLINE_S
             while not condition(record := json.loads(stat.read_line())):
@@ -138,7 +139,7 @@ class Cli:
 
     @contextmanager
     def on_terminal(self, *args: str, rows: int = 24, columns: int = 120, **env: str) -> Iterator[Terminal]:
-        """Run a command on a terminal of its own; killed at the end if it still runs."""
+        """Run a command on its own terminal. At the end of the block it is killed if it still runs."""
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
             command_line(*args),
@@ -161,36 +162,36 @@ Run = Callable[..., Result]
 
 
 def command_line(*args: str) -> list[str]:
-    """The words that run `qcli` with these arguments."""
+    """Return the command line that runs `qcli` with these arguments."""
     return [sys.executable, "-m", "qcli", *args]
 
 
 class Running:
-    """A command that runs."""
+    """A running command."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
 
     def write(self, data: bytes) -> None:
-        """Write to its standard input, now."""
+        """Write to its stdin and flush."""
         assert self.process.stdin is not None
         self.process.stdin.write(data)
         self.process.stdin.flush()
 
     def read(self, size: int) -> bytes:
-        """Exactly so many bytes of its standard output."""
+        """Read this many bytes of its stdout."""
         assert self.process.stdout is not None
         return read_exactly(self.process.stdout.fileno(), size)
 
     def read_line(self) -> bytes:
-        """The next line of its standard output."""
+        """Read the next line of its stdout."""
         line = b""
         while not line.endswith(b"\n"):
             line += self.read(1)
         return line
 
     def hear_line(self) -> str:
-        """The next line of its standard error."""
+        """Read the next line of its stderr."""
         assert self.process.stderr is not None
         line = b""
         while not line.endswith(b"\n"):
@@ -198,13 +199,13 @@ class Running:
         return line.decode()
 
     def end(self) -> Result:
-        """End its input and wait for its end."""
+        """Close its stdin, and wait until it exits."""
         out, err = self.process.communicate(timeout=DEADLINE_S)
         return Result(self.process.returncode, out, err.decode())
 
 
 class Terminal:
-    """A command and the terminal it runs on."""
+    """A command and its terminal."""
 
     def __init__(self, process: subprocess.Popen[bytes], fd: int) -> None:
         self.process = process
@@ -212,14 +213,14 @@ class Terminal:
         self._fd = fd
 
     def expect(self, text: bytes) -> None:
-        """Wait until it has shown this."""
+        """Wait until the terminal has shown this text."""
         deadline = time.monotonic() + DEADLINE_S
         while text not in self.shown:
             if not select.select([self._fd], [], [], max(0, deadline - time.monotonic()))[0]:
                 raise TimeoutError(f"{text!r} was not shown, but {self.shown!r}")
             try:
                 self.shown += os.read(self._fd, 65536)
-            except OSError as error:  # EIO: the command has ended
+            except OSError as error:  # EIO: the command has exited
                 raise EOFError(f"{text!r} was not shown, but {self.shown!r}") from error
 
     def type(self, text: bytes) -> None:
@@ -227,15 +228,15 @@ class Terminal:
         os.write(self._fd, text)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Make the window larger or smaller. It tells a command that asks the terminal, not the environment."""
+        """Resize the window. The new size is used by commands that ask the terminal, not the environment."""
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        # The system tells the processes of the terminal's session itself, but ours has not made it its own.
+        # The kernel signals only the processes of the terminal's session, and this process has another
+        # session.
         self.process.send_signal(signal.SIGWINCH)
 
     def interrupt(self) -> int:
-        """Send SIGINT until it ends, and return the exit code.
-
-        Once is not enough: between an `input` that has not begun to wait and one that waits, Python may overlook it.
+        """Send SIGINT until it exits, and return the exit code. One signal may be lost: Python can miss it
+        between the start of an `input` and its wait.
         """
         while self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
@@ -243,7 +244,7 @@ class Terminal:
         return self.end()
 
     def end(self) -> int:
-        """Wait for its end and return the exit code; `shown` is complete then."""
+        """Wait until it exits and return the exit code; `shown` is then complete."""
         self._read_until(time.monotonic() + DEADLINE_S)
         return self.process.wait(DEADLINE_S)
 
@@ -251,12 +252,12 @@ class Terminal:
         while select.select([self._fd], [], [], max(0, deadline - time.monotonic()))[0]:
             try:
                 self.shown += os.read(self._fd, 65536)
-            except OSError:  # EIO: it has ended
+            except OSError:  # EIO: it has exited
                 return
 
 
 def read_exactly(fd: int, size: int) -> bytes:
-    """So many bytes from a descriptor, within the deadline."""
+    """Read this many bytes from a descriptor, before the deadline."""
     data = b""
     deadline = time.monotonic() + DEADLINE_S
     while len(data) < size:
@@ -270,7 +271,7 @@ def read_exactly(fd: int, size: int) -> bytes:
 
 
 def lines(bodies: Sequence[bytes]) -> bytes:
-    """Bodies as `tail` writes them."""
+    """Return bodies as `tail` writes them."""
     return b"".join(body + b"\n" for body in bodies)
 
 
@@ -279,14 +280,14 @@ FREE_PORTS = ("--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
 
 @contextmanager
 def serving(tmp_path: Path, *flags: str, **env: str) -> Iterator[Running]:
-    """A broker on free ports, with its data in `tmp_path`, unless flags say otherwise."""
+    """Run a broker on free ports. Its data is in `tmp_path`, unless the flags have another folder."""
     nowhere = Cli("127.0.0.1:1", "127.0.0.1:1", env)
     with nowhere.running("serve", "--data-path", str(tmp_path / "data"), *FREE_PORTS, *flags) as broker:
         yield broker
 
 
 def lines_until_ready(broker: Running) -> list[str]:
-    """What it says until it is ready, that included."""
+    """Return its log lines up to and including the one that says it is ready."""
     heard = [broker.hear_line()]
     while not heard[-1].startswith("ready"):
         heard.append(broker.hear_line())
@@ -294,7 +295,9 @@ def lines_until_ready(broker: Running) -> list[str]:
 
 
 def refusal(tmp_path: Path, *flags: str, code: int = 1) -> str:
-    """The one line that says why the broker does not start, before which only the log, or the usage, may stand."""
+    """Return the one line with the reason why the broker does not start. Only the log or the usage may
+    precede it.
+    """
     with serving(tmp_path, *flags) as broker:
         result = broker.end()
     assert (result.code, result.out) == (code, b""), result.err
@@ -309,7 +312,7 @@ def refusal(tmp_path: Path, *flags: str, code: int = 1) -> str:
 
 
 def all_contexts() -> list[click.Context]:
-    """The context of the root command, and of every command below it."""
+    """Return the contexts of the root command and of all its subcommands."""
     import click
 
     from qcli.app import root
@@ -319,7 +322,7 @@ def all_contexts() -> list[click.Context]:
 
 
 def options(*args: str) -> BrokerOptions:
-    """What the broker is told for these flags, and this process's environment."""
+    """Return the broker's options for these flags and the environment of this process."""
     from qcli.commands.serve.command import command
     from qcli.commands.serve.settings import broker_options
 
@@ -337,7 +340,7 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def fail_messages(tcp_address: str, topic: str, channel: str, count: int) -> None:
-    """Send back so many messages of a channel, as they come."""
+    """Requeue this many messages of a channel, as they arrive."""
     host, _, port = tcp_address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as sock:
         sock.sendall(f"  V2SUB {topic} {channel}\nRDY 1\n".encode())
@@ -353,9 +356,8 @@ def fail_messages(tcp_address: str, topic: str, channel: str, count: int) -> Non
 
 
 def does_not_exist(name: str, address: str, option: str = "") -> str:
-    """The error of a command that does not find a topic, or a channel (`TOPIC/CHANNEL`), at a broker's HTTP address.
-
-    `option` is the end of the command that creates it.
+    """Return the error for a topic or channel (`TOPIC/CHANNEL`) that does not exist, at a broker's HTTP
+    address. `option` is the end of the command that creates it.
     """
     kind, also = ("channel", "") if "/" in name else ("topic", ", or publish to it")
     return (
@@ -365,5 +367,5 @@ def does_not_exist(name: str, address: str, option: str = "") -> str:
 
 
 def without_suggestion(text: str) -> str:
-    """An error without the similar name that it suggests: other tests have topics too."""
+    """Remove the suggested name from an error: it may be a topic of another test."""
     return re.sub(r" \(did you mean \S+\?\)", "", text)

@@ -1,4 +1,4 @@
-"""`qcli topic` and `qcli channel`."""
+"""Tests for `qcli topic` and `qcli channel`."""
 
 import subprocess
 
@@ -13,7 +13,7 @@ def test_topic_create_list_and_delete(qcli: Cli, topic: str) -> None:
     result = qcli("topic", "create", *names)
     assert (result.code, result.out) == (0, b"")
     assert result.err == f"topic {names[0]} created\ntopic {names[1]} created\n"
-    again = qcli("topic", "create", *names, f"{topic}.c")  # no mistake
+    again = qcli("topic", "create", *names, f"{topic}.c")  # not an error
     assert again.code == 0
     assert again.err == (
         f"topic {names[0]} exists already\ntopic {names[1]} exists already\ntopic {topic}.c created\n"
@@ -84,7 +84,7 @@ def test_channel_create_pause_empty_and_delete(qcli: Cli, broker: Broker, topic:
     assert qcli("stat", source).code == 1
 
 
-def test_what_is_not_there_is_named(qcli: Cli, topic: str) -> None:
+def test_missing_topics_and_channels_are_named(qcli: Cli, topic: str) -> None:
     missing = does_not_exist(topic, qcli.http_address)
     for args in (
         ["topic", "pause", topic],
@@ -98,7 +98,7 @@ def test_what_is_not_there_is_named(qcli: Cli, topic: str) -> None:
     assert (result.code, result.err) == (1, does_not_exist(f"{topic}/c", qcli.http_address))
 
 
-def test_a_similar_name_is_suggested(qcli: Cli, topic: str) -> None:
+def test_similar_name_is_suggested(qcli: Cli, topic: str) -> None:
     qcli("topic", "create", f"{topic}.orders")
     qcli("channel", "create", f"{topic}.orders/archive")
     for wrong, right in (
@@ -111,7 +111,7 @@ def test_a_similar_name_is_suggested(qcli: Cli, topic: str) -> None:
             assert (result.code, f"(did you mean {right}?)" in result.err) == (1, True), result.err
 
 
-def test_part_of_it_done_is_said(qcli: Cli, topic: str) -> None:
+def test_partial_success_is_reported(qcli: Cli, topic: str) -> None:
     qcli("topic", "create", topic)
     result = qcli("topic", "pause", f"{topic}.missing", topic)
     assert result.code == 4
@@ -120,14 +120,14 @@ def test_part_of_it_done_is_said(qcli: Cli, topic: str) -> None:
 
 
 @pytest.mark.parametrize("args", [["topic", "delete", "t"], ["channel", "empty", "t/c"]])
-def test_destroying_unasked_needs_yes(qcli: Cli, args: list[str]) -> None:
+def test_deleting_needs_yes_without_a_terminal(qcli: Cli, args: list[str]) -> None:
     result = qcli(*args)
     assert result.code == 2
     assert "--yes" in result.err
 
 
 @pytest.mark.parametrize("args", ["topic delete t", "channel empty t/c", "dlq drop t"])
-def test_there_is_nobody_to_ask_if_standard_input_is_closed(qcli: Cli, args: str) -> None:
+def test_deleting_needs_yes_with_stdin_closed(qcli: Cli, args: str) -> None:
     line = " ".join(command_line(*args.split()))
     done = subprocess.run(
         ["sh", "-c", f"exec {line} <&-"], capture_output=True, env=qcli.environment(), timeout=DEADLINE_S
@@ -137,7 +137,7 @@ def test_there_is_nobody_to_ask_if_standard_input_is_closed(qcli: Cli, args: str
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"n\n", 1, 0), (b"\n", 1, 0)])
-def test_destroying_asks_on_a_terminal(qcli: Cli, topic: str, answer: bytes, code: int, left: int) -> None:
+def test_deleting_asks_on_a_terminal(qcli: Cli, topic: str, answer: bytes, code: int, left: int) -> None:
     qcli("topic", "create", topic)
     with qcli.on_terminal("topic", "delete", topic) as terminal:
         terminal.expect(f"Delete topic {topic} on {qcli.http_address}? [y/N]: ".encode())
@@ -146,7 +146,7 @@ def test_destroying_asks_on_a_terminal(qcli: Cli, topic: str, answer: bytes, cod
     assert qcli("stat", topic).code == left
 
 
-def test_the_end_of_the_input_is_a_no(qcli: Cli, topic: str) -> None:
+def test_end_of_input_means_no(qcli: Cli, topic: str) -> None:
     qcli("topic", "create", topic)
     with qcli.on_terminal("topic", "delete", topic) as terminal:
         terminal.expect(b"[y/N]: ")
@@ -156,7 +156,7 @@ def test_the_end_of_the_input_is_a_no(qcli: Cli, topic: str) -> None:
     assert qcli("stat", topic).code == 0
 
 
-def test_an_interrupted_question_destroys_nothing(qcli: Cli, topic: str) -> None:
+def test_interrupted_question_deletes_nothing(qcli: Cli, topic: str) -> None:
     qcli("topic", "create", topic)
     with qcli.on_terminal("topic", "delete", topic) as terminal:
         terminal.expect(b"[y/N]: ")
@@ -173,7 +173,7 @@ def test_an_interrupted_question_destroys_nothing(qcli: Cli, topic: str) -> None
         ["topic", "create"],
     ],
 )
-def test_bad_names_are_usage_errors(nowhere: Cli, args: list[str]) -> None:
+def test_invalid_names_are_usage_errors(nowhere: Cli, args: list[str]) -> None:
     assert nowhere(*args).code == 2
 
 

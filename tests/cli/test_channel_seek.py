@@ -1,4 +1,4 @@
-"""`qcli channel seek`."""
+"""Tests for `qcli channel seek`."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def depth(broker: Broker, topic: str) -> int:
     return found
 
 
-def test_back(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_seek_back(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c", "other")
     fill(qcli, topic, 10)
     assert len(qcli("tail", f"{topic}/c", "-n", "10").out.splitlines()) == 10
@@ -37,7 +37,7 @@ def test_back(qcli: Cli, broker: Broker, topic: str) -> None:
     assert depth(broker, topic) == 10
 
 
-def test_forward_needs_an_agreement(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_seek_forward_asks(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     fill(qcli, topic, 10)
     refused = qcli("channel", "seek", f"{topic}/c", "--to", "1")
@@ -61,7 +61,7 @@ def test_forward_needs_an_agreement(qcli: Cli, broker: Broker, topic: str) -> No
     assert depth(broker, topic) == 0
 
 
-def test_what_is_in_flight(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_messages_in_flight(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     fill(qcli, topic, 3)
     with qcli.running("tail", f"{topic}/c", "--max-in-flight", "3") as tail:
@@ -71,7 +71,7 @@ def test_what_is_in_flight(qcli: Cli, broker: Broker, topic: str) -> None:
         assert tail.read(6) == b"0\n1\n2\n"
 
 
-def test_json(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_json_report(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     fill(qcli, topic, 10)
     (move,) = qcli("channel", "seek", f"{topic}/c", "--to", "4", "--yes", "--format", "json").records
@@ -88,7 +88,7 @@ def test_json(qcli: Cli, broker: Broker, topic: str) -> None:
     }
 
 
-def test_to_what_is_not_there(tmp_path: Path) -> None:
+def test_seek_beyond_the_log(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--max-bytes-per-file=1") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t", "c")
@@ -107,7 +107,7 @@ def test_to_what_is_not_there(tmp_path: Path) -> None:
         )
 
 
-def test_it_outlasts_a_kill(tmp_path: Path) -> None:
+def test_new_position_survives_a_kill(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--checkpoint-interval=1h") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t", "c")
@@ -120,7 +120,7 @@ def test_it_outlasts_a_kill(tmp_path: Path) -> None:
         assert qcli("tail", "t/c", "-n", "4").out == b"6\n7\n8\n9\n"
 
 
-def test_what_is_not_there(qcli: Cli, nowhere: Cli, topic: str) -> None:
+def test_missing_channel(qcli: Cli, nowhere: Cli, topic: str) -> None:
     result = qcli("channel", "seek", f"{topic}/c", "--to", "0")
     assert (result.code, without_suggestion(result.err)) == (1, does_not_exist(topic, qcli.http_address))
     qcli("topic", "create", topic)
@@ -136,10 +136,10 @@ def test_what_is_not_there(qcli: Cli, nowhere: Cli, topic: str) -> None:
         (["t", "--to", "0"], "Invalid value for 'TOPIC/CHANNEL': 't' has no channel: write t/CHANNEL."),
     ],
 )
-def test_usage(nowhere: Cli, args: list[str], error: str) -> None:
+def test_usage_errors(nowhere: Cli, args: list[str], error: str) -> None:
     result = nowhere("channel", "seek", *args)
     assert (result.code, result.err.splitlines()[-1]) == (2, f"Error: {error}")
 
 
-def test_it_is_documented_with_its_group(qcli: Cli) -> None:
+def test_seek_is_listed_in_the_help_of_its_group(qcli: Cli) -> None:
     assert b"seek" in qcli("channel", "--help").out

@@ -1,4 +1,4 @@
-"""Completion, asked as the scripts ask."""
+"""Tests for completion, called as the shell scripts call it."""
 
 import socket
 import subprocess
@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def ask(qcli: Cli, line: str, **env: str) -> list[list[str]]:
-    """What zsh and fish are told for this line, as fields; on a busy machine too."""
+    """Return the candidates for zsh and fish, as fields. Repeats while a busy machine causes timeouts."""
     *words, current = line.split(" ")
     env = {"QCLI_COMPLETION_TIMEOUT": "20s"} | env
     env |= {"_QCLI_COMPLETE": "zsh_complete", "QCLI_WORDS": "\n".join(words), "QCLI_CURRENT": current}
@@ -25,13 +25,13 @@ def ask(qcli: Cli, line: str, **env: str) -> list[list[str]]:
 
 
 def names(qcli: Cli, line: str) -> list[str]:
-    """The candidates alone."""
+    """Return the candidates only."""
     return [value for kind, value, _ in ask(qcli, line)]
 
 
 @pytest.fixture
 def topics(broker: Broker, topic: str) -> str:
-    """The common beginning of two topics, one with two channels and one with none."""
+    """The common prefix of two topics, one with two channels and one with none."""
     broker.create(f"{topic}.a", "c1", "c2#ephemeral")
     broker.create(f"{topic}.b")
     return topic
@@ -47,7 +47,7 @@ def test_commands_and_options(nowhere: Cli) -> None:
     assert ask(nowhere, "qcli pub clicks ./a") == [["file", "./a", ""]]
 
 
-def test_words_of_help(nowhere: Cli) -> None:
+def test_topics_of_help(nowhere: Cli) -> None:
     assert names(nowhere, "qcli help ex") == ["exit-codes"]
     assert names(nowhere, "qcli help p") == ["pub", "peek", "positions"]
     assert names(nowhere, "qcli help channel se") == ["seek", "set", "settings"]
@@ -55,7 +55,7 @@ def test_words_of_help(nowhere: Cli) -> None:
     assert ["plain", "connection", "TLS, AUTH and compression"] in ask(nowhere, "qcli help ")
 
 
-def test_values_of_serve_s_options(nowhere: Cli) -> None:
+def test_values_of_options_of_serve(nowhere: Cli) -> None:
     assert names(nowhere, "qcli serve --log-level ") == ["debug", "info", "warn", "error", "fatal"]
     assert names(nowhere, "qcli serve -log-level w") == ["warn"]
     assert names(nowhere, "qcli serve --sync=") == ["--sync=always", "--sync=interval"]
@@ -66,7 +66,7 @@ def test_values_of_serve_s_options(nowhere: Cli) -> None:
     assert ask(nowhere, "qcli serve --data-path ./d") == [["dir", "./d", ""]]
 
 
-def test_a_value_that_may_be_left_out_is_offered_behind_its_sign_only(nowhere: Cli) -> None:
+def test_optional_value_is_offered_only_after_the_equals_sign(nowhere: Cli) -> None:
     assert names(nowhere, "qcli serve --tls-required=t") == [
         "--tls-required=true",
         "--tls-required=tcp-https",
@@ -76,7 +76,7 @@ def test_a_value_that_may_be_left_out_is_offered_behind_its_sign_only(nowhere: C
     assert names(nowhere, "qcli serve --snappy --deflate --cac") == ["--cache-bytes"]
 
 
-def test_a_bad_configuration_file_does_not_matter(nowhere: Cli) -> None:
+def test_invalid_configuration_file_is_ignored(nowhere: Cli) -> None:
     assert names(nowhere, "qcli serve --config /nonsense --cac") == ["--cache-bytes"]
 
 
@@ -99,13 +99,13 @@ def test_values_of_settings(nowhere: Cli) -> None:
     assert bash(nowhere, "qcli topic set t when_full=d") == ["drop-oldest", "default"]
 
 
-def test_topics_that_have_dead_letters(qcli: Cli, broker: Broker, topics: str) -> None:
+def test_topics_with_dead_letters(qcli: Cli, broker: Broker, topics: str) -> None:
     broker.create(f"{topics}.dead", "dead-letters")
     for verb in ("list", "show", "requeue", "drop"):
         assert names(qcli, f"qcli dlq {verb} {topics}") == [f"{topics}.dead"]
 
 
-def test_channels_once_the_topic_is_clear(qcli: Cli, topics: str) -> None:
+def test_channels_of_the_given_topic(qcli: Cli, topics: str) -> None:
     channels = [f"{topics}.a/c1", f"{topics}.a/c2#ephemeral"]
     assert names(qcli, f"qcli tail {topics}.a") == [f"{topics}.a", *channels]
     assert names(qcli, f"qcli tail {topics}.a/") == channels
@@ -113,31 +113,31 @@ def test_channels_once_the_topic_is_clear(qcli: Cli, topics: str) -> None:
     assert names(qcli, f"qcli channel pause {topics}.a") == channels
 
 
-def test_a_channel_is_still_to_come(qcli: Cli, topics: str) -> None:
+def test_topic_is_completed_with_a_slash(qcli: Cli, topics: str) -> None:
     answers = ask(qcli, f"qcli channel pause {topics}")
     assert answers == [["unfinished", f"{topics}.a/", ""], ["unfinished", f"{topics}.b/", ""]]
 
 
-def test_the_address_on_the_command_line_counts(nowhere: Cli, broker: Broker, topics: str) -> None:
+def test_address_on_the_command_line_is_used(nowhere: Cli, broker: Broker, topics: str) -> None:
     assert names(nowhere, f"qcli pub {topics}") == []
     address = broker.http_address
     assert len(names(nowhere, f"qcli pub --nsqd-http-address {address} {topics}")) == 2
     assert len(names(nowhere, f"qcli pub --nsqd-http-address={address} {topics}")) == 2
 
 
-def test_a_broker_that_does_not_answer_is_not_waited_for(nowhere: Cli) -> None:
+def test_silent_broker_does_not_block(nowhere: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         for timeout in ("", "100ms", "nonsense"):
             begun = time.monotonic()
             line = f"qcli pub --nsqd-http-address {address} "
             assert ask(nowhere, line, QCLI_COMPLETION_TIMEOUT=timeout) == []
-            # Half a second, and what a Python process takes to start; a connection would have five.
+            # Half a second, and the start of a Python process; a connection would time out after five.
             assert time.monotonic() - begun < 4
 
 
 def bash(qcli: Cli, line: str) -> list[str]:
-    """What bash offers, by the script itself."""
+    """Return the candidates that bash shows, by running the script."""
     script = f"""
         source {REPOSITORY}/completions/qcli.bash
         compopt() {{ echo "compopt $*"; }}
@@ -161,8 +161,8 @@ def bash(qcli: Cli, line: str) -> list[str]:
 def test_bash(qcli: Cli, topics: str) -> None:
     assert sorted(bash(qcli, "qcli d")) == ["deferred", "dlq"]
     assert bash(qcli, f"qcli tail {topics}.a/") == [f"{topics}.a/c1", f"{topics}.a/c2#ephemeral"]
-    assert bash(qcli, f"cat x | qcli pub {topics}") == []  # bash itself cuts the line to the command
-    # bash takes the part after `=` for the word
+    assert bash(qcli, f"cat x | qcli pub {topics}") == []  # bash cuts the line at the cursor
+    # bash treats the part after `=` as the word
     assert bash(qcli, "qcli tail --format=j") == ["json"]
     address = qcli.http_address
     assert bash(qcli, f"qcli pub --nsqd-http-address={address} {topics}.b") == [f"{topics}.b"]

@@ -1,4 +1,4 @@
-"""TLS, AUTH, compression and unix sockets: how commands connect to brokers that ask for it."""
+"""Tests for TLS, AUTH, compression and unix sockets."""
 
 import json
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ SECRET = "open sesame"
 
 
 class Guarded(NamedTuple):
-    """A broker that takes TLS with a known certificate only, and those who know the secret."""
+    """A broker that requires TLS with a client certificate, and an auth secret."""
 
     broker: Broker
     auth: AuthServer
     env: dict[str, str]
 
     def cli(self, **changes: str) -> Cli:
-        """Commands with all that is needed in their environment, but for what is changed."""
+        """Return a `Cli` with everything needed in its environment, with these changes."""
         return Cli(self.broker.tcp_address, f"https://{self.broker.https_address}", self.env | changes)
 
 
@@ -36,7 +36,7 @@ def _answer(request: Request) -> Response:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """Such a broker."""
+    """A guarded broker."""
     folder = tmp_path_factory.mktemp("guarded")
     certificates = Certificates(folder)
     cert, key = certificates.client_files("somebody")
@@ -54,7 +54,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
             yield Guarded(broker, auth, env)
 
 
-def test_all_kinds_of_commands_reach_a_guarded_broker(guarded: Guarded, topic: str) -> None:
+def test_commands_reach_a_guarded_broker(guarded: Guarded, topic: str) -> None:
     qcli = guarded.cli()
     assert qcli("pub", topic, stdin=b"one\ntwo\n").code == 0
     assert qcli("tail", f"{topic}/c", "-n", "2").out == b"one\ntwo\n"
@@ -63,7 +63,7 @@ def test_all_kinds_of_commands_reach_a_guarded_broker(guarded: Guarded, topic: s
     assert [row["message_count"] for row in qcli("stat", topic, "--format", "json").records] == [2, 2]
 
 
-def test_the_same_with_options_instead_of_variables(guarded: Guarded, run_here: Run, topic: str) -> None:
+def test_options_instead_of_variables(guarded: Guarded, run_here: Run, topic: str) -> None:
     qcli = Cli(guarded.broker.tcp_address, f"https://{guarded.broker.https_address}")
     files = [
         word
@@ -74,7 +74,7 @@ def test_the_same_with_options_instead_of_variables(guarded: Guarded, run_here: 
     assert run_here(qcli, "peek", topic, *files, "--format", "raw").out == b"one\n"
 
 
-def test_the_server_may_be_believed_unseen(guarded: Guarded, run_here: Run, topic: str) -> None:
+def test_certificate_check_can_be_skipped(guarded: Guarded, run_here: Run, topic: str) -> None:
     qcli = guarded.cli(QCLI_CLIENT_TLS_ROOT_CA_FILE="", QCLI_CLIENT_TLS_INSECURE_SKIP_VERIFY="1")
     assert qcli("pub", topic, stdin=b"one\n").code == 0
     assert run_here(qcli, "peek", topic, "--format", "raw").out == b"one\n"
@@ -109,7 +109,7 @@ LOG = ("tail", "refused", "--from", "1")
         (LOG, {"QCLI_CLIENT_TLS_ROOT_CA_FILE": ""}, 3, "is not trusted: "),
     ],
 )
-def test_what_is_missing_is_told(
+def test_missing_certificate_or_secret_is_reported(
     guarded: Guarded, run_here: Run, command: tuple[str, ...], changes: dict[str, str], code: int, said: str
 ) -> None:
     result = run_here(guarded.cli(**changes), *command)
@@ -119,7 +119,7 @@ def test_what_is_missing_is_told(
 
 
 @pytest.mark.parametrize("command", [STAT, LOG], ids="-".join)
-def test_plain_http_to_a_broker_that_wants_tls(
+def test_plain_http_is_refused_with_tls_options(
     guarded: Guarded, run_here: Run, command: tuple[str, ...]
 ) -> None:
     result = run_here(Cli("127.0.0.1:1", guarded.broker.http_address, guarded.env), *command)
@@ -128,14 +128,14 @@ def test_plain_http_to_a_broker_that_wants_tls(
 
 
 @pytest.mark.parametrize("command", [STAT, LOG], ids="-".join)
-def test_plain_http_to_the_port_of_https(guarded: Guarded, run_here: Run, command: tuple[str, ...]) -> None:
+def test_plain_http_to_the_https_port(guarded: Guarded, run_here: Run, command: tuple[str, ...]) -> None:
     address = guarded.broker.https_address
     result = run_here(Cli("127.0.0.1:1", str(address)), *command)
     assert result.code == 3
     assert f"Is it the port of HTTPS (then write https://{address})?" in result.err
 
 
-def test_tls_over_http_is_said_in_the_address(guarded: Guarded, nowhere: Cli, run_here: Run) -> None:
+def test_https_needs_an_https_address(guarded: Guarded, nowhere: Cli, run_here: Run) -> None:
     result = run_here(nowhere, "stat", "--tls")
     assert result.code == 2
     assert "for TLS write --nsqd-http-address https://HOST:PORT" in result.err.replace("\n", " ")
@@ -143,14 +143,14 @@ def test_tls_over_http_is_said_in_the_address(guarded: Guarded, nowhere: Cli, ru
     assert run_here(guarded.cli(), "stat", "--tls").code == 0
 
 
-def test_a_discovery_service_is_no_broker(run_here: Run) -> None:
+def test_discovery_service_is_not_a_broker(run_here: Run) -> None:
     with qcli_lookupd() as lookupd:
         result = run_here(Cli("127.0.0.1:1", lookupd.http_address), "stat")
     assert result.code == 3
     assert "or an nsqlookupd's?" in result.err
 
 
-def test_https_to_the_port_of_plain_http(guarded: Guarded, run_here: Run) -> None:
+def test_https_to_the_plain_http_port(guarded: Guarded, run_here: Run) -> None:
     result = run_here(Cli("127.0.0.1:1", f"https://{guarded.broker.http_address}", guarded.env), "stat")
     assert result.code == 3
     assert result.err.startswith("Error: TLS with the broker at https://127.0.0.1:")
@@ -158,7 +158,7 @@ def test_https_to_the_port_of_plain_http(guarded: Guarded, run_here: Run) -> Non
 
 
 @pytest.mark.parametrize("command", [STAT, LOG], ids="-".join)
-def test_who_asks_for_tls_is_not_answered_in_the_clear(
+def test_tls_options_never_fall_back_to_plain_text(
     guarded: Guarded, nowhere: Cli, run_here: Run, command: tuple[str, ...]
 ) -> None:
     result = run_here(nowhere, *command, "--tls-root-ca-file", guarded.env["QCLI_CLIENT_TLS_ROOT_CA_FILE"])
@@ -166,7 +166,7 @@ def test_who_asks_for_tls_is_not_answered_in_the_clear(
     assert "--tls-root-ca-file: this command sends HTTP requests" in result.err
 
 
-def test_a_broker_without_tls_is_not_spoken_to_in_the_clear(guarded: Guarded, qcli: Cli, topic: str) -> None:
+def test_broker_without_tls_is_refused_if_tls_is_required(guarded: Guarded, qcli: Cli, topic: str) -> None:
     qcli = Cli(qcli.tcp_address, qcli.http_address, guarded.env)
     result = qcli("pub", topic, stdin=b"one\n")
     assert result.code == 1
@@ -193,7 +193,7 @@ def test_a_broker_without_tls_is_not_spoken_to_in_the_clear(guarded: Guarded, qc
         (("--snappy", "--deflate"), 2, "exclude each other"),
     ],
 )
-def test_options_that_cannot_be_used(
+def test_unusable_options(
     nowhere: Cli, run_here: Run, tmp_path: Path, words: tuple[str, ...], code: int, said: str
 ) -> None:
     names = {"none": tmp_path / "none.pem", "garbage": tmp_path / "garbage.pem"}
@@ -203,7 +203,7 @@ def test_options_that_cannot_be_used(
     assert said.format(**names) in result.err.replace("\n", " ")
 
 
-def test_connections_are_compressed(broker: Broker, qcli: Cli, topic: str) -> None:
+def test_compressed_connections(broker: Broker, qcli: Cli, topic: str) -> None:
     with qcli.running("tail", f"{topic}/c", "--snappy") as tail:
         assert qcli("pub", topic, "--deflate", stdin=b"one\n" * 1000).code == 0
         assert tail.read(4000) == b"one\n" * 1000
@@ -226,7 +226,7 @@ def test_http_over_a_unix_socket(tmp_path: Path, run_here: Run) -> None:
 
 
 @pytest.mark.parametrize("option", ["--nsqd-tcp-address", "--nsqd-http-address"])
-def test_a_bad_address_is_blamed_on_what_the_user_gave(run_here: Run, option: str) -> None:
+def test_errors_name_the_option_or_variable_of_an_address(run_here: Run, option: str) -> None:
     variable = f"QCLI_{option[2:].upper().replace('-', '_')}"
     by_flag = run_here(Cli("127.0.0.1:1", "127.0.0.1:1"), "tail", "t", option, "x")
     assert (by_flag.code, f"'{option}': 'x' is not" in by_flag.err, variable in by_flag.err) == (
@@ -238,7 +238,7 @@ def test_a_bad_address_is_blamed_on_what_the_user_gave(run_here: Run, option: st
     assert (by_variable.code, f"'{variable}' in the environment: 'x'" in by_variable.err) == (2, True)
 
 
-def test_the_tcp_protocol_over_a_unix_socket_is_told_to_be_missing(run_here: Run) -> None:
+def test_unix_socket_for_tcp_is_refused(run_here: Run) -> None:
     for command in ("pub", "tail"):
         result = run_here(Cli("/run/nsqd.sock", "127.0.0.1:1"), command, "clicks")
         assert result.code == 2
@@ -258,9 +258,7 @@ def test_the_tcp_protocol_over_a_unix_socket_is_told_to_be_missing(run_here: Run
     ],
     ids="-".join,
 )
-def test_what_does_not_use_the_tcp_address_does_not_refuse_it(
-    run_here: Run, command: tuple[str, ...]
-) -> None:
+def test_unused_tcp_address_is_not_checked(run_here: Run, command: tuple[str, ...]) -> None:
     result = run_here(Cli("./t.sock", "127.0.0.1:1"), *command)
-    assert result.code == 3  # that is, it looked for its broker
+    assert result.code == 3  # so it tried to connect
     assert "answers at 127.0.0.1:1" in result.err

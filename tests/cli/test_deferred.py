@@ -1,4 +1,4 @@
-"""`qcli deferred`."""
+"""Tests for `qcli deferred`."""
 
 from cli.support import Cli, does_not_exist
 from interop.peers import Broker
@@ -45,7 +45,7 @@ def test_cancel(qcli: Cli, broker: Broker, topic: str) -> None:
     assert qcli("deferred", "cancel", f"{topic}/c", ids[0]).code == 1
 
 
-def test_what_is_wrong(qcli: Cli, nowhere: Cli, broker: Broker, topic: str) -> None:
+def test_errors(qcli: Cli, nowhere: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     wrong = qcli("deferred", "cancel", f"{topic}/c", "12")
     assert wrong.code == 2
@@ -56,7 +56,7 @@ def test_what_is_wrong(qcli: Cli, nowhere: Cli, broker: Broker, topic: str) -> N
     assert nowhere("deferred", "list", "t/c").code == 3
 
 
-def test_whoever_looks_before_there_is_a_channel_is_told_what_to_do(qcli: Cli, topic: str) -> None:
+def test_topic_without_channels_is_explained(qcli: Cli, topic: str) -> None:
     defer(qcli, topic, b"first")
     advice = f"qcli channel create {topic}/c"
     assert advice in qcli("deferred", "list", f"{topic}/c").err

@@ -1,4 +1,4 @@
-"""`qcli dlq`."""
+"""Tests for `qcli dlq`."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -10,7 +10,7 @@ from interop.peers import Broker
 
 @pytest.fixture
 def dead(qcli: Cli, broker: Broker, topic: str) -> str:
-    """A dead-letter topic with the three messages that channel c could not process; the topic has a channel d, too."""
+    """A dead-letter topic with three letters of channel c. The topic also has a channel d."""
     broker.create(topic, "c", "d")
     name = f"{topic}.dead"
     qcli("channel", "set", f"{topic}/c", "max_attempts=1", f"dead_letter_topic={name}")
@@ -66,7 +66,7 @@ def test_show(qcli: Cli, topic: str, dead: str) -> None:
     assert len(bodies(qcli, dead, "--origin", topic, "--reason", "requeued")) == 3
 
 
-def test_stat_shows_what_was_given_up(qcli: Cli, topic: str, dead: str) -> None:
+def test_stat_shows_exhausted_messages(qcli: Cli, topic: str, dead: str) -> None:
     c, d = qcli("stat", topic, "--format", "json").records[1:]
     assert (c["dead_letter_count"], c["given_up_count"]) == (3, 0)
     assert (d["dead_letter_count"], d["given_up_count"]) == (None, None)
@@ -90,13 +90,13 @@ def test_requeue(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
     assert qcli("dlq", "requeue", dead).err == f"{dead}: 0 requeued: no dead letters\n"
 
 
-def test_requeue_to_the_topic(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
+def test_requeue_to_the_topic_for_all_channels(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
     (record,) = qcli("dlq", "show", dead, "-n", "1", "--format", "json").records
     assert qcli("dlq", "requeue", dead, "--to-topic", "--id", record["id"]).code == 0
     assert [broker.channel_stats(topic, name)["depth"] for name in ("c", "d")] == [1, 4]
 
 
-def test_requeue_what_has_no_channel_any_more(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
+def test_requeue_if_the_channel_was_deleted(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
     qcli("channel", "delete", "--yes", f"{topic}/c")
     result = qcli("dlq", "requeue", dead)
     assert (result.code, result.out) == (1, b"")
@@ -142,7 +142,7 @@ def test_drop_asks(qcli: Cli, dead: str) -> None:
     assert bodies(qcli, dead) == []
 
 
-def test_what_a_consumer_holds_is_told_and_left_alone(qcli: Cli, dead: str) -> None:
+def test_letters_in_flight_are_reported_and_kept(qcli: Cli, dead: str) -> None:
     with qcli.running("tail", f"{dead}/dead-letters", "--max-in-flight", "1") as tail:
         assert tail.read_line() == b"one\n"
         qcli.wait_until(f"{dead}/dead-letters", lambda record: bool(record["depth"] == 0))
@@ -150,7 +150,7 @@ def test_what_a_consumer_holds_is_told_and_left_alone(qcli: Cli, dead: str) -> N
 
 
 @pytest.mark.parametrize("verb", [["list"], ["show"], ["requeue"], ["drop", "--yes"]])
-def test_a_topic_without_dead_letters(qcli: Cli, broker: Broker, topic: str, verb: list[str]) -> None:
+def test_topic_without_dead_letters(qcli: Cli, broker: Broker, topic: str, verb: list[str]) -> None:
     missing = qcli("dlq", *verb, topic)
     assert (missing.code, without_suggestion(missing.err)) == (1, does_not_exist(topic, qcli.http_address))
     broker.create(topic, "c")
@@ -159,6 +159,6 @@ def test_a_topic_without_dead_letters(qcli: Cli, broker: Broker, topic: str, ver
     assert (other.code, other.err) == (1, f"{error}See the topics that have: qcli dlq list\n")
 
 
-def test_nobody_there(nowhere: Cli) -> None:
+def test_no_broker(nowhere: Cli) -> None:
     assert nowhere("dlq", "list").code == 3
     assert nowhere("dlq", "requeue", "dead").code == 3

@@ -1,4 +1,4 @@
-"""Command lines in the documentation, and in the examples of the commands, are ones that qcli understands."""
+"""Check that qcli can parse the command lines in the documentation and in the commands' examples."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ _OPERATORS = {"|", ">", ">>", "<", "&", "&&", "||", ";"}
 
 
 def documented_lines(page: Path) -> Iterator[str]:
-    """The lines of a page's shell blocks that run qcli; those that a backslash continues are joined."""
+    """Return the lines of a page's shell blocks that run qcli, with continued lines joined."""
     for kind, block in re.findall(
         r"^```(sh|console)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
     ):
@@ -33,7 +33,7 @@ def documented_lines(page: Path) -> Iterator[str]:
 
 
 def runs_of_qcli(line: str) -> Iterator[list[str]]:
-    """The words behind each `qcli` of a shell's line, up to the end of that command."""
+    """Return the arguments of each `qcli` in a shell line."""
     words: list[str] | None = None
     for word in [*shlex.split(line.replace("$(", "; ").replace(")", " ;"), comments=True), ";"]:
         if word in _OPERATORS:
@@ -61,7 +61,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_documented_line_is_understood(line: str) -> None:
+def test_documented_line_can_be_parsed(line: str) -> None:
     for words in runs_of_qcli(line):
         command: click.Command = root
         ctx = click.Context(root, info_name="qcli")
@@ -74,9 +74,11 @@ def test_a_documented_line_is_understood(line: str) -> None:
         try:
             command.make_context(ctx.info_name, words, parent=ctx.parent)
         except click.MissingParameter:
-            said = "" if "xargs" in line or "$(" in line else "something is missing"  # they give it the rest
+            said = (
+                "" if "xargs" in line or "$(" in line else "something is missing"
+            )  # these supply the missing arguments
         except (click.UsageError, Failure) as error:
             said = error.message
         assert re.fullmatch("|.*does not exist.*|--config: cannot read.*", said), (
             said
-        )  # files need not be there
+        )  # the files need not exist

@@ -1,4 +1,4 @@
-"""What holds for every command: help, versions, exit codes, pipes."""
+"""Tests for all commands: help, versions, exit codes, pipes and signals."""
 
 import platform
 import signal
@@ -33,7 +33,7 @@ def test_version(nowhere: Cli) -> None:
     assert nowhere("--version").out.decode() == version
 
 
-def test_the_console_script_is_the_module() -> None:
+def test_console_script_equals_the_module() -> None:
     script = Path(sys.executable).with_name("qcli")
     done = subprocess.run([script, "--version"], capture_output=True, check=True, timeout=DEADLINE_S)
     assert done.stdout.startswith(b"qcli ")
@@ -61,28 +61,28 @@ def test_usage_errors(nowhere: Cli, args: list[str]) -> None:
         (["x"], None),
     ],
 )
-def test_a_command_written_wrong_is_suggested(nowhere: Cli, args: list[str], suggested: str | None) -> None:
+def test_similar_command_is_suggested(nowhere: Cli, args: list[str], suggested: str | None) -> None:
     result = nowhere(*args)
     assert result.code == 2
     hint = f" Did you mean '{suggested}'?" if suggested else ""
     assert result.err.endswith(f"Error: No such command '{args[-1]}'.{hint}\n")
 
 
-def test_the_environment_names_the_broker_and_the_command_line_overrules_it(nowhere: Cli) -> None:
+def test_command_line_overrides_the_environment(nowhere: Cli) -> None:
     env = {"QCLI_NSQD_TCP_ADDRESS": "127.0.0.1:2", "QCLI_NSQD_HTTP_ADDRESS": "127.0.0.1:3"}
     assert "127.0.0.1:2" in nowhere("tail", "t", env=env).err
     assert "127.0.0.1:3" in nowhere("stat", env=env).err
     assert "127.0.0.1:4" in nowhere("stat", "--nsqd-http-address", "127.0.0.1:4", env=env).err
 
 
-def test_a_bad_address_in_the_environment_is_a_usage_error(nowhere: Cli) -> None:
+def test_invalid_address_in_the_environment_is_a_usage_error(nowhere: Cli) -> None:
     result = nowhere("stat", env={"QCLI_NSQD_HTTP_ADDRESS": "nonsense"})
     assert result.code == 2
     assert "nonsense" in result.err
 
 
 @pytest.mark.parametrize("args", [["--help"], ["stat"], ["topic", "list"]])
-def test_a_reader_that_went_away_is_a_quiet_success(qcli: Cli, args: list[str]) -> None:
+def test_closed_pipe_is_a_silent_success(qcli: Cli, args: list[str]) -> None:
     process = subprocess.Popen(
         command_line(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=qcli.environment()
     )
@@ -93,7 +93,7 @@ def test_a_reader_that_went_away_is_a_quiet_success(qcli: Cli, args: list[str]) 
 
 
 @pytest.mark.parametrize("args", [["stat"], ["topic", "list"]])
-def test_a_full_disk_is_said(qcli: Cli, args: list[str], topic: str) -> None:
+def test_full_disk_is_reported(qcli: Cli, args: list[str], topic: str) -> None:
     qcli("topic", "create", topic)
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
@@ -123,7 +123,7 @@ def test_closed_descriptors(qcli: Cli, args: str) -> None:
 
 
 @pytest.mark.parametrize(("args", "code"), [("stat nope", 1), ("nonsense", 2), ("pub {topic}", 0)])
-def test_talk_goes_nowhere_if_standard_error_is_closed(qcli: Cli, topic: str, args: str, code: int) -> None:
+def test_closed_stderr_loses_diagnostics_only(qcli: Cli, topic: str, args: str, code: int) -> None:
     line = " ".join(command_line(*args.format(topic=topic).split()))
     done = subprocess.run(
         ["sh", "-c", f"exec {line} 2>&-"],
@@ -136,7 +136,7 @@ def test_talk_goes_nowhere_if_standard_error_is_closed(qcli: Cli, topic: str, ar
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
-def test_no_file_gets_the_number_of_standard_error(tmp_path: Path, closed: str) -> None:
+def test_no_file_gets_the_descriptor_of_stderr(tmp_path: Path, closed: str) -> None:
     program = (
         "import os, sys; from qcli.framework.output import configure_streams; configure_streams(); "
         f"fd = os.open({str(tmp_path / 'data')!r}, os.O_WRONLY | os.O_CREAT); os.write(2, b'a fatal error'); "
@@ -158,7 +158,7 @@ def test_data_is_utf_8_in_every_locale(qcli: Cli, topic: str, encoding: str) -> 
     assert qcli("peek", topic, "--format", "json", env=env).records[0]["body"] == "caf\u00e9 \u65e5\u672c"
 
 
-def test_what_is_no_text_is_escaped_as_in_json() -> None:
+def test_invalid_text_is_escaped_as_in_json() -> None:
     program = (
         "import os; from qcli.framework.output import configure_streams, write; "
         "configure_streams(); write(os.fsdecode(b'\\xe9'))"
@@ -167,8 +167,8 @@ def test_what_is_no_text_is_escaped_as_in_json() -> None:
     assert (done.stdout, done.stderr) == (rb"\udce9", b"")
 
 
-def test_starting_up_imports_nothing_heavy() -> None:
-    """Help and completion answer at once: what only some commands need is imported by those."""
+def test_start_imports_no_large_modules() -> None:
+    """Help and completion must start fast, so only the commands that need large modules import them."""
     code = (
         "import sys; from qcli.app import run; run(['--help']); "
         "heavy = {'trio', 'rich', 'httpx', 'asyncio', 'ssl', 'http.client', 'logging'} & set(sys.modules); "
@@ -178,7 +178,7 @@ def test_starting_up_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_command_in_another_program_leaves_its_signals_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_in_another_program_keeps_its_signal_handlers(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
     assert run(["--version"]) == ExitCode.OK
     assert run(["nonsense"]) == ExitCode.USAGE
@@ -186,11 +186,11 @@ def test_a_command_in_another_program_leaves_its_signals_alone(capsys: pytest.Ca
     assert capsys.readouterr().out.startswith("qcli ")
 
 
-def test_an_interruption_while_it_starts_is_quiet() -> None:
-    """Wherever it comes: Python's own answer would be an exception out of whatever is being imported."""
+def test_interrupt_during_the_start_is_silent() -> None:
+    """At any point: by default, Python would raise KeyboardInterrupt from the module being imported."""
     program = (
         "import importlib.abc, os, signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # it is ignored if the tests run in the background
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # tests in the background have SIGINT ignored
         "import qcli\n"
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
         "class Interrupting(importlib.abc.MetaPathFinder):\n"
@@ -204,8 +204,8 @@ def test_an_interruption_while_it_starts_is_quiet() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-def test_an_interruption_of_a_string_that_is_executed_has_the_usual_exit_code(tmp_path: Path) -> None:
-    """Python makes the methods of a dataclass of a string; commands import modules with dataclasses."""
+def test_interrupt_in_executed_code_has_the_usual_exit_code(tmp_path: Path) -> None:
+    """Python executes generated code for each dataclass, and commands import modules with dataclasses."""
     program = (
         "import importlib.abc, sys, qcli\n"
         "class Interrupting(importlib.abc.MetaPathFinder):\n"
@@ -222,8 +222,8 @@ def test_an_interruption_of_a_string_that_is_executed_has_the_usual_exit_code(tm
 
 
 @pytest.mark.parametrize("args", ["stat --count 0 --interval 20ms", "tail {topic}/c"])
-def test_an_interruption_counts_in_the_background_too(qcli: Cli, topic: str, args: str) -> None:
-    """A shell that has no terminal starts what runs in the background with SIGINT ignored."""
+def test_interrupt_works_in_the_background(qcli: Cli, topic: str, args: str) -> None:
+    """A shell without a terminal starts background processes with SIGINT ignored."""
     qcli("pub", topic, stdin=b"message")
     line = " ".join(command_line(*args.format(topic=topic).split()))
     process = subprocess.Popen(
@@ -240,8 +240,8 @@ def test_an_interruption_counts_in_the_background_too(qcli: Cli, topic: str, arg
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_second_signal_ends_a_command_at_once(number: signal.Signals, code: int) -> None:
-    """Whatever the first one set off; and somebody who waits is told that there is a second."""
+def test_second_signal_ends_a_command_at_once(number: signal.Signals, code: int) -> None:
+    """Whatever the first signal started. A command that waits says that a second signal ends it."""
     program = (
         "import trio; from qcli.framework.signals import watch_signals\n"
         "async def main():\n"
@@ -264,7 +264,7 @@ def test_a_second_signal_ends_a_command_at_once(number: signal.Signals, code: in
         assert process.wait(DEADLINE_S) == code
 
 
-def test_errors_are_translated_out_of_groups() -> None:
+def test_errors_in_exception_groups_are_reported() -> None:
     inner = ExceptionGroup("tasks", [ValueError("a bug"), ExceptionGroup("more", [NSQError("went wrong")])])
     outcome = translate(inner)
     assert isinstance(outcome, Failure)
@@ -284,7 +284,7 @@ def test_every_exit_code_has_a_meaning() -> None:
     assert run(["--version"]) == 0
 
 
-def test_variables_that_no_command_knows_are_named() -> None:
+def test_unknown_variables_are_found() -> None:
     names = ["QCLI_NSQD_TCP_ADRESS", "QCLI_CLIENT_TLS_CERTS", "QCLI_FOO", "HOME"]
     known = ["QCLI_NSQD_TCP_ADDRESS", "QCLI_CLIENT_TLS_CERT", "QCLI_TCP_ADDRESS", "QCLI_DATA_PATH"]
     assert notices(names + known, root) == [
@@ -294,7 +294,7 @@ def test_variables_that_no_command_knows_are_named() -> None:
     ]
 
 
-def test_they_are_named_on_standard_error(run_here: Run) -> None:
+def test_unknown_variables_are_named_on_stderr(run_here: Run) -> None:
     result = run_here(Cli("127.0.0.1:1", "127.0.0.1:1", {"QCLI_DATA_PAHT": "x"}), "topic", "list", "--help")
     assert result.code == 0
     assert (

@@ -1,4 +1,4 @@
-"""The help of every command, and the files made from it."""
+"""Tests for the help of every command, and for the generated files."""
 
 import os
 import re
@@ -26,7 +26,7 @@ CONTEXTS = all_contexts()
 everywhere = pytest.mark.parametrize("ctx", CONTEXTS, ids=[ctx.command_path for ctx in CONTEXTS])
 
 
-def test_the_tests_below_see_every_command() -> None:
+def test_all_contexts_include_every_command() -> None:
     paths = {ctx.command_path for ctx in CONTEXTS}
     assert {f"qcli {name}" for name in root.list_commands(CONTEXTS[0])} < paths
     for group in ("topic", "channel", "dlq", "deferred", "log", "spark"):
@@ -89,7 +89,7 @@ def test_manual_pages_have_all_examples_exit_codes_and_details() -> None:
 
 
 @everywhere
-def test_every_client_command_finds_its_broker_alike(ctx: click.Context) -> None:
+def test_client_commands_share_the_options_of_connections(ctx: click.Context) -> None:
     if isinstance(ctx.command, click.Group) or ctx.info_name in ("serve", "lookupd", "help"):
         return
     if ctx.parent is not None and ctx.parent.info_name in ("log", "spark"):
@@ -102,7 +102,7 @@ def test_every_client_command_finds_its_broker_alike(ctx: click.Context) -> None
     assert http.envvar == HTTP_VARIABLE
     assert (TCP_VARIABLE, HTTP_VARIABLE) == ("QCLI_NSQD_TCP_ADDRESS", "QCLI_NSQD_HTTP_ADDRESS")
     for name in ("tls-root-ca-file", "tls-cert", "tls-key", "tls-insecure-skip-verify"):
-        # Not QCLI_TLS_CERT, which is the broker's own.
+        # Not QCLI_TLS_CERT, which is an option of the broker.
         assert options[f"--{name}"].envvar == f"QCLI_CLIENT_{name.replace('-', '_').upper()}"
     assert ("--auth-secret" in options) == (ctx.info_name in ("pub", "tail", "replay", "to-parquet"))
     assert ExitCode.UNREACHABLE in getattr(ctx.command, "exits", {})
@@ -112,7 +112,7 @@ def test_generated_files_are_current() -> None:
     assert stale_files(REPOSITORY) == [], "run 'make generate'"
 
 
-def test_the_environment_does_not_matter() -> None:
+def test_generated_files_do_not_depend_on_the_environment() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "qcli.generate", "--check"],
         env=os.environ | {"COLUMNS": "33", "LANG": "C", "NO_COLOR": "1", TCP_VARIABLE: "elsewhere:1"},
@@ -122,7 +122,7 @@ def test_the_environment_does_not_matter() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_stale_missing_and_surplus_files_are_found_and_mended(tmp_path: Path) -> None:
+def test_stale_missing_and_surplus_files_are_repaired(tmp_path: Path) -> None:
     write_files(tmp_path)
     assert stale_files(tmp_path) == []
     (tmp_path / "man" / "qcli.1").write_text("changed")
@@ -133,7 +133,7 @@ def test_stale_missing_and_surplus_files_are_found_and_mended(tmp_path: Path) ->
     assert stale_files(tmp_path) == []
 
 
-def test_there_is_a_page_for_every_command() -> None:
+def test_each_command_has_a_page() -> None:
     pages = {f"qcli-{name}.1" for name in root.list_commands(CONTEXTS[0])} | {"qcli.1"}
     written = man_pages()
     assert set(written) == pages
@@ -144,7 +144,7 @@ def test_there_is_a_page_for_every_command() -> None:
                 assert name.replace("-", r"\-") in written[page], (page, name)
 
 
-def test_a_default_of_several_values_is_written_as_in_the_help() -> None:
+def test_default_with_several_values_equals_the_help() -> None:
     page = man_pages()["qcli-pub.1"]
     assert "or repeat the option. Default: 127.0.0.1:4150.\n" in page
 
@@ -164,6 +164,8 @@ def test_man_pages_render(name: str) -> None:
         timeout=30,
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    text = re.sub(r".\x08|\x1b\[\d*m", "", done.stdout.decode())  # bold and underlined, in either way of old
+    text = re.sub(
+        r".\x08|\x1b\[\d*m", "", done.stdout.decode()
+    )  # bold and underlined text, in both traditional encodings
     for title in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXAMPLES", "EXIT STATUS", "SEE ALSO"):
         assert title in text

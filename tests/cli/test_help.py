@@ -1,4 +1,4 @@
-"""`qcli help`: commands and topics."""
+"""Tests for `qcli help`: commands and topics."""
 
 import pytest
 
@@ -8,13 +8,13 @@ TOPICS = ["connection", "environment", "positions", "durations", "exit-codes"]
 
 
 @pytest.mark.parametrize("words", ["pub", "channel", "channel seek", "serve", "help"])
-def test_the_help_of_a_command(nowhere: Cli, run_here: Run, words: str) -> None:
+def test_help_of_a_command(nowhere: Cli, run_here: Run, words: str) -> None:
     result = run_here(nowhere, "help", *words.split())
     assert (result.code, result.err) == (0, "")
     assert result.out == run_here(nowhere, *words.split(), "--help").out
 
 
-def test_without_a_word_it_is_the_help_of_qcli(nowhere: Cli, run_here: Run) -> None:
+def test_help_without_arguments(nowhere: Cli, run_here: Run) -> None:
     assert run_here(nowhere, "help").out == run_here(nowhere, "--help").out
 
 
@@ -41,7 +41,7 @@ def test_topics(nowhere: Cli, run_here: Run, topic: str, expected: list[str]) ->
 @pytest.mark.parametrize(
     ("words", "hint"), [("conection", " (did you mean connection?)"), ("pub x", ""), ("xyz", "")]
 )
-def test_an_unknown_word_is_an_error(nowhere: Cli, run_here: Run, words: str, hint: str) -> None:
+def test_unknown_word_is_an_error(nowhere: Cli, run_here: Run, words: str, hint: str) -> None:
     result = run_here(nowhere, "help", *words.split())
     assert (result.code, result.out) == (2, b"")
     text = " ".join(result.err.split())

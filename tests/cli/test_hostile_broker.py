@@ -1,4 +1,4 @@
-"""Commands on what a broker answers that wants to do harm."""
+"""Tests for commands with a broker that sends hostile answers."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ SHOWN = r"\x1b]0;title\x07\x1b[2J\r"
 
 @contextmanager
 def answering(status: int, body: bytes) -> Iterator[Cli]:
-    """`qcli`, and a server that gives this answer to every request."""
+    """Run a server that answers every request with this, and return a `Cli` for it."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -58,7 +58,7 @@ def answering(status: int, body: bytes) -> Iterator[Cli]:
         ("deferred", "list", "t/c"),
     ],
 )
-def test_an_answer_that_is_no_json_or_nested_too_deeply(words: tuple[str, ...], body: bytes) -> None:
+def test_invalid_or_deeply_nested_json(words: tuple[str, ...], body: bytes) -> None:
     with answering(200, body) as qcli:
         result = qcli(*words)
     assert result.code == 3, result.err

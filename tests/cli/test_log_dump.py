@@ -1,4 +1,4 @@
-"""`qcli log dump`: which messages it prints, how, and what it does about damage."""
+"""Tests for `qcli log dump`: selection, formats and damage."""
 
 import json
 import re
@@ -21,7 +21,7 @@ HOUR_S = 3600
 
 
 def made_at(sequence: int, seconds: int, *bodies: bytes, due_s: int = 0) -> RecordBatch:
-    """A batch that was published so many seconds after the start."""
+    """Return a batch that was published this many seconds after the start."""
     timestamp_ns = (START_S + seconds) * 10**9
     due_ns = (START_S + due_s) * 10**9 if due_s else 0
     return RecordBatch(sequence, 0xABC0 + sequence, timestamp_ns, due_ns, pack_messages(bodies))
@@ -85,7 +85,7 @@ def test_bodies(log_here: Run, data: Path, clicks: str) -> None:
     assert (topics[0], topics[-1]) == (b"clicks | a", b"other | elsewhere")
 
 
-def test_json_has_the_shape_of_tail_and_the_place_in_the_log(log_here: Run, clicks: str) -> None:
+def test_json_has_the_fields_of_tail_and_the_place_in_the_log(log_here: Run, clicks: str) -> None:
     records = log_here("dump", clicks, "--format", "json").records
     assert records[0] == {
         "topic": "clicks",
@@ -105,7 +105,7 @@ def test_json_has_the_shape_of_tail_and_the_place_in_the_log(log_here: Run, clic
     assert [record["body"] for record in records[6:]] == ["größer", "two\nlines"]
 
 
-def test_ids_are_those_that_consumers_see(tmp_path: Path) -> None:
+def test_ids_equal_those_of_consumers(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         cli = Cli(broker.tcp_address, broker.http_address)
         broker.create("topic", "channel")
@@ -113,11 +113,13 @@ def test_ids_are_those_that_consumers_see(tmp_path: Path) -> None:
         seen = cli("tail", "topic/channel", "-n", "3", "--format", "json").records
         dumped = cli("log", "dump", str(tmp_path / "data"), "--format", "json").records
     for record in seen:
-        record["attempts"] = 0  # how often it was delivered is not in the log
+        record["attempts"] = 0  # the log does not record attempts
     for number, record in enumerate(dumped):
         assert record.pop("sequence") == number
         assert record.pop("due_ns") is None
-        assert record.pop("producer").startswith("qcli-pub:")  # consumers are not told how it was published
+        assert record.pop("producer").startswith(
+            "qcli-pub:"
+        )  # consumers do not see the producer and its number
         assert record.pop("number") == 0
     assert dumped == seen
 
@@ -141,7 +143,7 @@ def test_ids_are_those_that_consumers_see(tmp_path: Path) -> None:
         (["--to", "5m"], range(8)),
     ],
 )
-def test_a_part(log_here: Run, clicks: str, flags: list[str], expected: range) -> None:
+def test_selection(log_here: Run, clicks: str, flags: list[str], expected: range) -> None:
     result = log_here("dump", clicks, *flags)
     assert (result.code, result.out) == (0, lines([BODIES[number] for number in expected]))
 
@@ -174,8 +176,8 @@ def test_headers(nowhere: Cli, clicks: str) -> None:
     assert len(nowhere("log", "dump", clicks, "--headers", "--from", "3", "-n", "2").out.splitlines()) == 4
 
 
-def test_what_was_carried_forward_comes_first(log_here: Run, tmp_path: Path) -> None:
-    """And what is in a segment, too, comes once; a segment alone is only what is in it."""
+def test_carried_forward_messages_come_first(log_here: Run, tmp_path: Path) -> None:
+    """A message that is also in a segment is printed once. The dump of one segment has only its own messages."""
     folder = tmp_path / "clicks.topic"
     log = DiskLog(folder, segment_bytes=100, files=HastyFiles())
     append_each(log, BATCHES)
@@ -209,7 +211,7 @@ def test_what_was_carried_forward_comes_first(log_here: Run, tmp_path: Path) -> 
     assert "unknown number of messages lost" in result.err
 
 
-def test_damage_is_passed_over_and_told(log_here: Run, clicks: str) -> None:
+def test_damage_is_skipped_and_reported(log_here: Run, clicks: str) -> None:
     path = Path(clicks) / FIRST
     content = bytearray(path.read_bytes())
     content[OFFSETS[2] - 1] ^= 1
@@ -223,11 +225,11 @@ def test_damage_is_passed_over_and_told(log_here: Run, clicks: str) -> None:
     )
     assert torn.startswith(f"Torn: {path}, byte {OFFSETS[-1]} to {OFFSETS[-1] + 4}: an unfinished")
     assert log_here("dump", clicks, "--to", "3").code == 0
-    # The header is good.
+    # The record's header is valid.
     assert len(log_here("dump", clicks, "--headers", "--format", "json").records) == 4
 
 
-def test_nothing_is_changed(log_here: Run, clicks: str) -> None:
+def test_dump_changes_nothing(log_here: Run, clicks: str) -> None:
     path = Path(clicks) / FIRST
     path.write_bytes(path.read_bytes() + b"torn")
     before = (path.read_bytes(), path.stat().st_mtime_ns)
@@ -236,7 +238,7 @@ def test_nothing_is_changed(log_here: Run, clicks: str) -> None:
     assert sorted(each.name for each in Path(clicks).iterdir()) == [FIRST, "incarnation"]
 
 
-def test_the_reader_may_go_away(nowhere: Cli, tmp_path: Path) -> None:
+def test_closed_pipe_is_a_silent_success(nowhere: Cli, tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "t.topic", files=HastyFiles())
     append_each(log, [batch(number, b"x" * 100_000) for number in range(100)])
     log.close()
@@ -299,7 +301,7 @@ def test_positions() -> None:
             position(text)
 
 
-def test_a_moment_is_a_position() -> None:
+def test_time_as_a_position() -> None:
     for timestamp_ns in (0, START_S * 10**9, START_S * 10**9 + 123_456_000):
         assert position(moment(timestamp_ns)) == Position(timestamp_ns, True)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}[+-]\d\d:\d\d", moment(1))

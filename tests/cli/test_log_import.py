@@ -1,4 +1,6 @@
-"""`qcli log import`: report and exit codes. What it imports is tested in tests/nsqd_import and tests/interop."""
+"""Tests for the report and exit codes of `qcli log import`. tests/nsqd_import and tests/interop test the
+imported data.
+"""
 
 import fcntl
 import os
@@ -12,7 +14,7 @@ from nsqd_import.nsqd_files import Queued, write_metadata, write_queue
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """An nsqd's data folder."""
+    """The data folder of an nsqd."""
     source = tmp_path / "nsqd"
     write_metadata(source, {"orders": ["only"], "clicks": ["a", "b"]}, paused=["orders", "clicks/b"])
     write_queue(source, "clicks", [Queued(7), Queued(8)])
@@ -23,11 +25,11 @@ def source(tmp_path: Path) -> Path:
 
 
 def words(text: bytes) -> list[list[str]]:
-    """The words of each line."""
+    """Return the words of each line."""
     return [line.split() for line in text.decode().splitlines()]
 
 
-def test_the_report(nowhere: Cli, tmp_path: Path, source: Path) -> None:
+def test_report(nowhere: Cli, tmp_path: Path, source: Path) -> None:
     ours = str(tmp_path / "ours")
     for flags, outcome in ((["--dry-run"], "planned"), ([], "imported")):
         result = nowhere("log", "import", str(source), "--data-path", ours, *flags)
@@ -100,9 +102,9 @@ def test_refusals(nowhere: Cli, tmp_path: Path, source: Path) -> None:
         assert says in result.err
 
 
-def test_a_failure_after_some_of_the_topics(nowhere: Cli, tmp_path: Path, source: Path) -> None:
+def test_failure_after_some_topics(nowhere: Cli, tmp_path: Path, source: Path) -> None:
     ours = tmp_path / "ours"
-    # Where the second topic is to be built, there is something that can neither be removed nor be a folder.
+    # The path of the second topic is occupied by something that cannot be removed or replaced by a folder.
     (ours / "topics").mkdir(parents=True)
     (ours / "topics" / "orders.topic-importing").write_text("in the way")
     result = nowhere("log", "import", str(source), "--data-path", str(ours), "--format", "json")
@@ -119,7 +121,7 @@ def test_a_failure_after_some_of_the_topics(nowhere: Cli, tmp_path: Path, source
     )
 
 
-def test_a_folder_of_ours_is_told_from_one_of_nsqd(nowhere: Cli, run_here: Run, tmp_path: Path) -> None:
+def test_own_data_folder_is_refused(nowhere: Cli, run_here: Run, tmp_path: Path) -> None:
     ours = tmp_path / "ours"
     (ours / "topics").mkdir(parents=True)
     args = ("log", "import", str(ours), "--data-path", str(tmp_path / "other"))

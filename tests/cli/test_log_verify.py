@@ -1,4 +1,4 @@
-"""`qcli log verify`: what it prints, and what its exit code says."""
+"""Tests for `qcli log verify`: output and exit codes."""
 
 import os
 from contextlib import chdir
@@ -19,7 +19,7 @@ OFFSETS = record_offsets(BATCHES)
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A data folder with two topics, which no broker has seen."""
+    """A data folder with two topics, which no broker has opened."""
     for topic in ("clicks", "orders"):
         folder = tmp_path / "data" / "topics" / f"{topic}.topic"
         folder.mkdir(parents=True)
@@ -32,18 +32,18 @@ def data(tmp_path: Path) -> Path:
 
 
 def segment(data: Path, topic: str = "clicks") -> Path:
-    """The segment of a topic."""
+    """Return the path of a topic's segment."""
     return data / "topics" / f"{topic}.topic" / FIRST
 
 
 def damage(path: Path, at: int = OFFSETS[2] - 1) -> None:
-    """Flip a bit; if nothing else is said, in the second record's payload."""
+    """Flip a bit, by default in the payload of the second record."""
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
 
 
-def test_nothing_is_damaged(log_here: Run, data: Path) -> None:
+def test_no_damage(log_here: Run, data: Path) -> None:
     result = log_here("verify", str(data))
     assert (result.code, result.err) == (0, "")
     heading, clicks, orders = result.out.decode().splitlines()
@@ -66,7 +66,7 @@ def test_damage(log_here: Run, data: Path) -> None:
     )
 
 
-def test_a_torn_tail_is_no_damage(log_here: Run, data: Path) -> None:
+def test_torn_tail_is_not_damage(log_here: Run, data: Path) -> None:
     with segment(data).open("ab") as file:
         file.write(b"NSQB and no more")
     result = log_here("verify", str(data))
@@ -109,7 +109,7 @@ def test_json(log_here: Run, data: Path) -> None:
     assert (orders["messages"], orders["lost_messages"], orders["state"]) == (4, 0, "damaged")
 
 
-def test_how_much_is_lost_need_not_be_known(log_here: Run, data: Path) -> None:
+def test_unknown_number_of_lost_messages(log_here: Run, data: Path) -> None:
     path = segment(data)
     path.write_bytes(bytes(path.stat().st_size))
     (segment(data).parent / "state.json").unlink()
@@ -140,7 +140,7 @@ def test_a_topic_and_a_segment(log_here: Run, data: Path) -> None:
     assert (record["topic"], record["state"]) == (None, "damaged")
 
 
-def test_the_folder_itself(log_here: Run, data: Path) -> None:
+def test_damage_of_the_folder_itself(log_here: Run, data: Path) -> None:
     (data / "broker.json").write_text("{")
     result = log_here("verify", str(data))
     assert result.code == 5
@@ -149,19 +149,19 @@ def test_the_folder_itself(log_here: Run, data: Path) -> None:
 
 
 def take_place(path: Path, kind: str) -> None:
-    """Put something that is no file in the place of a file."""
+    """Replace a file by something that is not a regular file."""
     path.unlink(missing_ok=True)
     if kind == "a folder":
         path.mkdir()
     elif kind == "a named pipe":
         os.mkfifo(path)
     else:
-        with socket(AF_UNIX) as listener, chdir(path.parent):  # a socket's whole path may be too long
+        with socket(AF_UNIX) as listener, chdir(path.parent):  # the path of a socket has a length limit
             listener.bind(path.name)
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a named pipe", "a socket"])
-def test_what_is_no_file_is_named_and_the_rest_is_verified(log_here: Run, data: Path, kind: str) -> None:
+def test_special_files_are_named_and_the_rest_is_verified(log_here: Run, data: Path, kind: str) -> None:
     folder = segment(data).parent
     names = ("state.json", "state.json.previous", "stragglers", "incarnation", FIRST)
     paths = [data / "broker.json", *(folder / name for name in names)]
@@ -177,7 +177,7 @@ def test_what_is_no_file_is_named_and_the_rest_is_verified(log_here: Run, data: 
         assert f"it is {kind}, not a file" in found[str(path)]["what"]
 
 
-def test_what_is_no_topics_folder_is_named(log_here: Run, data: Path) -> None:
+def test_unknown_folders_are_named(log_here: Run, data: Path) -> None:
     folder = segment(data).parent
     folder.rename(data / "elsewhere")
     take_place(folder, "a named pipe")
@@ -189,18 +189,18 @@ def test_what_is_no_topics_folder_is_named(log_here: Run, data: Path) -> None:
     assert (dumped.out, "it is not a folder" in dumped.err) == (b"a\nbc\ndef\n" + b"g" * 20 + b"\n", True)
 
 
-def test_what_is_dumped_from_a_log_with_a_folder_in_a_segments_place(log_here: Run, data: Path) -> None:
+def test_dump_of_a_log_with_a_folder_instead_of_a_segment(log_here: Run, data: Path) -> None:
     take_place(segment(data), "a folder")
     result = log_here("dump", str(data))
     assert (result.code, result.out) == (5, b"a\nbc\ndef\n" + b"g" * 20 + b"\n")
     assert f"{segment(data)}: it is a folder, not a file" in result.err
 
 
-def test_a_state_that_is_too_large_is_not_read(log_here: Run, data: Path) -> None:
+def test_too_large_state_file_is_not_read(log_here: Run, data: Path) -> None:
     folder = segment(data).parent
     for name in ("state.json", "state.json.previous", "../../broker.json"):
         with (folder / name).open("wb") as file:
-            file.truncate(2**33)  # it takes no room on the disk
+            file.truncate(2**33)  # a sparse file
     result = log_here("verify", str(data))
     assert (result.code, result.err) == (5, "")
     text = result.out.decode()
@@ -218,7 +218,7 @@ def test_an_empty_data_folder(log_here: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["verify", "dump"])
-def test_what_is_no_data_folder(log_here: Run, tmp_path: Path, command: str) -> None:
+def test_not_a_data_folder(log_here: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "server.log").write_text("text")
     (tmp_path / "server.txt").write_text("text")
     for path in (tmp_path, tmp_path / "server.txt", tmp_path / "server.log"):
@@ -232,7 +232,7 @@ def test_what_is_no_data_folder(log_here: Run, tmp_path: Path, command: str) -> 
     assert log_here(command, str(tmp_path / "missing")).code == 2
 
 
-def test_names_that_are_not_text(log_here: Run, data: Path) -> None:
+def test_names_that_are_not_utf_8(log_here: Run, data: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(data) + b"\xff"))
     data.rename(odd)
     damage(segment(odd))
@@ -242,7 +242,7 @@ def test_names_that_are_not_text(log_here: Run, data: Path) -> None:
         assert "data\ufffd" in result.out.decode()
 
 
-def test_colours_and_progress_are_for_terminals(nowhere: Cli, tmp_path: Path) -> None:
+def test_colors_and_progress_are_for_terminals(nowhere: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "big.topic"
     log = DiskLog(folder, files=HastyFiles())
     append_each(log, [batch(sequence, b"x" * 1024 * 1024) for sequence in range(70)])
@@ -259,7 +259,7 @@ def test_colours_and_progress_are_for_terminals(nowhere: Cli, tmp_path: Path) ->
     assert (result.code, result.err, b"\x1b" in result.out) == (5, "", False)
 
 
-def test_beside_a_running_broker(nowhere: Cli, tmp_path: Path) -> None:
+def test_verify_beside_a_running_broker(nowhere: Cli, tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         broker.create("clicks", "archive")
         cli = Cli(broker.tcp_address, broker.http_address)

@@ -1,4 +1,4 @@
-"""Values of arguments and options."""
+"""Tests for the types of arguments and options."""
 
 from pathlib import Path
 
@@ -50,20 +50,20 @@ from qcli.framework.params import (
         ("1s1s", 2_000),
     ],
 )
-def test_durations_are_go_s(text: str, value_ms: int) -> None:
+def test_durations_are_parsed_as_in_go(text: str, value_ms: int) -> None:
     assert duration(text) == value_ms
 
 
 @pytest.mark.parametrize(
     "text", ["", "5", "1.5", "s", "-1s", "1 s", "1sec", "1d", "1us", "999us", "1s ", "1e3s", "."]
 )
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(click.BadParameter):
         duration(text)
 
 
 @pytest.mark.parametrize("text", ["2", "1.5"])
-def test_a_duration_without_a_unit_is_told_how_to_get_one(text: str) -> None:
+def test_duration_without_a_unit_suggests_one(text: str) -> None:
     with pytest.raises(click.BadParameter, match=f"write {text}s for seconds"):
         duration(text)
 
@@ -78,14 +78,14 @@ def test_durations_with_days(text: str, value_ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["7x", "7dx", "7d1", "1h7d", "d", "", "-7d", "99999999999d"])
-def test_the_whole_of_what_is_no_duration_is_told_and_that_there_are_days(text: str) -> None:
+def test_error_of_a_duration_has_the_whole_value_and_mentions_days(text: str) -> None:
     with pytest.raises(click.BadParameter, match=f"^'{text}' is not a duration such as .*, 7d or 1d12h.$"):
         long_duration(text)
     with pytest.raises(click.BadParameter, match=f"^'{text}' is not a .*, 7d or 1d12h, nor forever.$"):
         retention_time(text)
 
 
-def test_some_durations_may_not_be_zero() -> None:
+def test_positive_durations() -> None:
     assert positive_duration("1ms") == 1
     with pytest.raises(click.BadParameter):
         positive_duration("0")
@@ -99,13 +99,13 @@ def test_addresses(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "host", "host:", "host:x", "h:65536", "::1:4150", "http://h:1", "h:1/x", "h h:1"]
 )
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     for parse in (address, listen_address):
         with pytest.raises(click.BadParameter):
             parse(text)
 
 
-def test_port_0_and_nothing_are_for_listening() -> None:
+def test_port_0_and_no_host_are_for_listening() -> None:
     assert listen_address("127.0.0.1:0") == "127.0.0.1:0"
     assert or_nothing(listen_address)("") == ""
     assert or_nothing(address)("") == ""
@@ -115,13 +115,13 @@ def test_port_0_and_nothing_are_for_listening() -> None:
             address(text)
 
 
-def test_every_interface_is_written_as_in_go() -> None:
+def test_all_interfaces_are_written_as_in_go() -> None:
     assert listen_address(":4150") == ":4150"
     assert listen_address("[::]:4150") == "[::]:4150"
 
 
 @pytest.mark.parametrize("text", ["/run/nsq.sock", "./nsq.sock", "run/nsq.sock", "/run/a:1"])
-def test_a_path_to_listen_at_has_a_slash(text: str) -> None:
+def test_path_to_listen_at_has_a_slash(text: str) -> None:
     assert listen_address(text) == text
     with pytest.raises(click.BadParameter):
         or_nothing(tcp_listen_address)(text)
@@ -133,7 +133,7 @@ def test_services(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a b", "ftp://a", "http://", "a:0", "a:65536", "://a", "a:b"])
-def test_what_is_no_service(text: str) -> None:
+def test_invalid_services(text: str) -> None:
     with pytest.raises(click.BadParameter):
         http_service(text)
 
@@ -144,28 +144,28 @@ def test_percentiles() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "0.9,", "0", "1.1", "-1", "nan", "inf", "0.5,99"])
-def test_what_is_no_percentile(text: str) -> None:
+def test_invalid_percentiles(text: str) -> None:
     with pytest.raises(click.BadParameter):
         percentiles(text)
 
 
 def value(kind: Integer | click.Choice[str] | click.Path, text: str) -> object:
-    """What a kind of values makes of a text."""
+    """Convert a text to a value of this kind."""
     return kind.convert(text, None, None)
 
 
 @pytest.mark.parametrize(("text", "number"), [("10", 10), ("0x10", 16), ("1_000", 1000), ("0b11", 3)])
-def test_integers_are_go_s(text: str, number: int) -> None:
+def test_integers_are_parsed_as_in_go(text: str, number: int) -> None:
     assert value(Integer(), text) == number
 
 
 @pytest.mark.parametrize("text", ["", "x", "1.0", "010", "5", "1e3"])
-def test_what_is_no_integer_above_5(text: str) -> None:
+def test_invalid_integers(text: str) -> None:
     with pytest.raises(click.BadParameter):
         value(Integer(min=6), text)
 
 
-def test_booleans_are_go_s() -> None:
+def test_booleans_are_parsed_as_in_go() -> None:
     for word in ("1", "t", "T", "TRUE", "true", "True"):
         assert value(Boolean(), word) is True
         assert value(BooleanOrWord([]), word) == "true"
@@ -187,7 +187,7 @@ def test_words() -> None:
             value(Word(["a", "b"]), word)
 
 
-def test_an_empty_path_is_none() -> None:
+def test_empty_path_is_none() -> None:
     assert value(PathOrNothing(), "") is None
     assert value(PathOrNothing(), "a/b") == Path("a/b")
 
@@ -209,7 +209,7 @@ def test_delimiters(text: str, value: bytes) -> None:
     assert delimiter(text) == value
 
 
-def test_a_delimiter_keeps_bytes_that_are_no_text() -> None:
+def test_delimiter_keeps_bytes_that_are_not_utf_8() -> None:
     assert delimiter(b"\xff".decode("utf-8", "surrogateescape")) == b"\xff"
 
 
@@ -225,7 +225,7 @@ def test_a_delimiter_keeps_bytes_that_are_no_text() -> None:
         (r"\400", r"\\4 is not an escape"),
     ],
 )
-def test_what_is_no_delimiter(text: str, said: str) -> None:
+def test_invalid_delimiters(text: str, said: str) -> None:
     with pytest.raises(click.BadParameter, match=said):
         delimiter(text)
 
@@ -238,24 +238,24 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a b", "a/b", "ä", "a\n", "x" * 65, "#ephemeral"])
-def test_what_is_no_topic(text: str) -> None:
+def test_invalid_topics(text: str) -> None:
     with pytest.raises(click.BadParameter):
         topic_name(text)
 
 
 @pytest.mark.parametrize("text", ["", "/", "a/", "/b", "a/b/c", "a/b c"])
-def test_what_is_no_source(text: str) -> None:
+def test_invalid_sources(text: str) -> None:
     for parse in (source, channel_source):
         with pytest.raises(click.BadParameter):
             parse(text)
 
 
-def test_a_channel_may_be_required() -> None:
+def test_channel_may_be_required() -> None:
     with pytest.raises(click.BadParameter, match="write a/CHANNEL"):
         channel_source("a")
 
 
-def test_an_example_has_the_port_that_is_wanted() -> None:
+def test_example_in_an_error_has_the_port_of_the_option() -> None:
     for convert, port in ((tcp_address, 4150), (http_address, 4151)):
         with pytest.raises(click.BadParameter, match=rf"such as 127\.0\.0\.1:{port}\."):
             convert("host")

@@ -1,4 +1,4 @@
-"""`qcli peek`."""
+"""Tests for `qcli peek`."""
 
 import base64
 from pathlib import Path
@@ -17,11 +17,11 @@ def fill(qcli: Cli, topic: str, count: int) -> None:
 
 
 def bodies(out: bytes) -> list[str]:
-    """The last column of a table."""
+    """Return the last column of a table."""
     return [line.split()[-1] for line in out.decode().splitlines()[1:]]
 
 
-def test_the_next_messages_of_a_channel(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_next_messages_of_a_channel(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     fill(qcli, topic, 15)
     result = qcli("peek", f"{topic}/c")
@@ -51,7 +51,7 @@ def test_states(qcli: Cli, broker: Broker, topic: str) -> None:
     assert qcli("peek", f"{topic}/c", "--state", "requeued").out == b""
 
 
-def test_the_newest_of_a_topic(qcli: Cli, topic: str) -> None:
+def test_newest_messages_of_a_topic(qcli: Cli, topic: str) -> None:
     fill(qcli, topic, 15)
     result = qcli("peek", topic)
     heading = result.out.decode().splitlines()[0]
@@ -63,7 +63,7 @@ def test_the_newest_of_a_topic(qcli: Cli, topic: str) -> None:
     assert bodies(qcli("peek", topic, "--since", "1h", "-n", "2").out) == ["0", "1"]
 
 
-def test_nothing_to_see(qcli: Cli, run_here: Run, broker: Broker, topic: str) -> None:
+def test_no_messages(qcli: Cli, run_here: Run, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     broker.create(f"{topic}.used", "c")
     broker.post("/mpub", b"1\n2", topic=f"{topic}.used")
@@ -99,7 +99,7 @@ def test_json_and_raw(qcli: Cli, broker: Broker, topic: str) -> None:
         assert qcli("peek", source, "--format", "raw").out == b"a\nb\n\xff\xfe\n"
 
 
-def test_bodies_are_shown_on_one_line_and_cut_short(qcli: Cli, topic: str) -> None:
+def test_bodies_are_shortened_to_one_line(qcli: Cli, topic: str) -> None:
     odd = ["tab\tand\nline", "\x1b[31mred", "x" * 500]
     stdin = b"\0".join([*(text.encode() for text in odd), b"\xff\x01"])
     qcli("pub", topic, "-q", "--null", stdin=stdin)
@@ -138,7 +138,7 @@ def test_usage(nowhere: Cli, args: list[str], error: str) -> None:
     assert (result.code, result.err.splitlines()[-1]) == (2, f"Error: {error}")
 
 
-def test_what_is_not_there(qcli: Cli, broker: Broker, nowhere: Cli, topic: str) -> None:
+def test_missing_topic_or_channel(qcli: Cli, broker: Broker, nowhere: Cli, topic: str) -> None:
     broker.create(topic, "c")
     for source, what in ((f"{topic}.x", f"{topic}.x"), (f"{topic}.x/c", f"{topic}.x"),
                          (f"{topic}/x", f"{topic}/x")):  # fmt: skip
@@ -147,7 +147,7 @@ def test_what_is_not_there(qcli: Cli, broker: Broker, nowhere: Cli, topic: str) 
     assert nowhere("peek", topic).code == 3
 
 
-def test_nsqd_cannot_do_that(tmp_path: Path) -> None:
+def test_nsqd_is_refused(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data") as broker:
         broker.create("t", "c")
         qcli = Cli(broker.tcp_address, broker.http_address)

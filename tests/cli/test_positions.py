@@ -1,4 +1,4 @@
-"""Positions, from what people write to what the broker is sent."""
+"""Tests for positions: from the command line to the request."""
 
 import time
 
@@ -33,12 +33,12 @@ def convert(text: str) -> str:
         ("@1700000000.5", "@1700000000.500000000"),
     ],
 )
-def test_what_is_sent(text: str, sent: str) -> None:
+def test_position_in_the_request(text: str, sent: str) -> None:
     assert convert(text) == sent
-    parse_position(sent, time.time_ns())  # which the broker understands
+    parse_position(sent, time.time_ns())  # the broker supports these words
 
 
-def test_a_time_without_a_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_without_a_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     try:
@@ -49,14 +49,14 @@ def test_a_time_without_a_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "1h2", "forever", "2026-13-01", "-", "@"])
-def test_what_is_none(text: str) -> None:
+def test_invalid_positions(text: str) -> None:
     with pytest.raises(
         click.BadParameter, match=r"is neither a sequence such as 1000, nor .*earliest or latest"
     ):
         convert(text)
 
 
-def test_the_words_are_completed(qcli: Cli) -> None:
+def test_words_are_completed(qcli: Cli) -> None:
     found = qcli(
         env={
             "_QCLI_COMPLETE": "fish_complete",
@@ -67,7 +67,7 @@ def test_the_words_are_completed(qcli: Cli) -> None:
     assert b"earliest" in found.out
 
 
-def test_now_is_the_end_in_every_command() -> None:
+def test_now_means_the_end_in_every_command() -> None:
     assert convert("now") == convert("latest") == "latest"
     assert position("now") == position("latest")
     for ctx in all_contexts():

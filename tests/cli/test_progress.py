@@ -1,20 +1,22 @@
-"""The rate that `pub` and `replay` show while they run."""
+"""Tests for the rate that `pub` and `replay` show while they run."""
 
 import pytest
 
 from qcli.terminal.progress import REFRESH_S, SHORTEST_S, WINDOW_S, RecentRate
 
 PER_S, SLICE_S = 1000, 0.05
-"""Batches of so many seconds' worth, as `--rate` lets them pass."""
+"""Seconds of messages per batch, as with `--rate`."""
 
 
 def published(now_s: float, begun_s: float) -> int:
-    """How many messages of an even stream are out by now, when they leave in batches."""
+    """Return how many messages of a steady stream have been sent after some time, if they are sent in
+    batches.
+    """
     return 0 if now_s < begun_s else (int((now_s - begun_s) / SLICE_S) + 1) * int(PER_S * SLICE_S)
 
 
 @pytest.mark.parametrize("begun_s", [0.0, 0.13, 4.99])
-def test_an_even_rate_is_shown_as_what_it_is(begun_s: float) -> None:
+def test_steady_rate_is_shown_exactly(begun_s: float) -> None:
     recent = RecentRate()
     times = [begun_s // REFRESH_S * REFRESH_S + REFRESH_S * number for number in range(60)]
     rates = [recent.after(now_s, published(now_s, begun_s)) for now_s in times]
@@ -25,7 +27,7 @@ def test_an_even_rate_is_shown_as_what_it_is(begun_s: float) -> None:
     assert shown[25:] == pytest.approx([PER_S] * len(shown[25:]), rel=0.012)
 
 
-def test_it_forgets() -> None:
+def test_old_samples_are_forgotten() -> None:
     recent = RecentRate()
     recent.after(0.0, 1)
     for second in range(1, 30):

@@ -1,4 +1,4 @@
-"""`qcli pub`."""
+"""Tests for `qcli pub`."""
 
 import os
 import re
@@ -17,7 +17,9 @@ MIB = 1024 * 1024
 
 
 def stored(qcli: Cli, broker: Broker, topic: str, count: int) -> list[bytes]:
-    """The first `count` messages of a topic whose first channel this is, in order; there must be no more."""
+    """Return the first `count` messages of a topic in order, through its first channel; there must be no
+    more.
+    """
     result = qcli("tail", f"{topic}/check", "-n", str(count), "--null") if count else None
     assert broker.channel_stats(topic, "check")["message_count"] == count
     return result.out.split(b"\0")[:-1] if result else []
@@ -50,11 +52,11 @@ def test_messages_are_the_bytes_between_delimiters(
         assert stored(qcli, broker, topic, len(messages)) == messages
 
 
-def test_every_byte_survives_pub_and_tail(qcli: Cli, topic: str) -> None:
+def test_bytes_survive_pub_and_tail(qcli: Cli, topic: str) -> None:
     everything = bytes(range(256)) * 3
     assert qcli("pub", topic, stdin=everything).code == 0
     result = qcli("tail", f"{topic}/check", "-n", "4")
-    assert result.out == everything + b"\n"  # three line feeds inside, one added at the end
+    assert result.out == everything + b"\n"  # three line feeds inside, and one added at the end
 
 
 def test_many_messages_arrive_once_and_in_order(qcli: Cli, topic: str) -> None:
@@ -74,13 +76,13 @@ def test_empty_lines_are_skipped_and_reported(qcli: Cli, broker: Broker, topic: 
     assert stored(qcli, broker, topic, 2) == [b"a", b"b"]
 
 
-def test_nothing_to_publish_is_no_error(qcli: Cli, topic: str) -> None:
+def test_empty_input_is_a_success(qcli: Cli, topic: str) -> None:
     result = qcli("pub", topic)
     assert result.code == 0
     assert result.err.startswith("0 messages")
 
 
-def test_quiet_says_nothing(qcli: Cli, topic: str) -> None:
+def test_quiet_writes_nothing(qcli: Cli, topic: str) -> None:
     assert qcli("pub", topic, "--quiet", stdin=b"a\n\n").err == ""
 
 
@@ -95,7 +97,7 @@ def test_files_are_read_in_order_and_each_ends_its_last_line(
     assert stored(qcli, broker, topic, 5) == [b"1", b"2", b"x", b"3", b"4"]
 
 
-def test_a_named_pipe_is_a_file_too(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_named_pipe_as_a_file(qcli: Cli, topic: str, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with qcli.running("pub", topic, str(pipe)) as pub:
@@ -104,7 +106,7 @@ def test_a_named_pipe_is_a_file_too(qcli: Cli, topic: str, tmp_path: Path) -> No
         assert "2 messages" in pub.end().err
 
 
-def test_a_file_that_cannot_be_read_is_said_before_anything_is_published(
+def test_unreadable_file_is_reported_before_publishing(
     qcli: Cli, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     broker.create(topic, "check")
@@ -121,14 +123,14 @@ def test_a_file_that_cannot_be_read_is_said_before_anything_is_published(
 
 
 def test_slow_input_is_published_promptly(qcli: Cli, topic: str) -> None:
-    """A message does not wait for a full batch, nor for the end of the input."""
+    """A message does not wait for a full batch or the end of the input."""
     with qcli.running("tail", f"{topic}/check") as tail, qcli.running("pub", topic) as pub:
         for body in (b"first\n", b"second\n"):
             pub.write(body)
             assert tail.read_line() == body
 
 
-def test_too_long_a_message_is_named_and_ends_the_command(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_too_long_message_is_named_and_ends_the_command(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "check")
     result = qcli("pub", topic, stdin=b"a\n\nb\n" + b"x" * (MIB + 1) + b"\nc\n")
     assert result.code == 4
@@ -137,14 +139,14 @@ def test_too_long_a_message_is_named_and_ends_the_command(qcli: Cli, broker: Bro
     assert stored(qcli, broker, topic, 2) == [b"a", b"b"]
 
 
-def test_too_long_a_message_is_noticed_before_its_end(qcli: Cli, topic: str) -> None:
+def test_too_long_message_is_detected_before_its_end(qcli: Cli, topic: str) -> None:
     with qcli.running("pub", topic, "--max-msg-size", "10") as pub:
         pub.write(b"x" * 11 + b" and no end")
         assert pub.process.wait(30) == 1
         assert "Message 1 of standard input" in pub.hear_line()
 
 
-def test_too_long_for_the_broker_is_the_brokers_word(qcli: Cli, topic: str) -> None:
+def test_message_too_long_for_the_broker(qcli: Cli, topic: str) -> None:
     result = qcli("pub", topic, "--max-msg-size", str(2 * MIB), stdin=b"x" * (MIB + 1))
     assert result.code == 1
     assert "The broker refused: " in result.err
@@ -154,7 +156,7 @@ def test_too_long_for_the_broker_is_the_brokers_word(qcli: Cli, topic: str) -> N
 def test_rate_is_kept(qcli: Cli, topic: str) -> None:
     begun = time.monotonic()
     assert qcli("pub", topic, "--rate", "50", stdin=b"x\n" * 21).code == 0
-    assert time.monotonic() - begun >= 20 / 50 - 0.1  # the credit that may be made up for
+    assert time.monotonic() - begun >= 20 / 50 - 0.1  # the allowed burst
 
 
 def test_deferred_messages_wait(qcli: Cli, broker: Broker, topic: str) -> None:
@@ -175,7 +177,7 @@ def test_deferred_messages_keep_their_order(qcli: Cli, topic: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_publishes_what_was_read(
+def test_signal_publishes_what_was_read(
     qcli: Cli, broker: Broker, topic: str, number: signal.Signals, code: int
 ) -> None:
     broker.create(topic, "check")
@@ -189,9 +191,7 @@ def test_a_signal_publishes_what_was_read(
         assert said.endswith("; an incomplete message (8 B) was not published\n")
 
 
-def test_a_signal_does_not_hurry_what_has_a_rate(
-    qcli: Cli, broker: Broker, topic: str, tmp_path: Path
-) -> None:
+def test_signal_keeps_the_rate(qcli: Cli, broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic, "check")
     (tmp_path / "lines").write_bytes(b"x\n" * 10_000)
     begun = time.monotonic()
@@ -200,7 +200,7 @@ def test_a_signal_does_not_hurry_what_has_a_rate(
         pub.process.send_signal(signal.SIGINT)
         result = pub.end()
     assert result.code == 130
-    # On a busy machine the line "Stopping" comes before it.
+    # On a busy machine the line "Stopping" comes first.
     told = re.search(
         r"^(\d+) messages .*; ([\d,]+) messages read and not published\n\Z", result.err, re.MULTILINE
     )
@@ -214,11 +214,11 @@ def test_a_signal_does_not_hurry_what_has_a_rate(
 @pytest.mark.parametrize(
     ("per_second", "text"), [(0, "0"), (0.31, "0.3"), (9.5, "9.5"), (10, "10"), (1234, "1,234")]
 )
-def test_slow_rates_have_a_decimal(per_second: float, text: str) -> None:
+def test_low_rates_have_a_decimal(per_second: float, text: str) -> None:
     assert rate(per_second) == text
 
 
-def test_the_report_does_not_stand_behind_the_echo_of_ctrl_c(qcli: Cli, topic: str) -> None:
+def test_report_starts_on_a_new_line_after_ctrl_c(qcli: Cli, topic: str) -> None:
     with qcli.on_terminal("pub", topic) as terminal, qcli.running("tail", f"{topic}/check") as tail:
         terminal.type(b"typed\n")
         assert tail.read_line() == b"typed\n"
@@ -227,7 +227,7 @@ def test_the_report_does_not_stand_behind_the_echo_of_ctrl_c(qcli: Cli, topic: s
 
 
 @pytest.mark.parametrize("command", ["pub", "tail"])
-def test_the_http_port_is_not_the_tcp_port(qcli: Cli, command: str) -> None:
+def test_http_port_as_tcp_address(qcli: Cli, command: str) -> None:
     result = qcli(command, "t", "--nsqd-tcp-address", qcli.http_address, stdin=b"a\n")
     assert result.code == 3
     assert result.err == (
@@ -245,7 +245,7 @@ def test_no_broker(nowhere: Cli) -> None:
     )
 
 
-def test_a_broker_that_dies_is_reported_with_what_it_acknowledged(tmp_path: Path) -> None:
+def test_killed_broker_is_reported_with_the_acknowledged_count(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         with qcli.running("tail", "t/c", "-n", "3") as tail, qcli.running("pub", "t", "--no-retry") as pub:
@@ -263,8 +263,10 @@ def test_a_broker_that_dies_is_reported_with_what_it_acknowledged(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_number_acknowledged_is_a_promise(tmp_path: Path) -> None:
-    """A broker killed under load has, started anew, what was reported, and no more than may have been stored."""
+def test_acknowledged_messages_survive_a_kill(tmp_path: Path) -> None:
+    """After a kill under load, the broker has all acknowledged messages, and no more than may have been
+    stored.
+    """
     with (
         qcli_serve(tmp_path / "data") as broker,
         subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless,
@@ -287,7 +289,7 @@ def test_the_number_acknowledged_is_a_promise(tmp_path: Path) -> None:
     assert acknowledged <= record["depth"] <= acknowledged + more
 
 
-def test_it_publishes_to_the_real_nsqd(tmp_path: Path) -> None:
+def test_publish_to_nsqd(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t", "c")
@@ -295,30 +297,32 @@ def test_it_publishes_to_the_real_nsqd(tmp_path: Path) -> None:
         assert sorted(qcli("tail", "t/c", "-n", "2").out.split(b"\n")) == [b"", b"a\r", b"b"]
 
 
-def test_progress_is_shown_on_a_terminal_only(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_progress_only_on_a_terminal(qcli: Cli, topic: str, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"x\n" * 30)
     with qcli.on_terminal("pub", topic, "--rate", "40", str(tmp_path / "lines")) as terminal:
         code = terminal.end()
     assert code == 0
     assert b"30 messages (30 B) published" in terminal.shown
     assert re.search(rb"\d messages, \d+ B, 0 s", re.sub(rb"\x1b\[[\d;]*m", b"", terminal.shown))
-    assert terminal.shown.rindex(b"\x1b[?25h") > terminal.shown.rindex(b"\x1b[?25l")  # the cursor is back
+    assert terminal.shown.rindex(b"\x1b[?25h") > terminal.shown.rindex(
+        b"\x1b[?25l"
+    )  # the cursor is visible again
     with qcli.on_terminal("pub", topic, "--quiet", "--rate", "40", str(tmp_path / "lines")) as terminal:
         assert terminal.end() == 0
     assert terminal.shown == b""
 
 
-def test_interactive_input_is_not_disturbed(qcli: Cli, topic: str) -> None:
+def test_progress_does_not_disturb_interactive_input(qcli: Cli, topic: str) -> None:
     with qcli.on_terminal("pub", topic) as terminal, qcli.running("tail", f"{topic}/check") as tail:
         terminal.type(b"typed\n")
         assert tail.read_line() == b"typed\n"
-        terminal.type(b"\x04")  # the end of input
+        terminal.type(b"\x04")  # end of input
         assert terminal.end() == 0
     assert b"\x1b" not in terminal.shown
 
 
 @only_ours
-def test_a_topic_that_is_full(qcli: Cli, topic: str) -> None:
+def test_full_topic(qcli: Cli, topic: str) -> None:
     qcli("topic", "create", topic)
     qcli("topic", "set", topic, "max_messages=3")
     assert qcli("pub", topic, stdin=b"1\n2\n").code == 0
@@ -329,7 +333,7 @@ def test_a_topic_that_is_full(qcli: Cli, topic: str) -> None:
 
 
 @pytest.mark.parametrize("args", [[], ["--no-retry"]])
-def test_a_longer_delay_than_the_broker_allows(qcli: Cli, topic: str, args: list[str]) -> None:
+def test_longer_delay_than_the_broker_allows(qcli: Cli, topic: str, args: list[str]) -> None:
     result = qcli("pub", topic, "-q", "--defer", "9000h", *args, stdin=b"1\n")
     assert result.code == 1
     limit = (

@@ -1,4 +1,4 @@
-"""`qcli pub` when its broker goes away, cannot store anything, or comes back."""
+"""Tests for `qcli pub` while its broker is down or refuses messages for a time."""
 
 import http.client
 import random
@@ -26,7 +26,7 @@ from trio_nsq.client import BrokerError, ConnectionLost, PublishFailed
 
 
 def again(broker: Broker) -> tuple[str, str]:
-    """The flags that start a broker at the same addresses."""
+    """Return the flags to restart a broker at the same addresses."""
     return f"--tcp-address={broker.tcp_address}", f"--http-address={broker.http_address}"
 
 
@@ -36,12 +36,12 @@ def end(broker: Broker, number: signal.Signals) -> None:
 
 
 def kept(qcli: Cli, topic: str) -> list[bytes]:
-    """All messages of a topic, in their order."""
+    """Return all messages of a topic, in order."""
     return qcli("tail", topic, "--from", "earliest", "--to", "latest").out.splitlines()
 
 
 class Writer:
-    """Writes numbered lines to a command until it is told to stop."""
+    """Writes numbered lines to a command until it is stopped."""
 
     def __init__(self, command: Running) -> None:
         self.count = 0
@@ -56,7 +56,7 @@ class Writer:
             self.count += 3
 
     def stop(self) -> list[bytes]:
-        """All lines that were written."""
+        """Stop, and return all written lines."""
         self._stop.set()
         self._thread.join()
         return [b"%d" % number for number in range(self.count)]
@@ -64,9 +64,7 @@ class Writer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_every_line_is_there_once_and_in_order_however_often_the_broker_is_ended(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_each_line_is_stored_once_and_in_order_over_restarts(tmp_path: Path, number: signal.Signals) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t")
@@ -95,7 +93,7 @@ def test_every_line_is_there_once_and_in_order_however_often_the_broker_is_ended
 
 
 @pytest.mark.slow
-def test_nsqd_has_every_line_at_least_once(tmp_path: Path) -> None:
+def test_nsqd_gets_each_line_at_least_once(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data", "--mem-queue-size=100") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t", "c")
@@ -103,7 +101,7 @@ def test_nsqd_has_every_line_at_least_once(tmp_path: Path) -> None:
         pub = command.__enter__()
         writer = Writer(pub)
         qcli.wait_until("t", lambda record: record["message_count"] >= 100)
-        end(broker, signal.SIGTERM)  # a killed nsqd loses what it had
+        end(broker, signal.SIGTERM)  # a killed nsqd loses its messages in memory
     try:
         assert pub.hear_line().startswith(f"Warning: the broker at {broker.tcp_address} ")
         with nsqd(tmp_path / "data", *again(broker)):
@@ -120,7 +118,7 @@ def test_nsqd_has_every_line_at_least_once(tmp_path: Path) -> None:
 
 @contextmanager
 def pub_without_broker(tmp_path: Path, *args: str) -> Iterator[tuple[Running, Broker]]:
-    """A command that has published `1`, and whose broker is gone when it publishes `2`."""
+    """Run a command that has published `1`, and whose broker is stopped when it publishes `2`."""
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t")
@@ -135,7 +133,7 @@ def pub_without_broker(tmp_path: Path, *args: str) -> Iterator[tuple[Running, Br
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("over_tcp", [True, False])
-def test_a_signal_while_the_broker_is_away_says_what_was_not_published(
+def test_signal_in_an_outage_reports_unpublished_messages(
     tmp_path: Path, number: signal.Signals, over_tcp: bool
 ) -> None:
     args = ["--nsqd-http-address", "127.0.0.1:1"] if over_tcp else []
@@ -150,8 +148,8 @@ def test_a_signal_while_the_broker_is_away_says_what_was_not_published(
     assert error.endswith(("up to 1 more may have been stored.", "1 more had been read."))
 
 
-def test_a_signal_while_a_batch_is_under_way_says_that_it_may_be_stored(tmp_path: Path) -> None:
-    """What listens where the broker was takes the request, and does not answer before the command has ended."""
+def test_signal_during_a_request_reports_that_messages_may_be_stored(tmp_path: Path) -> None:
+    """A listener at the broker's address accepts the request and does not answer before the command exits."""
     with pub_without_broker(tmp_path) as (pub, broker):
         host, _, port = broker.http_address.rpartition(":")
         with socket.create_server((host, int(port))) as silent:
@@ -166,7 +164,7 @@ def test_a_signal_while_a_batch_is_under_way_says_that_it_may_be_stored(tmp_path
     assert error.endswith("1 message acknowledged, up to 1 more may have been stored.")
 
 
-def test_the_end_of_input_while_the_broker_is_away_is_no_reason_to_give_up(tmp_path: Path) -> None:
+def test_end_of_input_in_an_outage_keeps_waiting(tmp_path: Path) -> None:
     with pub_without_broker(tmp_path) as (pub, broker):
         assert pub.process.stdin is not None
         pub.process.stdin.close()
@@ -177,7 +175,7 @@ def test_the_end_of_input_while_the_broker_is_away_is_no_reason_to_give_up(tmp_p
 
 
 class LostAnswers:
-    """A TCP proxy that lets a request through, and loses the answer, as often as it is told to."""
+    """A TCP proxy that forwards requests, and drops the answers of some."""
 
     def __init__(self, target: str) -> None:
         self.to_lose = 0
@@ -214,10 +212,10 @@ class LostAnswers:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
-        source.close()  # the other thread closes the other
+        source.close()  # the other thread closes the other socket
 
 
-def test_a_batch_whose_acknowledgement_was_lost_is_there_once(tmp_path: Path) -> None:
+def test_batch_with_a_lost_acknowledgement_is_stored_once(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         broker.create("t")
         proxy = LostAnswers(broker.http_address)
@@ -238,7 +236,7 @@ def test_a_batch_whose_acknowledgement_was_lost_is_there_once(tmp_path: Path) ->
             proxy.close()
 
 
-def test_a_producer_is_forgotten_at_the_end_and_not_before(tmp_path: Path) -> None:
+def test_producer_is_deleted_at_the_end(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t")
@@ -254,7 +252,7 @@ def test_a_producer_is_forgotten_at_the_end_and_not_before(tmp_path: Path) -> No
         assert b'"number":null' in broker.http("GET", "/topic/producer", topic="t", producer=name)
 
 
-def test_at_a_broker_that_remembers_as_many_as_it_can_it_goes_over_tcp(tmp_path: Path) -> None:
+def test_broker_with_the_maximum_of_producers_is_used_over_tcp(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--sync=interval") as broker:
         connection = http.client.HTTPConnection(broker.http_address)
         for number in range(MAX_PRODUCERS):
@@ -266,7 +264,7 @@ def test_at_a_broker_that_remembers_as_many_as_it_can_it_goes_over_tcp(tmp_path:
         assert kept(qcli, "t")[-2:] == [b"1", b"2"]
 
 
-def test_a_broker_that_takes_small_bodies_only(tmp_path: Path) -> None:
+def test_broker_with_a_small_body_limit(tmp_path: Path) -> None:
     bodies = [b"%0500d" % number for number in range(6000)]
     with qcli_serve(tmp_path / "data", "--max-body-size=700000") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
@@ -275,7 +273,7 @@ def test_a_broker_that_takes_small_bodies_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("over_tcp", [True, False])
-def test_a_full_topic_is_waited_for_once_something_was_acknowledged(tmp_path: Path, over_tcp: bool) -> None:
+def test_full_topic_is_retried_after_the_first_acknowledgement(tmp_path: Path, over_tcp: bool) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t", "c")
@@ -292,7 +290,7 @@ def test_a_full_topic_is_waited_for_once_something_was_acknowledged(tmp_path: Pa
         assert qcli("tail", "t/c", "-n", "1").out == b"3\n"
 
 
-def test_a_batch_that_the_broker_takes_only_in_part_is_no_reason_to_wait(tmp_path: Path) -> None:
+def test_partly_refused_batch_is_not_retried(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--max-msg-size=10") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         result = qcli("pub", "t", stdin=lines([b"x" * 11]))
@@ -321,7 +319,7 @@ def kept_by(broker: Broker) -> list[bytes]:
     return kept(Cli(broker.tcp_address, broker.http_address), "t")
 
 
-def test_every_line_is_at_both_brokers_once_though_one_is_killed_and_started(tmp_path: Path) -> None:
+def test_both_brokers_store_each_line_once_over_a_kill(tmp_path: Path) -> None:
     with two_brokers(tmp_path) as (first, second, both), both.running("pub", "t") as pub:
         writer = Writer(pub)
         both.wait_until("t", lambda record: record["message_count"] >= 200)
@@ -339,7 +337,7 @@ def test_every_line_is_at_both_brokers_once_though_one_is_killed_and_started(tmp
             assert kept_by(second) == written
 
 
-def test_each_broker_has_numbers_of_its_own(tmp_path: Path) -> None:
+def test_brokers_have_separate_batch_numbers(tmp_path: Path) -> None:
     with two_brokers(tmp_path) as (first, second, both):
         proxy = LostAnswers(second.http_address)
         try:
@@ -359,7 +357,7 @@ def test_each_broker_has_numbers_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("args", [[], ["--no-retry"]])
-def test_the_end_while_one_broker_is_away_says_what_each_has(tmp_path: Path, args: list[str]) -> None:
+def test_end_while_one_broker_is_down_reports_each_broker(tmp_path: Path, args: list[str]) -> None:
     with two_brokers(tmp_path) as (first, second, both), both.running("pub", "t", *args) as pub:
         pub.write(b"1\n")
         both.wait_until("t", lambda record: record["message_count"] == 2)
@@ -382,7 +380,7 @@ def test_the_end_while_one_broker_is_away_says_what_each_has(tmp_path: Path, arg
 
 
 class Unreliable:
-    """A sender whose connection is lost again and again, with all that is on its way."""
+    """A sender that often loses its connection and all unacknowledged batches."""
 
     may_repeat = True
     batch_size = 1
@@ -403,10 +401,10 @@ class Unreliable:
             raise PublishFailed("cut", maybe_stored=True) from error
 
     async def end(self) -> None:
-        """Nothing is to be said."""
+        """Nothing to send."""
 
     async def work(self) -> None:
-        """Store what comes, in its order."""
+        """Store batches in order."""
         while True:
             await trio.sleep(0.01)
             while self._under_way:
@@ -431,7 +429,7 @@ def test_order_is_kept(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """What is sent again comes before what follows it."""
+    """Retried batches come before later ones."""
     monkeypatch.setattr(publishing, "LINGER_S", 0.001)
     bodies = [b"%d" % number for number in range(300)]
     (tmp_path / "lines").write_bytes(lines(bodies))
@@ -455,7 +453,7 @@ def test_order_is_kept(
     (result,) = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001)).result.brokers
     assert result.failure is None
     assert result.acknowledged == len(bodies)
-    assert list(dict.fromkeys(sender.stored)) == bodies  # the first of each
+    assert list(dict.fromkeys(sender.stored)) == bodies  # the first copy of each
     said = capfd.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in said] == ["Warning", "Note"] * (len(said) // 2)
 
@@ -470,7 +468,7 @@ def test_order_is_kept(
         (BrokerError("broker", "E_BAD_MESSAGE", "too big"), False),
     ],
 )
-def test_which_first_failures_are_waited_for(error: Exception, waits: bool, tmp_path: Path) -> None:
+def test_first_failures_that_are_retried(error: Exception, waits: bool, tmp_path: Path) -> None:
     class FailsOnce(Unreliable):
         failures = 1
 
@@ -513,7 +511,7 @@ class PartlyThenSilent(Unreliable):
     [(0.0001, 3, 0, 7), (60.0, 10, 7, 0)],
     ids=["in the pause", "while sending"],
 )
-def test_a_signal_in_an_outage_counts_each_attempt_once(
+def test_signal_in_an_outage_counts_each_attempt_once(
     at_s: float, stored: int, maybe_stored: int, not_stored: int, tmp_path: Path
 ) -> None:
     (tmp_path / "lines").write_bytes(lines([b"%d" % number for number in range(10)]))
@@ -539,7 +537,7 @@ def test_a_signal_in_an_outage_counts_each_attempt_once(
 
 
 class Refuses(Unreliable):
-    """Stores all; refuses the last batch for good."""
+    """Stores everything, but refuses the last batch permanently."""
 
     async def send(self, batch: list[bytes]) -> None:
         await trio.lowlevel.checkpoint()
@@ -549,7 +547,7 @@ class Refuses(Unreliable):
 
 
 class Away(Unreliable):
-    """Never has a connection; the test ends when that was found out often enough."""
+    """Never connects. Sets an event after some attempts."""
 
     def __init__(self, test: trio.CancelScope) -> None:
         super().__init__(1, 0)
@@ -565,7 +563,7 @@ class Away(Unreliable):
 
 
 def publish_thirty(tmp_path: Path, other: Sender, batch_size: int) -> list[BrokerResult]:
-    """Publish 0 to 29 to a broker that is away and to another."""
+    """Publish 0 to 29 to an unreachable broker and to another one."""
     (tmp_path / "lines").write_bytes(lines([b"%d" % number for number in range(30)]))
 
     async def main() -> PublishPipeline:
@@ -584,15 +582,17 @@ def publish_thirty(tmp_path: Path, other: Sender, batch_size: int) -> list[Broke
     return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)).result.brokers
 
 
-def test_a_broker_that_is_away_holds_back_the_others(tmp_path: Path) -> None:
-    """The other gets what was read: a batch that is on its way to both, and one that waits for the first."""
+def test_unreachable_broker_delays_the_other(tmp_path: Path) -> None:
+    """The other broker gets the messages that were read: one batch in flight to both, and one that waits for
+    the first broker.
+    """
     other = Refuses(1, 0)
     outcomes = publish_thirty(tmp_path, other, batch_size=3)
     assert [result.failure for result in outcomes] == [None, None]
     assert other.stored == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_a_broker_that_refuses_ends_the_waiting_for_another(tmp_path: Path) -> None:
+def test_refusal_of_one_broker_ends_the_wait_for_another(tmp_path: Path) -> None:
     outcomes = publish_thirty(tmp_path, Refuses(1, 0), batch_size=30)
     assert [type(result.failure) for result in outcomes] == [PublishFailed, PublishFailed]
     assert [result.not_stored for result in outcomes] == [30, 30]

@@ -1,4 +1,4 @@
-"""Reading and pacing."""
+"""Tests for reading input and for the rate limiter."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from qcli.commands.shared.rate_limiter import RateLimiter
 from qcli.framework.errors import Failure
 
 
-async def test_a_pipe_is_read_without_blocking_the_loop() -> None:
+async def test_pipe_is_read_without_blocking_the_loop() -> None:
     reader, writer = os.pipe()
     source = Input(reader, "pipe")
     got: list[bytes] = []
@@ -35,7 +35,7 @@ async def test_a_pipe_is_read_without_blocking_the_loop() -> None:
         source.close()
 
 
-async def test_nothing_is_lost_when_reading_is_cut_short() -> None:
+async def test_cancelled_read_loses_nothing() -> None:
     reader, writer = os.pipe()
     source = Input(reader, "pipe")
     with trio.move_on_after(0.01):
@@ -47,13 +47,13 @@ async def test_nothing_is_lost_when_reading_is_cut_short() -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/zero"])
-async def test_files_that_cannot_be_waited_for(path: str) -> None:
+async def test_files_without_readiness_events(path: str) -> None:
     source = await open_input(path, 10)
     assert await source.read() == (b"" if path == "/dev/null" else bytes(10))
     source.close()
 
 
-async def test_a_descriptor_that_does_not_block_stays_so(tmp_path: Path) -> None:
+async def test_nonblocking_descriptor_stays_nonblocking(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     source = Input(reader, "pipe")
@@ -64,8 +64,8 @@ async def test_a_descriptor_that_does_not_block_stays_so(tmp_path: Path) -> None
     source.close()
 
 
-async def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
-    source = await open_input(str(tmp_path))  # a folder can be opened
+async def test_read_errors_are_reported(tmp_path: Path) -> None:
+    source = await open_input(str(tmp_path))  # open succeeds for a folder
     with pytest.raises(Failure, match=r"Cannot read .*: Is a directory\."):
         await source.read()
     source.close()
@@ -80,21 +80,21 @@ async def passes(pace: RateLimiter, count: int) -> float:
     return trio.current_time()
 
 
-async def test_the_rate_is_even(autojump_clock: trio.testing.MockClock) -> None:
+async def test_rate_is_even(autojump_clock: trio.testing.MockClock) -> None:
     begun = trio.current_time()
     pace = RateLimiter(10, begun)
     assert pace.max_messages == 1
     assert [round(await passes(pace, 1) - begun, 6) for _ in range(4)] == [0, 0.1, 0.2, 0.3]
 
 
-async def test_a_high_rate_lets_slices_pass(autojump_clock: trio.testing.MockClock) -> None:
+async def test_high_rate_passes_slices(autojump_clock: trio.testing.MockClock) -> None:
     begun = trio.current_time()
     pace = RateLimiter(10_000, begun)
     assert pace.max_messages == 500
     assert [round(await passes(pace, 500) - begun, 6) for _ in range(4)] == [0, 0.05, 0.1, 0.15]
 
 
-async def test_a_pause_is_made_up_for_only_in_part(autojump_clock: trio.testing.MockClock) -> None:
+async def test_pause_is_partly_caught_up(autojump_clock: trio.testing.MockClock) -> None:
     pace = RateLimiter(100, trio.current_time())
     await passes(pace, 1)
     await trio.sleep(60)
@@ -104,7 +104,7 @@ async def test_a_pause_is_made_up_for_only_in_part(autojump_clock: trio.testing.
     assert trio.current_time() - begun == pytest.approx(99 / 100 - RateLimiter.MAX_CREDIT_S)
 
 
-async def test_less_than_one_a_second(autojump_clock: trio.testing.MockClock) -> None:
+async def test_rate_below_one_per_second(autojump_clock: trio.testing.MockClock) -> None:
     begun = trio.current_time()
     pace = RateLimiter(0.25, begun)
     assert [await passes(pace, 1) - begun for _ in range(3)] == pytest.approx([0, 4, 8])

@@ -1,4 +1,4 @@
-"""From bytes to messages to batches."""
+"""Tests for splitting bytes into messages, and messages into batches."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ DELIMITERS = [b"\n", b"\0", b"\r\n", b"aa", b"aba", b"abab"]
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
-    """The data in pieces."""
+    """Cut the data into pieces."""
     ends = sorted({place % (len(data) + 1) for place in places} | {len(data)})
     return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -21,15 +21,13 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     places=st.lists(st.integers(0, 200)),
     delimiter=st.sampled_from(DELIMITERS),
 )
-def test_it_does_not_matter_in_which_pieces_input_comes(
-    data: bytes, places: list[int], delimiter: bytes
-) -> None:
+def test_pieces_of_input_do_not_matter(data: bytes, places: list[int], delimiter: bytes) -> None:
     splitter = Splitter(delimiter, 1000)
     messages = [message for piece in cut(data, places) for message in splitter.feed(piece)]
     messages += splitter.end()
     whole = data.split(delimiter)
     if not whole[-1]:
-        whole.pop()  # a delimiter at the very end ends the last message and begins none
+        whole.pop()  # a delimiter at the very end does not start another message
     assert messages == [message for message in whole if message]
     assert (splitter.seen, splitter.empty) == (len(whole), whole.count(b""))
     assert splitter.too_long is None
@@ -41,7 +39,7 @@ def test_it_does_not_matter_in_which_pieces_input_comes(
     delimiter=st.sampled_from([b"\n", b"\r\n"]),
     end=st.booleans(),
 )
-def test_the_first_message_that_is_too_long_is_named(
+def test_first_too_long_message_is_named(
     sizes: list[int], places: list[int], delimiter: bytes, end: bool
 ) -> None:
     data = delimiter.join(b"x" * size for size in sizes) + (delimiter if end and sizes else b"")
@@ -52,7 +50,7 @@ def test_the_first_message_that_is_too_long_is_named(
     assert [len(message) for message in messages] == [size for size in sizes[: first and first - 1] if size]
 
 
-def test_an_endless_message_is_not_kept() -> None:
+def test_endless_message_is_not_buffered() -> None:
     splitter = Splitter(b"\r\n", 10)
     splitter.feed(b"x" * 10 + b"\r")
     assert splitter.too_long is None
@@ -75,7 +73,7 @@ def test_each_input_ends_its_last_message() -> None:
     chunks=st.lists(st.lists(st.sampled_from([1, 10, 400_000, 700_000, 2_000_000]), max_size=8), max_size=5),
     most=st.sampled_from([1, 2, 3, 1000]),
 )
-def test_batches_keep_to_their_bounds_and_lose_nothing(chunks: list[list[int]], most: int) -> None:
+def test_batches_respect_limits_and_lose_nothing(chunks: list[list[int]], most: int) -> None:
     batcher = Batcher(most)
     all_messages: list[bytes] = []
     batches: list[list[bytes]] = []
@@ -94,14 +92,14 @@ def test_batches_keep_to_their_bounds_and_lose_nothing(chunks: list[list[int]], 
     assert all(batches)
 
 
-def test_a_batch_is_handed_out_as_soon_as_it_is_full() -> None:
+def test_full_batch_is_returned_at_once() -> None:
     batcher = Batcher(3)
     assert list(batcher.add([b"1", b"2"])) == []
     assert list(batcher.add([b"3", b"4"])) == [[b"1", b"2", b"3"]]
     assert batcher.rest() == [b"4"]
 
 
-def test_what_is_not_taken_waits() -> None:
+def test_messages_of_no_full_batch_wait() -> None:
     batcher = Batcher(1)
     batches = batcher.add([b"1", b"2", b"3"])
     assert next(batches) == [b"1"]
@@ -110,7 +108,7 @@ def test_what_is_not_taken_waits() -> None:
 
 
 @pytest.mark.parametrize("delimiter", DELIMITERS)
-def test_nothing_is_no_message(delimiter: bytes) -> None:
+def test_empty_input_has_no_messages(delimiter: bytes) -> None:
     splitter = Splitter(delimiter, 10)
     assert splitter.feed(b"") == []
     assert splitter.end() == []

@@ -1,4 +1,4 @@
-"""SIGHUP: a server reads its certificate and its log level again, and goes on."""
+"""Tests for SIGHUP: a server reloads its certificate and log level."""
 
 import json
 import signal
@@ -13,19 +13,19 @@ from cli.support import DEADLINE_S, Cli, Running, lines_until_ready, serving
 
 
 def certify(folder: Path, name: str) -> None:
-    """Put a new certificate for this name, and its key, where the broker reads them."""
+    """Write a new certificate for this name, and its key, to the broker's files."""
     issued = trustme.CA().issue_cert(name)
     issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
     issued.private_key_pem.write_to_path(folder / "key.pem")
 
 
 def https_certificate(address: str) -> bytes:
-    """The certificate that the broker shows in a handshake over HTTPS."""
+    """Return the broker's certificate in an HTTPS handshake."""
     return _handshake(socket.create_connection(_host_port(address), timeout=DEADLINE_S))
 
 
 def tcp_certificate(address: str) -> bytes:
-    """The same after IDENTIFY with `tls_v1`."""
+    """Return the broker's certificate after IDENTIFY with `tls_v1`."""
     connection = socket.create_connection(_host_port(address), timeout=DEADLINE_S)
     body = json.dumps({"tls_v1": True, "feature_negotiation": True}).encode()
     connection.sendall(b"  V2IDENTIFY\n" + len(body).to_bytes(4, "big") + body)
@@ -52,7 +52,7 @@ def der(path: Path) -> bytes:
 
 
 def reloaded(server: Running, last: str) -> list[str]:
-    """Send SIGHUP, and return the log lines about the reload, up to the line that contains `last`."""
+    """Send SIGHUP, and return the log lines of the reload, up to the line that contains `last`."""
     server.process.send_signal(signal.SIGHUP)
     heard: list[str] = []
     while not heard or last not in heard[-1]:
@@ -60,7 +60,7 @@ def reloaded(server: Running, last: str) -> list[str]:
     return [line.partition("reload: ")[2].rstrip("\n") for line in heard if "reload: " in line]
 
 
-def test_a_new_certificate(tmp_path: Path) -> None:
+def test_new_certificate(tmp_path: Path) -> None:
     certify(tmp_path, "first.example")
     first = der(tmp_path / "cert.pem")
     flags = ["--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem")]
@@ -86,7 +86,7 @@ def test_a_new_certificate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "lookupd"])
-def test_the_log_level(tmp_path: Path, command: str) -> None:
+def test_log_level(tmp_path: Path, command: str) -> None:
     config = tmp_path / "c.toml"
     config.write_text('log_level = "error"\n')
     flags = ["--config", str(config), "--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
@@ -105,7 +105,7 @@ def test_the_log_level(tmp_path: Path, command: str) -> None:
         assert server.end().code == 0
 
 
-def test_without_files_to_read_it_goes_on(tmp_path: Path) -> None:
+def test_reload_without_files(tmp_path: Path) -> None:
     with serving(tmp_path, "--log-level", "debug") as broker:
         lines_until_ready(broker)
         broker.process.send_signal(signal.SIGHUP)

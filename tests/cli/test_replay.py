@@ -1,4 +1,4 @@
-"""`qcli replay`."""
+"""Tests for `qcli replay` of a topic."""
 
 import re
 import signal
@@ -21,7 +21,7 @@ def fill(qcli: Cli, topic: str, count: int, start: int = 0) -> list[bytes]:
 
 
 def stored(qcli: Cli, topic: str) -> list[bytes]:
-    """All that is in a topic's log."""
+    """Return all messages in a topic's log."""
     return qcli("tail", topic, "--to", "latest").out.splitlines()
 
 
@@ -37,9 +37,7 @@ def stored(qcli: Cli, topic: str) -> list[bytes]:
         (["--speed", "1000x"], range(50), "; sequences 0 to 49"),
     ],
 )
-def test_what_is_published(
-    qcli: Cli, topic: str, args: list[str], expected: range | list[int], told: str
-) -> None:
+def test_selection(qcli: Cli, topic: str, args: list[str], expected: range | list[int], told: str) -> None:
     fill(qcli, topic, 50)
     result = qcli("replay", topic, f"{topic}.copy", *args)
     assert (result.code, result.out) == (0, b"")
@@ -52,7 +50,7 @@ def test_what_is_published(
     assert stored(qcli, f"{topic}.copy") == [b"%d" % number for number in expected]
 
 
-def test_into_itself_it_has_an_end(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_topic_into_itself_ends(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     fill(qcli, topic, 1000)
     assert qcli("replay", topic, topic, "-q").code == 0
@@ -60,14 +58,14 @@ def test_into_itself_it_has_an_end(qcli: Cli, broker: Broker, topic: str) -> Non
     assert broker.channel_stats(topic, "c")["depth"] == 2000
 
 
-def test_bodies_are_kept_as_they_are(qcli: Cli, topic: str) -> None:
+def test_bodies_are_unchanged(qcli: Cli, topic: str) -> None:
     odd = [bytes(range(1, 256)), b"\xff" * 1000, b"x" * 700_000, b"y" * 700_000]
     qcli("pub", topic, "-q", "--null", stdin=b"\0".join(odd))
     assert qcli("replay", topic, f"{topic}.copy", "-q").code == 0
     assert qcli("tail", f"{topic}.copy", "--to", "latest", "-0").out == b"".join(body + b"\0" for body in odd)
 
 
-def test_into_another_broker(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_other_broker(qcli: Cli, topic: str, tmp_path: Path) -> None:
     fill(qcli, topic, 20)
     with nsqd(tmp_path / "data") as other:
         other.create("t", "c")
@@ -76,12 +74,12 @@ def test_into_another_broker(qcli: Cli, topic: str, tmp_path: Path) -> None:
         assert other.channel_stats("t", "c")["depth"] == 20
 
 
-def test_the_spacing_is_kept(qcli: Cli, topic: str) -> None:
+def test_original_spacing(qcli: Cli, topic: str) -> None:
     begun = time.monotonic()
     fill(qcli, topic, 5)
     fill(qcli, topic, 5, 5)
     fill(qcli, topic, 5, 10)
-    spread_s = time.monotonic() - begun  # at least what lies between the first and the last
+    spread_s = time.monotonic() - begun  # at least the time between the first and the last message
     times = [r["timestamp_ns"] for r in qcli("tail", topic, "--to", "latest", "--format", "json").records]
     distances = {body: (times[body] - times[0]) / 2e9 for body in (5, 10)}
     qcli("replay", topic, f"{topic}.copy", "--speed", "2x")
@@ -92,7 +90,7 @@ def test_the_spacing_is_kept(qcli: Cli, topic: str) -> None:
         assert distance_s - 0.1 <= found_s <= spread_s + 10
 
 
-def test_the_rate_is_kept(qcli: Cli, topic: str) -> None:
+def test_rate_is_kept(qcli: Cli, topic: str) -> None:
     fill(qcli, topic, 30)
     begun = time.monotonic()
     qcli("replay", topic, f"{topic}.copy", "--rate", "20")
@@ -104,7 +102,9 @@ def test_the_rate_is_kept(qcli: Cli, topic: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_it_says_how_to_go_on(qcli: Cli, topic: str, number: signal.Signals, code: int) -> None:
+def test_interrupted_replay_prints_how_to_continue(
+    qcli: Cli, topic: str, number: signal.Signals, code: int
+) -> None:
     fill(qcli, topic, 200)
     copy = f"{topic}.copy"
     with qcli.running("replay", topic, copy, "--rate", "100") as replay:
@@ -121,7 +121,7 @@ def test_interrupted_it_says_how_to_go_on(qcli: Cli, topic: str, number: signal.
     assert stored(qcli, copy) == [b"%d" % each for each in range(200)]
 
 
-def test_a_destination_that_goes_away(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_destination_goes_down(qcli: Cli, topic: str, tmp_path: Path) -> None:
     fill(qcli, topic, 300)
     with qcli_serve(tmp_path / "data") as other:
         there = Cli(other.tcp_address, other.http_address)
@@ -143,7 +143,7 @@ def test_a_destination_that_goes_away(qcli: Cli, topic: str, tmp_path: Path) -> 
     assert int(found[1]) == int(found[2]) == 250 - int(found[3])
 
 
-def test_a_source_that_goes_away_is_waited_for(tmp_path: Path, qcli: Cli, topic: str) -> None:
+def test_source_goes_down_and_is_retried(tmp_path: Path, qcli: Cli, topic: str) -> None:
     with qcli_serve(tmp_path / "data") as source:
         here = Cli(qcli.tcp_address, source.http_address)
         fill(Cli(source.tcp_address, source.http_address), "t", 5000)
@@ -165,7 +165,7 @@ def test_a_source_that_goes_away_is_waited_for(tmp_path: Path, qcli: Cli, topic:
     assert stored(qcli, topic) == [*(b"%d" % number for number in range(5000)), *([body] * 5000)]
 
 
-def test_damage_is_told(tmp_path: Path) -> None:
+def test_damage_is_reported(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         for batch in (b"a\nb\n", b"bad\nluck\n", b"c\n"):
@@ -208,17 +208,17 @@ def test_progress_on_a_terminal(qcli: Cli, topic: str) -> None:
          "character set at position 0."),
     ],
 )  # fmt: skip
-def test_usage(nowhere: Cli, args: list[str], error: str) -> None:
+def test_usage_errors(nowhere: Cli, args: list[str], error: str) -> None:
     result = nowhere("replay", *args)
     assert (result.code, result.err.splitlines()[-1]) == (2, f"Error: {error}")
 
 
-def test_no_such_topic(qcli: Cli, topic: str) -> None:
+def test_missing_topic(qcli: Cli, topic: str) -> None:
     result = qcli("replay", topic, f"{topic}.copy")
     assert (result.code, without_suggestion(result.err)) == (1, does_not_exist(topic, qcli.http_address))
 
 
-def test_nobody_there(qcli: Cli, nowhere: Cli, topic: str) -> None:
+def test_no_broker(qcli: Cli, nowhere: Cli, topic: str) -> None:
     fill(qcli, topic, 1)
     no_source = Cli(qcli.tcp_address, "127.0.0.1:1")("replay", topic, topic)
     assert (no_source.code, "--nsqd-http-address" in no_source.err) == (3, True)
@@ -227,7 +227,7 @@ def test_nobody_there(qcli: Cli, nowhere: Cli, topic: str) -> None:
     assert nowhere("replay", topic, topic).code == 3
 
 
-def test_a_message_that_the_destination_finds_too_long(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_message_too_long_for_the_destination(qcli: Cli, topic: str, tmp_path: Path) -> None:
     fill(qcli, topic, 5)
     qcli("pub", topic, "-q", stdin=b"x" * 5000)
     with qcli_serve(tmp_path / "data", "--max-msg-size=1000") as other:

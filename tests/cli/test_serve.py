@@ -1,4 +1,4 @@
-"""`qcli serve`."""
+"""Tests for `qcli serve`."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_ready_comes_after_the_address_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_it_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_stops_the_server_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path) as broker:
         lines_until_ready(broker)
         broker.process.send_signal(number)
@@ -41,7 +41,7 @@ def test_a_signal_stops_it_in_good_order(tmp_path: Path, number: signal.Signals)
     assert "Traceback" not in result.err
 
 
-def test_messages_outlive_it(tmp_path: Path) -> None:
+def test_messages_survive_a_restart(tmp_path: Path) -> None:
     file = tmp_path / "addresses.json"
     for out in (b"", b"a\n"):
         with serving(tmp_path, "--address-file", str(file)) as broker:
@@ -56,7 +56,7 @@ def test_messages_outlive_it(tmp_path: Path) -> None:
             assert broker.process.wait(30) == 0
 
 
-def test_the_log_is_nsqd_s(tmp_path: Path) -> None:
+def test_log_has_the_format_of_nsqd(tmp_path: Path) -> None:
     with serving(tmp_path, "--log-prefix", "[b1] ") as broker:
         log = lines_until_ready(broker)[:-1]
         assert log
@@ -64,7 +64,7 @@ def test_the_log_is_nsqd_s(tmp_path: Path) -> None:
             assert re.fullmatch(r"\[b1\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} [A-Z]+: .+\n", line)
 
 
-def test_the_log_has_no_control_characters_of_clients(tmp_path: Path) -> None:
+def test_control_characters_of_clients_are_escaped_in_the_log(tmp_path: Path) -> None:
     sent = b"\x1b]0;title\x07\x1b[2J\r\xff\xc2\x9b\xe2\x80\xae"
     with serving(tmp_path, "--address-file", str(tmp_path / "a.json")) as broker:
         lines_until_ready(broker)
@@ -79,13 +79,13 @@ def test_the_log_has_no_control_characters_of_clients(tmp_path: Path) -> None:
     assert all(char.isprintable() or char == "\n" for char in log)
 
 
-def test_no_password_is_told_when_a_url_cannot_be_used(tmp_path: Path) -> None:
+def test_error_of_a_url_hides_its_password(tmp_path: Path) -> None:
     reason = refusal(tmp_path, "--auth-http-address", "ftp://user:hidden@host/", code=2)
     assert "ftp://xxxxx@host/" in reason
     assert "hidden" not in reason
 
 
-def test_a_log_level_is_kept_to(tmp_path: Path) -> None:
+def test_log_level(tmp_path: Path) -> None:
     with serving(tmp_path, "--log-level", "ERROR") as broker:
         assert len(lines_until_ready(broker)) == 1
 
@@ -96,7 +96,7 @@ def test_no_http(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "a.json").read_text())["http_address"] is None
 
 
-def test_https_is_told_if_there_is_a_certificate(tmp_path: Path) -> None:
+def test_https_with_a_certificate(tmp_path: Path) -> None:
     certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
     leaf = trustme.CA().issue_cert("127.0.0.1")
     leaf.cert_chain_pems[0].write_to_path(certificate)
@@ -124,44 +124,42 @@ def test_unix_sockets(tmp_path: Path) -> None:
             assert client.makefile("rb").read().endswith(b"OK")
 
 
-def test_a_port_in_use(tmp_path: Path) -> None:
+def test_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert address in refusal(tmp_path, "--tcp-address", address)
         assert address in refusal(tmp_path, "--http-address", address)
 
 
-def test_a_folder_in_use(tmp_path: Path) -> None:
+def test_folder_in_use(tmp_path: Path) -> None:
     with serving(tmp_path) as broker:
         lines_until_ready(broker)
         assert str(tmp_path / "data") in refusal(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created(tmp_path: Path) -> None:
     assert "missing" in refusal(tmp_path, "--data-path", str(tmp_path / "missing" / "data"))
 
 
-def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+def test_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert str(tmp_path / "file") in refusal(tmp_path, "--data-path", str(tmp_path / "file"))
 
 
-def test_a_relative_folder_is_told_as_an_absolute_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_folder_is_logged_as_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert str(tmp_path / "no") in refusal(tmp_path, "--data-path", "./no/such")
     with serving(tmp_path, "--data-path", "./here") as broker:
         assert lines_until_ready(broker)[-1].endswith(f", data {tmp_path / 'here'}\n")
 
 
-def test_an_address_file_that_cannot_be_written(tmp_path: Path) -> None:
+def test_address_file_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "missing" / "a.json"
     expected = f"Error: --address-file: cannot write {file}: No such file or directory."
     assert refusal(tmp_path, "--address-file", str(file)) == expected
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
+def test_folder_that_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o500)
     assert str(tmp_path / "data") in refusal(tmp_path)

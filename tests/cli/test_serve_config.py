@@ -1,4 +1,4 @@
-"""The configuration file of `qcli serve`."""
+"""Tests for the configuration file of `qcli serve`."""
 
 import json
 import os
@@ -20,18 +20,18 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What whoever runs the tests has set says nothing here."""
+    """Ignore variables of the user who runs the tests."""
     for name in [name for name in os.environ if name.startswith("QCLI_")]:
         monkeypatch.delenv(name)
 
 
 def configured(tmp_path: Path, text: str) -> BrokerOptions:
-    """What the broker is told for this file."""
+    """Return the broker's options for this file."""
     (tmp_path / "c.toml").write_text(text)
     return options("-config", str(tmp_path / "c.toml"))
 
 
-def test_nothing_changes_nothing(tmp_path: Path) -> None:
+def test_empty_file_changes_nothing(tmp_path: Path) -> None:
     assert configured(tmp_path, "") == BrokerOptions(data_path=Path())
 
 
@@ -111,19 +111,19 @@ def test_values_of_every_type(tmp_path: Path) -> None:
         ("data_path = 2026-01-01", 'data_path: "2026-01-01" is not a string.'),
     ],
 )
-def test_a_bad_value_is_named_with_its_file_and_key(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_value_is_named_with_its_file_and_key(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(Failure) as caught:
         configured(tmp_path, text)
     assert caught.value.message.startswith(f"--config: {tmp_path / 'c.toml'}: {said}")
 
 
-def test_a_bad_value_that_a_flag_overrules_is_bad_all_the_same(tmp_path: Path) -> None:
+def test_invalid_value_is_an_error_even_if_a_flag_overrides_it(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("id = 1024")
     with pytest.raises(Failure, match="1024"):
         options("--config", str(tmp_path / "c.toml"), "--node-id=1")
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     assert (
         refusal(tmp_path, "--config", str(file))
@@ -135,7 +135,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert f"Error: --config: {file} is not valid TOML: " in refusal(tmp_path, f"--config={file}")
 
 
-def test_keys_that_mean_nothing_are_named(tmp_path: Path) -> None:
+def test_unknown_keys_are_named(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(
         "tcp-address = 'x'\nnode_id = 5000\nmem_que_size = 5\n"
         "worker_id = 3\nqueue_scan_worker_pool_max = 8\n[nsqd]\nid = 5\n"
@@ -155,27 +155,27 @@ def test_keys_that_mean_nothing_are_named(tmp_path: Path) -> None:
         assert f"{flag} has no effect here" in said
 
 
-def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+def test_file_named_by_the_environment(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("log_level = 'error'\nlog_prefix = 'x'\n")
     with serving(tmp_path, QCLI_CONFIG=str(tmp_path / "c.toml")) as broker:
         assert len(lines_until_ready(broker)) == 1
 
 
-def test_the_example_in_the_documentation_is_right(tmp_path: Path) -> None:
+def test_example_in_the_documentation_is_valid(tmp_path: Path) -> None:
     page = REPOSITORY / "docs" / "reference" / "configuration.md"
     example = page.read_text().partition("```toml\n")[2].partition("```")[0]
     given = configured(tmp_path, example)
     assert (given.limits.max_msg_size, given.limits.msg_timeout_ms) == (4 * 1024**2, 90_000)
     assert given.tls_required == "tcp-https"
-    # What it does not know it would only name.
+    # Unknown keys would only be named.
     assert set(tomllib.loads(example)) <= {setting.key for setting in SETTINGS}
 
 
 @pytest.mark.interop
-def test_nsqd_s_example_starts_a_broker(tmp_path: Path) -> None:
+def test_example_file_of_nsqd_starts_a_broker(tmp_path: Path) -> None:
     example = nsqd_example_config()
     address_file = tmp_path / "addresses.json"
-    # Port 1 is nobody's: the example names the port where a discovery service may well run.
+    # Nothing listens on port 1; a discovery service could listen on the port of the example.
     flags = [f"-config={example}", "-lookupd-tcp-address=127.0.0.1:1", f"--address-file={address_file}"]
     with serving(tmp_path, *flags) as broker:
         heard = lines_until_ready(broker)
@@ -184,7 +184,7 @@ def test_nsqd_s_example_starts_a_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.interop
-def test_what_nsqd_s_example_says_arrives() -> None:
+def test_example_file_of_nsqd_sets_the_options() -> None:
     example = nsqd_example_config()
     said: dict[str, Any] = tomllib.loads(example.read_text())
     given = options("--config", str(example))

@@ -1,4 +1,4 @@
-"""The options of `qcli serve`: names, defaults, Go's way of writing them, and where their values come from."""
+"""Tests for the options of `qcli serve`: names, defaults, the syntax of Go, and precedence."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ from trio_nsq.protocol import Limits
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What whoever runs the tests has set says nothing here."""
+    """Ignore variables of the user who runs the tests."""
     for name in [name for name in os.environ if name.startswith("QCLI_")]:
         monkeypatch.delenv(name)
 
@@ -34,7 +34,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------ names and defaults
 
 
-def test_defaults_are_the_broker_s() -> None:
+def test_defaults_are_those_of_the_broker() -> None:
     assert options() == BrokerOptions(data_path=Path())
 
 
@@ -51,7 +51,7 @@ def test_defaults_are_the_broker_s() -> None:
         (["--retention-time", "0"], TopicSettings()),
     ],
 )
-def test_how_long_topics_keep_their_messages(args: list[str], settings: TopicSettings) -> None:
+def test_retention_of_topics(args: list[str], settings: TopicSettings) -> None:
     assert options(*args).topic_defaults == settings
 
 
@@ -62,16 +62,16 @@ def test_how_long_topics_keep_their_messages(args: list[str], settings: TopicSet
         ("bytes", "1.5GB"), ("bytes", "-1"), ("bytes", "10 GB"), ("bytes", "10gb"), ("bytes", ""),
     ],
 )  # fmt: skip
-def test_what_is_no_retention(flag: str, text: str) -> None:
+def test_invalid_retention(flag: str, text: str) -> None:
     with pytest.raises(click.BadParameter):
         options(f"--retention-{flag}={text}")
 
 
-def test_every_option_of_the_broker_has_a_flag() -> None:
+def test_each_option_of_the_broker_has_a_flag() -> None:
     names = {setting.name for setting in SETTINGS}
     fields = {field.name for field in dataclasses.fields(BrokerOptions)}
-    fields -= {"limits", "topic_defaults", "pacing"}  # the last one is no setting
-    # nsqd has no flags for these two.
+    fields -= {"limits", "topic_defaults", "pacing"}  # pacing is not a setting
+    # nsqd has no flags for these.
     limits = {field.name for field in dataclasses.fields(Limits)} - {
         "heartbeat_interval_ms",
         "output_buffer_size",
@@ -94,7 +94,7 @@ def test_names_of_keys_and_variables() -> None:
     assert named["--e2e-processing-latency-percentile"].key == "e2e_processing_latency_percentiles"
 
 
-def test_variables_are_not_those_of_other_commands() -> None:
+def test_variables_differ_from_those_of_other_commands() -> None:
     used = {
         TCP_VARIABLE,
         HTTP_VARIABLE,
@@ -107,7 +107,7 @@ def test_variables_are_not_those_of_other_commands() -> None:
     assert used & {setting.envvar for setting in SETTINGS} == set()
 
 
-def test_a_broker_knows_its_options_by_their_keys(tmp_path: Path) -> None:
+def test_options_by_key(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--max-rdy-count=7", "--output-buffer-timeout=5ms") as broker:
         for setting in SETTINGS:
             if setting.key not in ("address_file", "log_format", "worker_id", "verbose"):
@@ -118,25 +118,25 @@ def test_a_broker_knows_its_options_by_their_keys(tmp_path: Path) -> None:
 
 
 OTHER_DEFAULTS = {
-    # A difference, with its reason in docs/reference/differences.md.
+    # A documented difference: docs/reference/differences.md.
     "tcp-address": "127.0.0.1:4150",
     "http-address": "127.0.0.1:4151",
     "https-address": "127.0.0.1:4152",
     "tls-min-version": "tls1.2",
     "log-prefix": "[qcli] ",
-    # The same in other words: nsqd says what follows from the machine, or has no word for it.
+    # The same meaning: nsqd computes the default from the machine, or prints it differently.
     "broadcast-address": None,
     "node-id": None,
     "data-path": ".",
     "tls-required": "false",
-    # Of no effect.
+    # Without effect.
     "queue-scan-selection-count": None,
     "queue-scan-worker-pool-max": None,
 }
 
 
 @pytest.mark.interop
-def test_every_flag_of_nsqd_is_there_with_its_default() -> None:
+def test_each_flag_of_nsqd_exists_with_its_default() -> None:
     done = subprocess.run([nsqd_program(), "--help"], capture_output=True, text=True, timeout=DEADLINE_S)
     described = re.findall(r"^  -([a-z0-9-]+)(?: (\S+))?\n(.*)$", done.stderr, re.MULTILINE)
     assert len(described) > 50
@@ -152,14 +152,14 @@ def test_every_flag_of_nsqd_is_there_with_its_default() -> None:
         if kind == "duration":
             assert duration(str(default)) == duration(expected), flag
         else:
-            # As a rule Go does not show what is zero.
+            # Go usually omits zero values.
             assert str(default) == expected or (default in (None, 0, "false") and not expected), flag
 
 
 # ------------------------------------------------------------------ on the command line
 
 
-def test_flags_arrive() -> None:
+def test_flags_set_options() -> None:
     given = options(
         "--sync=interval", "--sync-timeout", "1m", "--msg-timeout=90s", "--max-msg-size", "10", "--node-id", "7",
         "--http-address", "", "--mem-queue-size=0", "--tls-cert=c.pem", "--tls-key=k.pem", "--tls-required=tcp-https",
@@ -222,7 +222,7 @@ def test_flags_arrive() -> None:
         ("-config=", ""),
     ],
 )
-def test_go_s_way_of_writing(go_s: str, ours: str) -> None:
+def test_syntax_of_go(go_s: str, ours: str) -> None:
     assert options(*go_s.split()) == options(*ours.split())
 
 
@@ -240,7 +240,7 @@ def test_go_s_way_of_writing(go_s: str, ours: str) -> None:
         ("-data-path", "requires an argument"),
     ],
 )
-def test_what_is_written_wrong(words: str, said: str) -> None:
+def test_invalid_syntax(words: str, said: str) -> None:
     with pytest.raises(click.UsageError) as caught:
         options(*words.split())
     assert re.search(said.replace("option: ", "option:? '?"), caught.value.format_message())
@@ -276,13 +276,13 @@ def test_what_is_written_wrong(words: str, said: str) -> None:
         "--statsd-interval=60",
     ],
 )
-def test_bad_flags_are_usage_errors(flag: str) -> None:
+def test_invalid_flags_are_usage_errors(flag: str) -> None:
     with pytest.raises(click.UsageError) as caught:
         options(flag)
     assert f"'{flag.partition('=')[0]}'" in caught.value.format_message()
 
 
-def test_a_usage_error_ends_it(tmp_path: Path) -> None:
+def test_usage_error_ends_the_command(tmp_path: Path) -> None:
     assert "--node-id" in refusal(tmp_path, "-node-id", "1024", code=2)
 
 
@@ -302,17 +302,17 @@ def test_help(nowhere: Cli, flag: str) -> None:
         assert f"\n{title}:\n".encode() in result.out
 
 
-def test_values_that_do_not_go_together() -> None:
+def test_contradicting_values() -> None:
     assert options("--max-output-buffer-timeout=25ms").limits.max_output_buffer_timeout_ms == 25
     with pytest.raises(Failure, match="--min-output-buffer-timeout is longer"):
         options("--max-output-buffer-timeout=24ms")
 
 
-def test_tls_that_is_required_needs_a_certificate(tmp_path: Path) -> None:
+def test_required_tls_needs_a_certificate(tmp_path: Path) -> None:
     assert "--tls-cert" in refusal(tmp_path, "-tls-required")
 
 
-def test_flags_without_effect_are_named(tmp_path: Path) -> None:
+def test_flags_without_effect_are_logged(tmp_path: Path) -> None:
     given = [
         "-verbose",
         "-worker-id=5",
@@ -322,7 +322,7 @@ def test_flags_without_effect_are_named(tmp_path: Path) -> None:
     ]
     with serving(tmp_path, *given) as broker:
         notices = [line for line in lines_until_ready(broker) if "no effect" in line]
-    # Once each.
+    # Each flag once.
     assert sorted(re.findall(r"WARNING: (--[a-z-]+) has no effect here: ", "".join(notices))) == [
         "--queue-scan-selection-count",
         "--queue-scan-worker-pool-max",
@@ -332,7 +332,7 @@ def test_flags_without_effect_are_named(tmp_path: Path) -> None:
     assert len(notices) == 4
 
 
-def test_nothing_is_said_of_flags_that_are_not_given(tmp_path: Path) -> None:
+def test_flags_that_are_not_given_are_not_logged(tmp_path: Path) -> None:
     with serving(tmp_path) as broker:
         assert not [line for line in lines_until_ready(broker) if "WARNING" in line]
 
@@ -390,7 +390,7 @@ PLACES = ("file", "environment", "command_line")
 @pytest.mark.parametrize(
     "places", [places for size in range(4) for places in itertools.combinations(PLACES, size)]
 )
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+def test_flag_overrides_environment_overrides_file(
     source: Source, places: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     field = next(setting.name for setting in SETTINGS if setting.opts[0] == f"--{source.flag}")
@@ -412,21 +412,21 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     assert value(options(*args)) == expected
 
 
-def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting in SETTINGS:
         monkeypatch.setenv(str(setting.envvar), "")
     assert options() == BrokerOptions(data_path=Path())
 
 
-def test_a_bad_variable_is_named(nowhere: Cli) -> None:
+def test_invalid_variable_is_named(nowhere: Cli) -> None:
     result = nowhere("serve", env={"QCLI_NODE_ID": "1024"})
     assert result.code == 2
     assert "Invalid value for 'QCLI_NODE_ID' in the environment" in result.err
-    # It says nothing of a flag that is right.
+    # The error does not name the flag.
     assert "--node-id" not in result.err
 
 
-def test_the_environment_starts_a_broker(tmp_path: Path) -> None:
+def test_environment_starts_a_broker(tmp_path: Path) -> None:
     addresses = dict(zip(("QCLI_TCP_ADDRESS", "QCLI_HTTP_ADDRESS"), FREE_PORTS[1::2], strict=True))
     env = addresses | {"QCLI_DATA_PATH": str(tmp_path / "data"), "QCLI_LOG_LEVEL": "error"}
     with Cli("127.0.0.1:1", "127.0.0.1:1", env).running("serve") as broker:

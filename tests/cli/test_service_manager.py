@@ -1,4 +1,4 @@
-"""What a server tells the service manager that started it, and its log for machines."""
+"""Tests for sd_notify, and for the log as JSON."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("address", ["notify", "@trio-nsq-test-{}"])
-def test_a_service_manager_is_told(name: str, address: str, tmp_path: Path) -> None:
+def test_service_manager_is_notified(name: str, address: str, tmp_path: Path) -> None:
     address = address.format(tmp_path.name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.settimeout(DEADLINE_S)
@@ -54,7 +54,7 @@ def test_a_service_manager_is_told(name: str, address: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_reload_during_the_start_does_not_make_a_server_ready(name: str) -> None:
+def test_reload_during_the_start_does_not_report_ready(name: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.settimeout(DEADLINE_S)
         manager.bind("notify")
@@ -69,7 +69,7 @@ def test_a_reload_during_the_start_does_not_make_a_server_ready(name: str) -> No
             assert running.end().code == 0
 
 
-def test_a_service_manager_that_is_gone_stops_nothing() -> None:
+def test_missing_service_manager_does_not_stop_the_server() -> None:
     with server("serve", NOTIFY_SOCKET="gone") as running:
         lines_until_ready(running)
         assert "WARNING: NOTIFY_SOCKET gone: No such file or directory" in running.hear_line()
@@ -78,7 +78,7 @@ def test_a_service_manager_that_is_gone_stops_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_log_as_json(name: str) -> None:
+def test_log_as_json(name: str) -> None:
     with server(name, "--log-format", "json", "--log-level", "debug") as running:
         lines = [running.hear_line()]
         while "ready: " not in lines[-1]:

@@ -1,4 +1,4 @@
-"""`set` and `settings` of `qcli topic` and `qcli channel`."""
+"""Tests for `set` and `settings` of `qcli topic` and `qcli channel`."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -11,14 +11,14 @@ from qcli.commands.shared.stored_settings import SETTINGS
 from trio_nsq.broker.state.settings import ChannelSettings, TopicSettings
 
 
-def test_every_setting_of_the_broker_is_there() -> None:
+def test_each_setting_of_the_broker_has_an_option() -> None:
     for kind, settings in (("topic", TopicSettings), ("channel", ChannelSettings)):
         assert [setting.key for setting in SETTINGS[kind]] == [field.name for field in fields(settings)]
         for setting in SETTINGS[kind]:
             assert setting.name == setting.key.removesuffix("_ms")
 
 
-def test_a_topic(qcli: Cli, topic: str) -> None:
+def test_topic_settings(qcli: Cli, topic: str) -> None:
     qcli("topic", "create", topic)
     words = ["retention_time=7d", "retention_bytes=10GiB", "max_messages=1000000", "when_full=drop-oldest"]
     result = qcli("topic", "set", topic, *words)
@@ -38,7 +38,7 @@ def test_a_topic(qcli: Cli, topic: str) -> None:
     assert result.records == [record | {"retention_time_ms": 0, "max_messages": 0}]
 
 
-def test_a_change_that_drops_messages_says_how_many_and_asks(
+def test_change_that_drops_messages_asks_with_their_number(
     qcli: Cli, run_here: Run, broker: Broker, topic: str
 ) -> None:
     broker.create(topic, "a", "b")
@@ -80,7 +80,7 @@ def test_a_change_that_drops_messages_says_how_many_and_asks(
         ("max_bytes=1536KiB", "max_bytes=1536KiB"),
     ],
 )
-def test_what_is_shown_can_be_set(
+def test_shown_settings_can_be_set(
     qcli: Cli, run_here: Run, broker: Broker, topic: str, word: str, shown: str
 ) -> None:
     broker.create(topic)
@@ -89,7 +89,7 @@ def test_what_is_shown_can_be_set(
     assert run_here(qcli, "topic", "set", topic, *words).out.decode().split() == words
 
 
-def test_a_channel(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_channel_settings(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c", "d")
     words = ["max_attempts=5", f"dead_letter_topic={topic}.dead"]
     assert qcli("channel", "set", f"{topic}/c", *words).code == 0
@@ -126,7 +126,7 @@ def test_a_channel(qcli: Cli, broker: Broker, topic: str) -> None:
         ),
     ],
 )
-def test_wrong_command_lines(qcli: Cli, broker: Broker, topic: str, args: list[str], says: str) -> None:
+def test_usage_errors(qcli: Cli, broker: Broker, topic: str, args: list[str], says: str) -> None:
     broker.create(topic, "c")
     result = qcli(*(word.format(t=topic) for word in args))
     assert result.code == 2
@@ -156,20 +156,22 @@ def test_wrong_command_lines(qcli: Cli, broker: Broker, topic: str, args: list[s
         ),
     ],
 )
-def test_what_the_broker_refuses(qcli: Cli, broker: Broker, topic: str, args: list[str], says: str) -> None:
+def test_settings_that_the_broker_refuses(
+    qcli: Cli, broker: Broker, topic: str, args: list[str], says: str
+) -> None:
     broker.create(topic, "c")
     result = qcli(*(word.format(t=topic) for word in args))
     assert (result.code, result.out) == (1, b"")
     assert result.err.startswith(says.format(t=topic))
 
 
-def test_nobody_there(nowhere: Cli) -> None:
+def test_no_broker(nowhere: Cli) -> None:
     assert nowhere("channel", "set", "t/c", "max_attempts=1").code == 3
     assert nowhere("topic", "settings", "t").code == 3
 
 
 @pytest.mark.interop
-def test_an_nsqd_is_told_apart(tmp_path: Path) -> None:
+def test_nsqd_is_refused(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data") as theirs:
         qcli = Cli(theirs.tcp_address, theirs.http_address)
         theirs.create("t", "c")

@@ -1,4 +1,4 @@
-"""Options that are given more than once: commands that work with several brokers, and those that take one value."""
+"""Tests for repeated options: commands with several brokers, and options that take one value."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @dataclass(frozen=True)
 class Both:
-    """Commands that are told of two brokers."""
+    """Runs commands with the addresses of two brokers."""
 
     run_here: Run
     cli: Cli
@@ -45,7 +45,7 @@ def names(broker: Broker) -> set[str]:
     return {topic["topic_name"] for topic in topics}
 
 
-def test_a_change_is_made_on_all_brokers(both: Both, broker: Broker, other: Broker, topic: str) -> None:
+def test_changes_apply_to_all_brokers(both: Both, broker: Broker, other: Broker, topic: str) -> None:
     here, there = both.addresses
     created = both("topic", "create", topic)
     assert (created.code, created.err) == (
@@ -61,7 +61,7 @@ def test_a_change_is_made_on_all_brokers(both: Both, broker: Broker, other: Brok
     assert topic not in names(broker) | names(other)
 
 
-def test_several_addresses_with_commas_and_in_the_environment(
+def test_addresses_with_commas_and_in_the_environment(
     run_here: Run, broker: Broker, other: Broker, topic: str
 ) -> None:
     several = f"{broker.http_address},{other.http_address}"
@@ -72,7 +72,7 @@ def test_several_addresses_with_commas_and_in_the_environment(
     assert topic not in names(broker) | names(other)
 
 
-def test_a_broker_that_fails_is_named_and_the_others_do_it(
+def test_failing_broker_is_named_and_others_are_changed(
     run_here: Run, broker: Broker, other: Broker, topic: str
 ) -> None:
     gone = "127.0.0.1:1"
@@ -91,7 +91,7 @@ def test_a_broker_that_fails_is_named_and_the_others_do_it(
     assert nothing.code == ExitCode.UNREACHABLE
 
 
-def test_no_address_may_be_there_twice(run_here: Run, nowhere: Cli, broker: Broker) -> None:
+def test_duplicate_addresses_are_refused(run_here: Run, nowhere: Cli, broker: Broker) -> None:
     twice = run_here(nowhere, "stat", *["--nsqd-http-address", broker.http_address] * 2)
     assert (twice.code, f"'--nsqd-http-address': it names {broker.http_address} twice." in twice.err) == (
         ExitCode.USAGE,
@@ -99,7 +99,7 @@ def test_no_address_may_be_there_twice(run_here: Run, nowhere: Cli, broker: Brok
     )
 
 
-def test_what_is_read_comes_from_all(both: Both, broker: Broker, other: Broker, topic: str) -> None:
+def test_lists_combine_all_brokers(both: Both, broker: Broker, other: Broker, topic: str) -> None:
     for each, bodies in ((broker, [b"a", b"c"]), (other, [b"b"])):
         each.create(topic, "shared")
         for body in bodies:
@@ -131,7 +131,7 @@ def test_tail_receives_from_all(qcli: Cli, broker: Broker, other: Broker, topic:
     assert "127.0.0.2:1" in none.err
 
 
-def test_tail_says_which_broker_is_away(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_tail_names_an_unreachable_broker(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     broker.post("/pub", b"here", topic=topic)
     received = qcli("tail", f"{topic}/c", "-n", "1", f"--nsqd-tcp-address={broker.tcp_address},127.0.0.1:1")
@@ -164,7 +164,7 @@ def test_pub_publishes_everything_to_all(
         assert received.out == lines(bodies)
 
 
-def test_pub_publishes_nothing_if_one_is_not_there(nowhere: Cli, broker: Broker, topic: str) -> None:
+def test_pub_publishes_nothing_if_one_is_unreachable(nowhere: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     refused = nowhere("pub", topic, f"--nsqd-tcp-address={broker.tcp_address},127.0.0.1:1", stdin=b"a\n")
     assert (refused.code, refused.err) == (
@@ -191,7 +191,7 @@ TCP, HTTP = "--nsqd-tcp-address", "--nsqd-http-address"
         (Cli("h:1", "h:2,h:3"), [TCP, "h:4"], f"{TCP} names 1 broker and QCLI_NSQD_HTTP_ADDRESS 2."),
     ],
 )
-def test_pub_has_an_http_address_for_each_broker_or_none(
+def test_pub_needs_an_http_address_for_each_broker_or_none(
     run_here: Run, cli: Cli, args: list[str], complaint: str
 ) -> None:
     refused = run_here(cli, "pub", "t", *args)
@@ -201,7 +201,7 @@ def test_pub_has_an_http_address_for_each_broker_or_none(
 
 
 @only_ours
-def test_pub_says_what_each_has_if_one_refuses(
+def test_pub_reports_each_broker_if_one_refuses(
     nowhere: Cli, run_here: Run, broker: Broker, other: Broker, topic: str
 ) -> None:
     for each in (broker, other):
@@ -221,7 +221,7 @@ def test_pub_says_what_each_has_if_one_refuses(
 
 
 @only_ours
-def test_logs_are_read_on_all(both: Both, broker: Broker, other: Broker, topic: str) -> None:
+def test_logs_of_all_are_read(both: Both, broker: Broker, other: Broker, topic: str) -> None:
     for each, body in ((broker, b"a"), (other, b"b"), (broker, b"c")):
         each.create(topic, "shared")
         each.post("/pub", body, topic=topic)
@@ -245,7 +245,7 @@ def test_logs_are_read_on_all(both: Both, broker: Broker, other: Broker, topic: 
 
 
 @only_ours
-def test_settings_hold_on_all(both: Both, broker: Broker, other: Broker, topic: str) -> None:
+def test_settings_apply_to_all(both: Both, broker: Broker, other: Broker, topic: str) -> None:
     broker.create(topic)
     other.create(topic)
     assert both("topic", "set", topic, "max_messages=7").out.count(b"max_messages=7\n") == 2
@@ -279,13 +279,13 @@ ONE_VALUE = [
 
 
 @pytest.mark.parametrize(("line", "option"), ONE_VALUE)
-def test_a_second_value_is_refused(run_here: Run, nowhere: Cli, line: str, option: str) -> None:
+def test_second_value_is_refused(run_here: Run, nowhere: Cli, line: str, option: str) -> None:
     refused = run_here(nowhere, *line.split())
     assert refused.code == ExitCode.USAGE
     assert refused.err.endswith(f"Error: {option} is given 2 times, and takes one value.\n")
 
 
-def test_of_servers_the_last_value_counts_as_in_go(tmp_path: Path) -> None:
+def test_servers_use_the_last_value_as_in_go(tmp_path: Path) -> None:
     flags = ["-max-msg-size", "1000", "--max-msg-size=2000", "--snappy", "--snappy=false"]
     with qcli_serve(tmp_path / "data", *flags) as broker:
         told = [line.partition(" WARNING: ")[2] for line in broker.log() if " WARNING: " in line]
@@ -296,13 +296,13 @@ def test_of_servers_the_last_value_counts_as_in_go(tmp_path: Path) -> None:
     ]
 
 
-def test_a_flag_may_be_repeated(run_here: Run, qcli: Cli, topic: str) -> None:
+def test_flag_may_be_repeated(run_here: Run, qcli: Cli, topic: str) -> None:
     run_here(qcli, "topic", "create", topic)
     assert run_here(qcli, "topic", "delete", "-y", "--yes", topic).code == 0
 
 
-def test_no_command_forgets_a_value() -> None:
-    """Every command but the servers refuses a second value, or keeps it."""
+def test_no_command_ignores_a_value() -> None:
+    """Each command except the servers refuses a second value or keeps it."""
 
     def commands(ctx: click.Context) -> Iterator[click.Context]:
         yield ctx

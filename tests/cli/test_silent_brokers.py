@@ -1,4 +1,4 @@
-"""A broker that accepts connections and answers nothing, as one that is stopped, is told from one that is not there."""
+"""Tests for a broker that accepts connections and never answers, such as a stopped process."""
 
 import socket
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from qcli.framework.errors import ExitCode
 
 @pytest.fixture
 def silent() -> Iterator[Cli]:
-    """Commands whose broker is a port that listens, and no more."""
+    """Runs commands against a port that only listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = "127.0.0.1:%d" % listener.getsockname()[1]
         yield Cli(address, address)
@@ -29,7 +29,7 @@ def silent() -> Iterator[Cli]:
         ("pub t", "--nsqd-tcp-address"),
     ],
 )
-def test_a_broker_that_does_not_answer(
+def test_silent_broker_is_reported_as_such(
     run_here: Run,
     silent: Cli,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""`qcli stat`."""
+"""Tests for `qcli stat`."""
 
 import csv
 import io
@@ -48,7 +48,7 @@ def test_rows_are_sorted_and_filtered() -> None:
     assert keys == [("b", "y")]
 
 
-def test_rates_are_of_the_time_that_really_passed() -> None:
+def test_rates_use_the_real_time() -> None:
     sampler = Sampler(None)
     (_, first) = sampler.rows([topic_stats("t", channel("c", 100, depth=100))], 10.0)
     assert (first.ingress_rate, first.egress_rate) == (None, None)
@@ -57,14 +57,14 @@ def test_rates_are_of_the_time_that_really_passed() -> None:
     assert (topic.ingress_rate, topic.egress_rate) == (75.0, None)
 
 
-def test_a_requeued_message_has_not_left() -> None:
+def test_requeued_message_does_not_count_as_consumed() -> None:
     sampler = Sampler(None)
     sampler.rows([topic_stats("t", channel("c", 10, in_flight_count=10))], 0.5)
     _, row = sampler.rows([topic_stats("t", channel("c", 10, depth=4, deferred_count=5))], 1.5)
     assert row.egress_rate == 1.0
 
 
-def test_counts_that_fall_give_no_rate() -> None:
+def test_decreasing_counts_give_no_rate() -> None:
     sampler = Sampler(None)
     sampler.rows([topic_stats("t", messages=10)], 1.0)
     (row,) = sampler.rows([topic_stats("t", messages=3)], 2.0)
@@ -73,7 +73,7 @@ def test_counts_that_fall_give_no_rate() -> None:
 
 @pytest.fixture(scope="module")
 def clicks(broker: Broker) -> str:
-    """A topic with two channels, three messages, and one of them consumed from the first channel."""
+    """A topic with two channels and three messages, one of which was consumed from the first channel."""
     name = "clicks.stat"
     qcli = Cli(broker.tcp_address, broker.http_address)
     broker.create(name, "a", "b")
@@ -83,7 +83,7 @@ def clicks(broker: Broker) -> str:
     return name
 
 
-def test_one_report_when_there_is_no_terminal(qcli: Cli, clicks: str) -> None:
+def test_one_report_without_a_terminal(qcli: Cli, clicks: str) -> None:
     result = qcli("stat", clicks)
     assert (result.code, result.err) == (0, "")
     assert b"\x1b" not in result.out
@@ -101,17 +101,17 @@ def test_json(qcli: Cli, clicks: str) -> None:
     assert (b["channel"], b["depth"], b["paused"], b["ingress_rate"]) == ("b", 3, True, None)
 
 
-def test_a_single_channel(qcli: Cli, clicks: str) -> None:
+def test_single_channel(qcli: Cli, clicks: str) -> None:
     (record,) = qcli("stat", f"{clicks}/a", "--format", "json").records
     assert (record["topic"], record["channel"], record["depth"]) == (clicks, "a", 2)
 
 
-def test_everything(qcli: Cli, clicks: str) -> None:
+def test_all_topics(qcli: Cli, clicks: str) -> None:
     records = qcli("stat", "--format", "json").records
     assert [record["channel"] for record in records if record["topic"] == clicks] == [None, "a", "b"]
 
 
-def test_a_topic_that_is_unavailable(tmp_path: Path) -> None:
+def test_unavailable_topic(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "topics" / "clicks.topic"
     with qcli_serve(tmp_path / "data") as running:
         running.create("clicks", "c")
@@ -150,7 +150,7 @@ def test_count_reports(qcli: Cli, clicks: str) -> None:
     assert records[0]["time"] < records[1]["time"] < records[2]["time"]
 
 
-def test_rates_are_seen(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_rates_are_shown(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     args = ("stat", f"{topic}/c", "--format", "json", "--count", "0", "--interval", "50ms")
     with qcli.running(*args) as stat:
@@ -162,7 +162,7 @@ def test_rates_are_seen(qcli: Cli, broker: Broker, topic: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["{nothing}", "{nothing}/c", "{topic}/nothing"])
-def test_what_is_not_there_is_a_failure(qcli: Cli, clicks: str, source: str) -> None:
+def test_missing_topic_is_a_failure(qcli: Cli, clicks: str, source: str) -> None:
     name = source.format(nothing="nothing", topic=clicks)
     result = qcli("stat", name)
     assert (result.code, result.out) == (1, b"")
@@ -179,13 +179,13 @@ def test_no_broker(nowhere: Cli) -> None:
     )
 
 
-def test_what_answers_does_not_speak_http(qcli: Cli) -> None:
+def test_server_without_http(qcli: Cli) -> None:
     result = qcli("stat", "--nsqd-http-address", qcli.tcp_address)
     assert result.code == 3
     assert result.err.count("\n") == 1
 
 
-def test_the_live_table(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_live_table(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     with qcli.on_terminal("stat", topic, "--interval", "50ms") as terminal:
         terminal.expect(b"in flight")
@@ -195,14 +195,14 @@ def test_the_live_table(qcli: Cli, broker: Broker, topic: str) -> None:
         assert terminal.end() == 130
     before, _, after = terminal.shown.rpartition(
         b"\x1b[?25h\x1b[?1049l"
-    )  # the cursor and the old screen are back
+    )  # the cursor and the normal screen are restored
     assert before.count(b"\x1b[?1049h") == 1
-    assert after.count(qcli.http_address.encode()) == 1  # and the last table stays, once
+    assert after.count(qcli.http_address.encode()) == 1  # the last table stays, once
     assert b"1,234" in after
     assert b"Traceback" not in terminal.shown
 
 
-def test_the_live_table_follows_the_size_of_the_window(qcli: Cli, clicks: str) -> None:
+def test_live_table_follows_the_window_size(qcli: Cli, clicks: str) -> None:
     with qcli.on_terminal("stat", clicks, "--interval", "1h", COLUMNS="") as terminal:
         terminal.resize(24, 120)
         terminal.expect(b"requeued")
@@ -211,7 +211,7 @@ def test_the_live_table_follows_the_size_of_the_window(qcli: Cli, clicks: str) -
         assert terminal.interrupt() == 130
 
 
-def test_the_live_table_waits_for_a_broker_that_goes_away(tmp_path: Path) -> None:
+def test_live_table_retries_a_broker_that_goes_down(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t")
@@ -223,22 +223,22 @@ def test_the_live_table_waits_for_a_broker_that_goes_away(tmp_path: Path) -> Non
             assert terminal.interrupt() == 130
 
 
-def test_the_live_table_does_not_wait_at_the_start(nowhere: Cli) -> None:
+def test_live_table_does_not_wait_for_a_broker_at_the_start(nowhere: Cli) -> None:
     with nowhere.on_terminal("stat") as terminal:
         assert terminal.end() == 3
     assert b"\x1b" not in terminal.shown
 
 
-def test_the_live_table_has_no_colours_with_no_color(qcli: Cli, clicks: str) -> None:
+def test_live_table_has_no_colors_with_no_color(qcli: Cli, clicks: str) -> None:
     with qcli.on_terminal("stat", clicks, "--interval", "50ms", NO_COLOR="1") as terminal:
         terminal.expect(b"paused")
         terminal.expect(clicks.encode())
         terminal.process.terminate()
         assert terminal.end() == 143
-    assert re.search(rb"\x1b\[[\d;]*m", terminal.shown) is None  # bold and dim neither
+    assert re.search(rb"\x1b\[[\d;]*m", terminal.shown) is None  # also neither bold nor dim
 
 
-def test_the_live_table_has_colours(qcli: Cli, clicks: str) -> None:
+def test_live_table_has_colors(qcli: Cli, clicks: str) -> None:
     with qcli.on_terminal("stat", clicks, "--interval", "50ms") as terminal:
         terminal.expect(b"\x1b[33m" + clicks.encode())
         terminal.interrupt()
@@ -250,8 +250,8 @@ def table_of(rows: list[Row], width: int | None) -> list[str]:
 
 @pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("name", ["t", "orders.eu-west.created", "x" * 64])
-def test_no_screen_cuts_a_column(name: str, paused: bool) -> None:
-    """At every width there are names and depth, and whole columns only, the more the wider the screen is."""
+def test_columns_are_never_cut(name: str, paused: bool) -> None:
+    """At every width the table has names and depth and only whole columns; a wider screen has more."""
     sampler = Sampler(None)
     stats = topic_stats(
         name, channel("archive", 1_234_567, depth=12_345, in_flight_count=2500) | {"paused": paused}
@@ -278,7 +278,7 @@ def test_no_screen_cuts_a_column(name: str, paused: bool) -> None:
         pytest.fail("there is no width at which all of it fits")
 
 
-def test_columns_go_in_order_of_importance() -> None:
+def test_columns_are_dropped_by_importance() -> None:
     (*_, row) = Sampler(None).rows([topic_stats("t", channel("c"))], 1.0)
     widest = table([row], 60)[0]
     assert widest[-4:] == ["cl", "in/s", "out/s", ""]
@@ -286,7 +286,7 @@ def test_columns_go_in_order_of_importance() -> None:
     assert table([row], 21)[0] == ["topic", "channel", "depth", ""]
 
 
-def test_names_are_shortened_in_the_middle_and_not_numbers(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_names_are_shortened_in_the_middle_and_numbers_never(qcli: Cli, broker: Broker, topic: str) -> None:
     name = f"{topic}-with-a-name-that-is-much-too-long-for-the-screen-v2"
     broker.create(name)
     qcli.publish(name, [b"x"] * 12_345)
@@ -296,7 +296,9 @@ def test_names_are_shortened_in_the_middle_and_not_numbers(qcli: Cli, broker: Br
             terminal.expect(b"-v2")
             terminal.expect(b"12k")
             terminal.interrupt()
-    assert len(qcli("stat", name, "--once").out.splitlines()[0]) > 80  # no terminal, all of it
+    assert (
+        len(qcli("stat", name, "--once").out.splitlines()[0]) > 80
+    )  # without a terminal the table is complete
 
 
 @pytest.mark.parametrize("args", [["--once"], ["--count", "1"], ["--format", "json"]])
@@ -306,7 +308,7 @@ def test_one_report_on_a_terminal(qcli: Cli, clicks: str, args: list[str]) -> No
     assert b"\x1b" not in terminal.shown
 
 
-def test_a_dumb_terminal_gets_one_report(qcli: Cli, clicks: str) -> None:
+def test_dumb_terminal_gets_one_report(qcli: Cli, clicks: str) -> None:
     with qcli.on_terminal("stat", clicks, TERM="dumb") as terminal:
         assert terminal.end() == 0
     assert b"\x1b" not in terminal.shown

@@ -1,4 +1,4 @@
-"""`qcli tail`."""
+"""Tests for `qcli tail`."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ from interop.peers import Broker, nsqd, qcli_serve
 
 
 def fill(qcli: Cli, topic: str, count: int) -> list[bytes]:
-    """Publish so many different messages; returns them."""
+    """Publish this many different messages; return them."""
     bodies = [b"%d" % number for number in range(count)]
     qcli.publish(topic, bodies)
     return bodies
@@ -39,7 +39,7 @@ def test_n_writes_exactly_n_and_returns_what_it_prefetched(
     assert sorted(rest) == sorted(bodies[count:])
 
 
-def test_n_is_for_all_topics_together(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_n_counts_all_topics_together(qcli: Cli, broker: Broker, topic: str) -> None:
     topics = [f"{topic}.{letter}" for letter in "abc"]
     for each in topics:
         broker.create(each, "c")
@@ -51,7 +51,7 @@ def test_n_is_for_all_topics_together(qcli: Cli, broker: Broker, topic: str) -> 
     assert sum(each["in_flight_count"] for each in stats) == 0
 
 
-def test_without_a_channel_it_takes_nothing_from_anybody(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_without_a_channel_other_channels_keep_their_messages(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "archive")
     with qcli.running("tail", topic, "-n", "2") as tail:
         private = qcli.wait_until(topic, lambda record: record["channel"] not in (None, "archive"))["channel"]
@@ -61,7 +61,7 @@ def test_without_a_channel_it_takes_nothing_from_anybody(qcli: Cli, broker: Brok
         fill(qcli, topic, 2)
         assert tail.end().out == b"0\n1\n"
     assert broker.channel_stats(topic, "archive")["depth"] == 2
-    assert private not in qcli("stat", topic).out.decode()  # gone with its user
+    assert private not in qcli("stat", topic).out.decode()  # deleted with its connection
 
 
 @only_ours
@@ -75,7 +75,7 @@ def test_without_a_channel_a_backlog_stays(qcli: Cli, broker: Broker, topic: str
     assert qcli("tail", f"{topic}/archive", "-n", "4").out == lines([*backlog, b"new"])
 
 
-def test_at_an_nsqd_a_backlog_is_taken_only_if_it_is_allowed(tmp_path: Path) -> None:
+def test_nsqd_without_a_channel_needs_permission_to_take_a_backlog(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         backlog = fill(qcli, "t", 3)
@@ -99,17 +99,19 @@ def test_at_an_nsqd_a_backlog_is_taken_only_if_it_is_allowed(tmp_path: Path) -> 
         )
 
 
-def test_at_an_nsqd_an_ephemeral_channel_protects_no_backlog(tmp_path: Path) -> None:
+def test_ephemeral_channel_of_nsqd_does_not_protect_a_backlog(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t", "other#ephemeral")
         refused = qcli("tail", "t", "-n", "1")
         assert (refused.code, refused.out) == (2, b"")
         assert refused.err.startswith(f"Error: Topic t has no durable channel on {broker.tcp_address}")
-        assert broker.channel_stats("t", "other#ephemeral")["depth"] == 0  # it is the only one still
+        assert (
+            broker.channel_stats("t", "other#ephemeral")["depth"] == 0
+        )  # the topic still has no other channel
 
 
-def test_at_an_nsqd_with_a_channel_it_gets_a_copy_and_says_so(tmp_path: Path) -> None:
+def test_new_channel_of_nsqd_gets_a_copy_with_a_note(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t", "archive")
@@ -122,7 +124,7 @@ def test_at_an_nsqd_with_a_channel_it_gets_a_copy_and_says_so(tmp_path: Path) ->
 
 
 def stats_of(broker: Broker, topic: str) -> list[dict[str, Any]]:
-    """What /stats says of a topic."""
+    """Return the entry of a topic in /stats."""
     found: list[dict[str, Any]] = json.loads(broker.http("GET", "/stats", format="json", topic=topic))[
         "topics"
     ]
@@ -156,8 +158,8 @@ def test_json(qcli: Cli, topic: str) -> None:
         assert begun_ns <= record["timestamp_ns"] <= time.time_ns()
 
 
-def test_attempts_are_told(qcli: Cli, broker: Broker, topic: str) -> None:
-    """What was received and not written comes again, as NSQ counts it."""
+def test_attempts_are_shown(qcli: Cli, broker: Broker, topic: str) -> None:
+    """Messages that were received and not written are delivered again with more attempts."""
     broker.create(topic, "c")
     qcli.publish(topic, [b"a"])
     with full_pipe() as pipe, qcli.running("tail", f"{topic}/c", stdout=pipe) as tail:
@@ -170,7 +172,7 @@ def test_attempts_are_told(qcli: Cli, broker: Broker, topic: str) -> None:
 
 @contextmanager
 def full_pipe() -> Iterator[int]:
-    """The writing end of a pipe that takes no more, and whose reader does not read."""
+    """Return the write end of a full pipe whose reader does not read."""
     reader, writer = os.pipe()
     try:
         os.set_blocking(writer, False)
@@ -186,8 +188,8 @@ def full_pipe() -> Iterator[int]:
         os.close(reader)
 
 
-def test_only_what_is_written_is_finished(qcli: Cli, broker: Broker, topic: str) -> None:
-    """A reader that stops reading keeps messages in flight, not finished; SIGTERM returns them."""
+def test_only_written_messages_are_finished(qcli: Cli, broker: Broker, topic: str) -> None:
+    """If the reader stops reading, messages stay in flight. SIGTERM requeues them."""
     broker.create(topic, "c")
     body = b"x" * 1000
     qcli.publish(topic, [body] * 2000)
@@ -202,7 +204,7 @@ def test_only_what_is_written_is_finished(qcli: Cli, broker: Broker, topic: str)
     assert stats["depth"] >= 2000 - written
 
 
-def test_sigint_returns_what_is_in_flight(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_sigint_requeues_messages_in_flight(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     with qcli.running("tail", f"{topic}/c") as tail:
         fill(qcli, topic, 10)
@@ -214,7 +216,7 @@ def test_sigint_returns_what_is_in_flight(qcli: Cli, broker: Broker, topic: str)
     assert (stats["in_flight_count"], stats["depth"]) == (0, 0)
 
 
-def test_a_closed_pipe_is_a_quiet_success(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_closed_pipe_is_a_silent_success(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     fill(qcli, topic, 50_000)
     with (
@@ -232,8 +234,10 @@ def test_a_closed_pipe_is_a_quiet_success(qcli: Cli, broker: Broker, topic: str)
     assert 0 < stats["depth"] < 50_000
 
 
-def test_a_closed_pipe_is_noticed_when_nothing_comes(qcli: Cli, topic: str) -> None:
-    """`tail t | head -1` ends with the one message there is."""
+def test_closed_pipe_is_detected_without_messages(qcli: Cli, topic: str) -> None:
+    """`tail t
+    head -1` ends after one message.
+    """
     with qcli.running("tail", f"{topic}/c") as tail:
         fill(qcli, topic, 1)
         assert tail.read(2) == b"0\n"
@@ -242,7 +246,7 @@ def test_a_closed_pipe_is_noticed_when_nothing_comes(qcli: Cli, topic: str) -> N
         assert tail.process.wait(30) == 0
 
 
-def test_a_full_disk_is_an_error_and_nothing_is_finished(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_full_disk_is_an_error_and_finishes_nothing(qcli: Cli, broker: Broker, topic: str) -> None:
     qcli.publish(topic, [b"a", b"b"])
     with open("/dev/full", "wb") as full, qcli.running("tail", f"{topic}/c", stdout=full.fileno()) as tail:
         assert tail.process.wait(30) == 1
@@ -251,13 +255,13 @@ def test_a_full_disk_is_an_error_and_nothing_is_finished(qcli: Cli, broker: Brok
     assert (stats["in_flight_count"], stats["depth"]) == (0, 2)
 
 
-def test_idle_timeout_ends_it(qcli: Cli, topic: str) -> None:
+def test_idle_timeout(qcli: Cli, topic: str) -> None:
     bodies = fill(qcli, topic, 1000)
     result = qcli("tail", f"{topic}/c", "--idle-timeout", "300ms")
     assert (result.code, result.out) == (0, lines(bodies))
 
 
-def test_idle_timeout_counts_from_the_last_message(qcli: Cli, topic: str) -> None:
+def test_idle_timeout_starts_at_the_last_message(qcli: Cli, topic: str) -> None:
     with qcli.running("tail", f"{topic}/c", "--idle-timeout", "1s") as tail:
         begun = time.monotonic()
         fill(qcli, topic, 1)
@@ -281,13 +285,13 @@ def test_no_broker(nowhere: Cli) -> None:
     assert result.err.count("\n") == 1
 
 
-def test_what_answers_is_no_broker(qcli: Cli) -> None:
+def test_server_that_is_not_a_broker(qcli: Cli) -> None:
     result = qcli("tail", "clicks", "--nsqd-tcp-address", qcli.http_address)
     assert result.code == 3
     assert result.err.count("\n") == 1
 
 
-def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+def test_broker_goes_down_and_is_retried(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         with qcli.running("tail", "t/c") as tail:
@@ -305,7 +309,7 @@ def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
             assert tail.process.wait(30) == 130
 
 
-def test_it_reads_from_the_real_nsqd(tmp_path: Path) -> None:
+def test_read_from_nsqd(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t", "c")
@@ -318,8 +322,8 @@ def test_it_reads_from_the_real_nsqd(tmp_path: Path) -> None:
         assert sorted((result.out + rest).splitlines()) == sorted(bodies)
 
 
-def test_no_message_is_taken_that_was_not_asked_for(qcli: Cli, broker: Broker, topic: str) -> None:
-    """Each delivery counts as an attempt: with a limit of attempts, taking too many would lose some."""
+def test_no_more_messages_are_taken_than_requested(qcli: Cli, broker: Broker, topic: str) -> None:
+    """Each delivery counts as an attempt: with an attempts limit, taking more could lose messages."""
     broker.create(topic, "c")
     bodies = fill(qcli, topic, 20)
     for start in range(0, 18, 3):
@@ -327,7 +331,7 @@ def test_no_message_is_taken_that_was_not_asked_for(qcli: Cli, broker: Broker, t
     assert broker.channel_stats(topic, "c")["requeue_count"] == 0
 
 
-def test_a_person_is_told_that_it_waits(qcli: Cli, topic: str) -> None:
+def test_wait_is_reported_on_a_terminal(qcli: Cli, topic: str) -> None:
     with qcli.on_terminal("tail", f"{topic}/c", f"{topic}.more", "-n", "1") as terminal:
         terminal.expect(b"Waiting for messages of %s/c, %s.more; Ctrl-C ends.\r\n" % ((topic.encode(),) * 2))
         assert qcli("pub", topic, stdin=b"one\n").code == 0

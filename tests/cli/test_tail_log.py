@@ -1,4 +1,4 @@
-"""`qcli tail` with --from and --to: out of the topic's log."""
+"""Tests for `qcli tail` with --from and --to, which read the topic's log."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ pytestmark = only_ours
 
 
 def fill(qcli: Cli, topic: str, count: int, start: int = 0) -> list[bytes]:
-    """Publish messages that say their sequence."""
+    """Publish messages whose bodies are their sequences."""
     bodies = [b"%d" % number for number in range(start, start + count)]
     qcli.publish(topic, bodies, at_once=7)
     return bodies
@@ -45,7 +45,7 @@ def fill(qcli: Cli, topic: str, count: int, start: int = 0) -> list[bytes]:
         (["--from", "0", "-n", "100"], range(100)),
     ],
 )
-def test_from_here_to_there(qcli: Cli, topic: str, args: list[str], expected: range | list[int]) -> None:
+def test_range_of_sequences(qcli: Cli, topic: str, args: list[str], expected: range | list[int]) -> None:
     fill(qcli, topic, 100)
     result = qcli("tail", topic, *args)
     assert (result.code, result.err) == (0, "")
@@ -63,7 +63,7 @@ def test_from_here_to_there(qcli: Cli, topic: str, args: list[str], expected: ra
         (["--since", "2100-01-01", "--to", "latest"], "--from is in the future"),
     ],
 )
-def test_why_there_is_nothing(
+def test_empty_log_is_explained(
     qcli: Cli, run_here: Run, broker: Broker, topic: str, command: str, args: list[str], why: str
 ) -> None:
     broker.post("/mpub", b"0\n1\n2", topic=topic)
@@ -77,7 +77,7 @@ def test_why_there_is_nothing(
     ("first", "end"), [("20", "10"), ("1h", "2h"), ("2026-11-21", "2026-11-20"), ("@5", "@4.5")]
 )
 @pytest.mark.parametrize("command", [("tail", "t"), ("replay", "t", "other")], ids=lambda words: words[0])
-def test_a_range_that_ends_before_it_begins(
+def test_range_that_ends_before_it_begins(
     nowhere: Cli, run_here: Run, command: tuple[str, ...], first: str, end: str
 ) -> None:
     result = run_here(nowhere, *command, "--from", first, "--to", end)
@@ -89,7 +89,7 @@ def test_a_range_that_ends_before_it_begins(
     ("first", "why"),
     [("8", "there is no message 8 yet, the newest message is 1"), ("2100-01-01", "--from is in the future")],
 )
-def test_waiting_for_what_is_yet_to_come(
+def test_wait_for_new_messages(
     qcli: Cli, run_here: Run, broker: Broker, topic: str, first: str, why: str
 ) -> None:
     broker.post("/mpub", b"0\n1", topic=topic)
@@ -98,8 +98,8 @@ def test_waiting_for_what_is_yet_to_come(
     assert result.err == f"Note: {topic}: {why}; reading new messages.\n"
 
 
-def test_history_and_then_what_comes(qcli: Cli, broker: Broker, topic: str) -> None:
-    """No gap and no duplicate where one becomes the other, and no channel is made."""
+def test_old_messages_then_new_ones(qcli: Cli, broker: Broker, topic: str) -> None:
+    """There is no gap and no duplicate between old and new messages, and no channel is created."""
     bodies = fill(qcli, topic, 500)
     with qcli.running("tail", topic, "--since", "1h") as tail:
         assert tail.read(len(lines(bodies))) == lines(bodies)
@@ -113,7 +113,7 @@ def test_history_and_then_what_comes(qcli: Cli, broker: Broker, topic: str) -> N
     assert stats["topics"][0]["channels"] == []
 
 
-def test_while_others_publish_without_a_pause(qcli: Cli, topic: str) -> None:
+def test_read_during_constant_publishing(qcli: Cli, topic: str) -> None:
     fill(qcli, topic, 1)
     with qcli.running("tail", topic, "--from", "0", "-n", "20001") as tail:
         with qcli.running("pub", topic, "-q", "--batch-size", "50") as pub:
@@ -184,17 +184,15 @@ def test_idle_timeout(qcli: Cli, topic: str) -> None:
         (metadata_for_dead_letters([Origin("t", "c", "0" * 16, 1, 5, 1, Reason.REQUEUED)]), 0, True),
     ],
 )
-def test_what_was_brought_back_for_one_channel_is_left_out(
-    metadata: bytes, due_ns: int, expected: bool
-) -> None:
-    """It was published to the topic once before."""
+def test_copies_for_one_channel_are_left_out(metadata: bytes, due_ns: int, expected: bool) -> None:
+    """A copy was published to the topic before."""
     assert is_for_all_channels(RecordBatch(0, 1, 1, due_ns, pack_messages([b"a"]), metadata)) is expected
 
 
 # ---------------------------------------------------------------------- what is missing
 
 
-def test_damage_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_damage_is_skipped_and_reported(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         for start in (0, 7, 14):
             fill(Cli(broker.tcp_address, broker.http_address), "t", 7, start)
@@ -208,7 +206,7 @@ def test_damage_is_passed_over_and_told(tmp_path: Path) -> None:
         assert qcli("tail", "t", "--from", "14", "--to", "latest").code == 0
 
 
-def test_what_is_no_longer_kept_is_told(tmp_path: Path, run_here: Run) -> None:
+def test_deleted_messages_are_reported(tmp_path: Path, run_here: Run) -> None:
     with qcli_serve(tmp_path / "data", "--mem-queue-size=5") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         for number in range(10):
@@ -230,7 +228,7 @@ def test_what_is_no_longer_kept_is_told(tmp_path: Path, run_here: Run) -> None:
 # ---------------------------------------------------------------------- brokers that come and go, pipes
 
 
-def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+def test_broker_goes_down_and_is_retried(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         fill(qcli, "t", 3)
@@ -251,18 +249,18 @@ def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
             assert tail.process.wait(30) == 143
 
 
-def test_a_reader_of_the_pipe_that_stops_is_waited_for(qcli: Cli, topic: str) -> None:
+def test_blocked_reader_of_the_pipe_is_awaited(qcli: Cli, topic: str) -> None:
     body = b"x" * 1000
     qcli.publish(topic, [body] * 20_000)
     with qcli.running("tail", topic, "--from", "0", "-n", "20000") as tail:
         assert tail.read(1001) == body + b"\n"
         time_to_fill = time.monotonic() + 1
         while time.monotonic() < time_to_fill:
-            qcli("peek", topic, "-n", "1")  # meanwhile others are served
+            qcli("peek", topic, "-n", "1")  # meanwhile other clients are served
         assert tail.end().out == lines([body] * 19_999)
 
 
-def test_a_closed_pipe_is_a_quiet_success(qcli: Cli, topic: str) -> None:
+def test_closed_pipe_is_a_silent_success(qcli: Cli, topic: str) -> None:
     fill(qcli, topic, 1)
     with (
         qcli.running("tail", topic, "--from", "0") as tail,
@@ -276,7 +274,7 @@ def test_a_closed_pipe_is_a_quiet_success(qcli: Cli, topic: str) -> None:
         assert tail.process.stderr.read() == b""
 
 
-def test_a_full_disk(qcli: Cli, topic: str) -> None:
+def test_full_disk(qcli: Cli, topic: str) -> None:
     fill(qcli, topic, 1)
     with (
         open("/dev/full", "wb") as full,
@@ -300,18 +298,18 @@ def test_a_full_disk(qcli: Cli, topic: str) -> None:
          "or latest."),
     ],
 )  # fmt: skip
-def test_usage(nowhere: Cli, args: list[str], error: str) -> None:
+def test_usage_errors(nowhere: Cli, args: list[str], error: str) -> None:
     result = nowhere("tail", *args)
     assert (result.code, result.out) == (2, b"")
     assert result.err.splitlines()[-1] == f"Error: {error}"
 
 
-def test_no_such_topic(qcli: Cli, topic: str) -> None:
+def test_missing_topic(qcli: Cli, topic: str) -> None:
     result = qcli("tail", topic, "--since", "1h")
     assert (result.code, without_suggestion(result.err)) == (1, does_not_exist(topic, qcli.http_address))
 
 
-def test_a_topic_that_is_deleted(qcli: Cli, topic: str) -> None:
+def test_deleted_topic(qcli: Cli, topic: str) -> None:
     fill(qcli, topic, 1)
     with qcli.running("tail", topic, "--from", "0") as tail:
         assert tail.read(2) == b"0\n"
@@ -327,7 +325,7 @@ def test_no_broker(nowhere: Cli) -> None:
     assert "--nsqd-http-address" in result.err
 
 
-def test_nsqd_cannot_do_that(tmp_path: Path) -> None:
+def test_nsqd_is_refused(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         qcli("topic", "create", "t")

@@ -1,4 +1,4 @@
-"""`qcli tail --lookupd-http-address`."""
+"""Tests for `qcli tail --lookupd-http-address`."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ NOWHERE = Cli("127.0.0.1:1", "127.0.0.1:1")
 
 
 @pytest.mark.slow
-def test_messages_come_from_every_broker_that_is_named(tmp_path: Path) -> None:
+def test_messages_of_all_registered_brokers(tmp_path: Path) -> None:
     with qcli_lookupd() as lookupd:
         known = f"--lookupd-tcp-address={lookupd.tcp_address}"
         with qcli_serve(tmp_path / "a", known) as one, qcli_serve(tmp_path / "b", known) as other:
@@ -29,9 +29,7 @@ def test_messages_come_from_every_broker_that_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_channel", [True, False])
-def test_without_a_channel_an_nsqd_that_is_found_is_asked_for_channels(
-    tmp_path: Path, has_channel: bool
-) -> None:
+def test_channels_of_a_registered_nsqd_are_checked(tmp_path: Path, has_channel: bool) -> None:
     with (
         qcli_lookupd() as lookupd,
         nsqd(tmp_path / "a", f"--lookupd-tcp-address={lookupd.tcp_address}") as broker,
@@ -55,7 +53,7 @@ def test_without_a_channel_an_nsqd_that_is_found_is_asked_for_channels(
             assert result.code == ExitCode.USAGE
 
 
-def test_a_service_that_is_not_there_is_named() -> None:
+def test_unreachable_service_is_named() -> None:
     result = NOWHERE("tail", "clicks", "--lookupd-http-address", "127.0.0.1:1")
     assert (result.code, result.out) == (ExitCode.UNREACHABLE, b"")
     assert "127.0.0.1:1" in result.err
@@ -73,7 +71,7 @@ def test_a_service_that_is_not_there_is_named() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(args: list[str], reason: str) -> None:
+def test_usage_errors(args: list[str], reason: str) -> None:
     result = NOWHERE("tail", "clicks", *args)
     assert (result.code, result.out) == (ExitCode.USAGE, b"")
     assert reason in " ".join(result.err.split())

@@ -1,4 +1,4 @@
-"""A large topic is read in little memory, by the broker and by `qcli tail`, however slowly it is taken from there."""
+"""Test that the broker and `qcli tail` read a large topic in little memory, even with a slow reader."""
 
 import time
 from pathlib import Path
@@ -14,25 +14,25 @@ MESSAGES = 12_000
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process has had resident."""
+    """Return the peak resident memory of a process."""
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in line)
     return int(line.split()[1]) * 1024
 
 
 def forget_peak(pid: int) -> int:
-    """Begin to measure the peak anew; returns what is resident now."""
+    """Reset the peak; return the resident memory now."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return peak_bytes(pid)
 
 
 def worked_ticks(pid: int) -> int:
-    """How much of a processor's time a process has used."""
+    """Return the processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
 
 def wait_until_idle(*pids: int) -> None:
-    """Until processes have nothing left to do for now."""
+    """Wait until the processes use no more processor time."""
     deadline, before = time.monotonic() + DEADLINE_S, [-1]
     while (now := [worked_ticks(pid) for pid in pids]) != before:
         assert time.monotonic() < deadline
@@ -41,7 +41,7 @@ def wait_until_idle(*pids: int) -> None:
 
 
 @pytest.mark.slow
-def test_nobody_reads_ahead(tmp_path: Path) -> None:
+def test_slow_reader_does_not_fill_memory(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--mem-queue-size=10", "--cache-bytes=1000000") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         for start in range(0, MESSAGES, 1000):
@@ -58,4 +58,4 @@ def test_nobody_reads_ahead(tmp_path: Path) -> None:
             lines += reader.end().out.count(b"\n")
         assert lines == MESSAGES
         assert peak_bytes(broker.process.pid) - resident < 20 * MIB
-        assert reads < 80 * MIB  # to begin with, it is 50
+        assert reads < 80 * MIB  # the initial value is 50
