@@ -51,7 +51,8 @@ def test_usage_errors(to_parquet: ToParquet, topic: str, tmp_path: Path) -> None
 def test_no_topic_no_broker_and_no_log(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     result = to_parquet(topic, folder)
-    assert (result.code, without_suggestion(result.err)) == (1, does_not_exist(topic, qcli.http_address))
+    error = does_not_exist(topic, qcli.http_address, f" --nsqd-http-address {qcli.http_address}")
+    assert (result.code, without_suggestion(result.err)) == (1, error)
     result = to_parquet(topic, folder, cli=Cli("127.0.0.1:1", "127.0.0.1:1"))
     assert (result.code, "No broker answers at 127.0.0.1:1: connection refused." in result.err) == (3, True)
     result = to_parquet(topic, folder, "--lookupd-http-address", "127.0.0.1:1")
