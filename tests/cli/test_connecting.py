@@ -98,9 +98,14 @@ LOG = ("tail", "refused", "--from", "1")
 @pytest.mark.parametrize(
     ("command", "changes", "code", "said"),
     [
-        (PUB, {"QCLI_CLIENT_TLS": "0"}, 1, "(TLS required). Use --tls."),
-        (PUB, {"QCLI_CLIENT_AUTH_SECRET": ""}, 1, "requires AUTH: give --auth-secret"),
-        (PUB, {"QCLI_CLIENT_AUTH_SECRET": "guessed"}, 1, "E_AUTH_FAILED"),
+        (PUB, {"QCLI_CLIENT_TLS": "0"}, 1, " requires TLS. Use --tls, "),
+        (PUB, {"QCLI_CLIENT_AUTH_SECRET": ""}, 1, "requires AUTH. Give --auth-secret"),
+        (
+            PUB,
+            {"QCLI_CLIENT_AUTH_SECRET": "guessed"},
+            1,
+            " could not verify --auth-secret: its auth server rejected",
+        ),
         (PUB, {"QCLI_CLIENT_TLS_ROOT_CA_FILE": ""}, 3, "See --tls-root-ca-file."),
         (PUB, {"QCLI_CLIENT_TLS_CERT": "", "QCLI_CLIENT_TLS_KEY": ""}, 3, "See --tls-cert."),
         (STAT, {"QCLI_CLIENT_TLS_CERT": "", "QCLI_CLIENT_TLS_KEY": ""}, 3, "See --tls-cert."),
@@ -132,7 +137,61 @@ def test_plain_http_to_the_https_port(guarded: Guarded, run_here: Run, command: 
     address = guarded.broker.https_address
     result = run_here(Cli("127.0.0.1:1", str(address)), *command)
     assert result.code == 3
-    assert f"Is it the port of HTTPS (then write https://{address})?" in result.err
+    assert f"or the port of HTTPS (then write https://{address})?" in result.err
+
+
+def test_plain_http_does_not_replace_tls_that_tcp_requires(tmp_path: Path, run_here: Run) -> None:
+    certificates = Certificates(tmp_path)
+    flags = [f"--{name.replace('_', '-')}={path}" for name, path in certificates.options.items()]
+    with qcli_serve(tmp_path / "data", *flags, "--tls-required=tcp-https") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        for command in (("pub", "t"), ("tail", "t/c"), ("replay", "t", "copy")):
+            if command[0] == "replay":
+                assert (
+                    qcli("pub", "t", "--tls-root-ca-file", str(certificates.ca_path), stdin=b"x\n").code == 0
+                )
+            result = qcli(*command, stdin=b"secret\n")
+            assert result.code == 1
+            assert f"The broker at {broker.tcp_address} requires TLS. Use --tls" in result.err.replace(
+                "The broker requires", f"The broker at {broker.tcp_address} requires"
+            )
+        assert run_here(qcli, "peek", "t", "--format", "raw").out == b"x\n"
+
+
+def _allowing(*permissions: str) -> Response:
+    return answer(authorization("allowed", ".*", *permissions), identity="tester")
+
+
+@pytest.mark.parametrize(
+    ("allows", "command", "said"),
+    [
+        (answer(), ("pub", "t"), "rejected --auth-secret: its auth server grants this secret nothing."),
+        (_allowing("publish"), ("pub", "other"), "does not allow you to publish to other: its auth server "),
+        (
+            _allowing("publish"),
+            ("tail", "allowed/c"),
+            "does not allow you to consume allowed/c: its auth server ",
+        ),
+    ],
+)
+def test_what_the_auth_server_denies(
+    tmp_path: Path, run_here: Run, allows: Response, command: tuple[str, ...], said: str
+) -> None:
+    with (
+        threaded_auth_server(allows) as auth,
+        qcli_serve(tmp_path / "data", f"--auth-http-address={auth.address}") as broker,
+    ):
+        qcli = Cli(broker.tcp_address, broker.http_address, {"QCLI_CLIENT_AUTH_SECRET": SECRET})
+        result = qcli(*command, stdin=b"x\n")
+    assert (result.code, said in result.err) == (1, True), result.err
+    assert "E_UNAUTHORIZED" not in result.err
+
+
+@pytest.mark.parametrize("command", [("tail", "t", "--from", "1"), ("stat",), ("pub", "t"), ("tail", "t")])
+def test_the_wrong_one_of_both_ports(broker: Broker, run_here: Run, command: tuple[str, ...]) -> None:
+    result = run_here(Cli(broker.http_address, broker.tcp_address), *command)
+    other = "HTTP" if command in (("pub", "t"), ("tail", "t")) else "TCP"
+    assert (result.code, f"Is it the {other} port" in result.err) == (3, True), result.err
 
 
 def test_https_needs_an_https_address(guarded: Guarded, nowhere: Cli, run_here: Run) -> None:

@@ -135,7 +135,7 @@ def test_destination_goes_down(qcli: Cli, topic: str, tmp_path: Path) -> None:
     assert result.code == 4
     error = result.err.splitlines()[-1]
     found = re.fullmatch(
-        rf"Error: The broker at {other.tcp_address}: .*; (\d+) messages acknowledged.*"
+        rf"Error: The broker at {other.tcp_address}: .*\. (\d+) messages acknowledged.*"
         r"Continue with --from (\d+) --to 300 -n (\d+)\.",
         error,
     )

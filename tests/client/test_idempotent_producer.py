@@ -10,7 +10,7 @@ import trio
 
 from broker.support import connected, running_broker
 from client.support.scripted_http import NO_TOPIC, NSQD, OK, OURS, Answer, scripted
-from interop.peers import nsqd
+from interop.peers import nsqd, qcli_serve
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.client.errors import BrokerUnreachable, PublishInDoubt, RequestRefused
 from trio_nsq.client.http.idempotent_producer import IdempotentProducer, PublishOutcome
@@ -178,6 +178,14 @@ def test_something_that_is_no_broker(body: bytes) -> None:
     with scripted(*[(200, "", body)] * 1000) as broker:
         with pytest.raises(BrokerUnreachable, match="not an NSQ broker"):
             publish_batch(broker.address, "t", [b"a"], "p", 1, patience_s=0.01)
+
+
+def test_the_tcp_port(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "d") as broker:
+        with pytest.raises(
+            BrokerUnreachable, match=r"Is this the port of the TCP protocol\? The HTTP API has"
+        ):
+            publish_batch(broker.tcp_address, "t", [b"a"], "p", 1, patience_s=0.01)
 
 
 def test_nobody_is_there() -> None:

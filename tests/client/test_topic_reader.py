@@ -441,7 +441,9 @@ async def test_no_such_topic(tmp_path: Path) -> None:
 
 async def test_the_tcp_port(tmp_path: Path) -> None:
     async with broker(tmp_path) as (_, _, bound):
-        with pytest.raises(ConnectionFailed, match="the answer is not HTTP"):
+        with pytest.raises(
+            ConnectionFailed, match=r"the answer is not HTTP\. Is this the port of the TCP protocol"
+        ):
             async with TopicReader(bound.tcp_address, "t"):
                 pass
 

@@ -284,6 +284,6 @@ async def test_a_consumer_limit_is_told_in_the_brokers_words(tmp_path: Path) -> 
 async def test_the_http_port_is_told_apart(broker: Broker) -> None:
     with (
         trio.fail_after(PATIENCE_S),
-        pytest.raises(ConnectionFailed, match="is this an NSQ broker's TCP port"),
+        pytest.raises(ConnectionFailed, match="it answers in HTTP: use the port of the TCP protocol"),
     ):
         await Producer(broker.http_address).__aenter__()

@@ -155,7 +155,10 @@ SIZE = "invalid frame size {}: is this an NSQ broker's TCP port?"
         (b"\x80\0\0\0\0\0\0\0", SIZE.format(-(2**31))),
         (int32(101) + int32(0), SIZE.format(101)),
         (int32(101) + int32(2), SIZE.format(101)),
-        (b"HTTP/1.1 400 Bad Request", SIZE.format(0x48545450)),
+        (
+            b"HTTP/1.1 400 Bad Request",
+            "it answers in HTTP: use the port of the TCP protocol, by default 4150",
+        ),
         (b"\x15\x03\x03\0\x02\x02\x50", None),  # a TLS alert, 7 bytes: too short to tell
         (int32(4) + int32(3), "unknown frame type 3"),
         (int32(100) + int32(-1), "unknown frame type -1"),

@@ -75,6 +75,10 @@ class AdminClient:
             return False
         return bool(told == int(tcp_port))
 
+    def requires_tls_for_tcp(self) -> bool:
+        """Return whether TCP connections to the broker must use TLS. Raises Failure: no broker answers."""
+        return self.request("GET", "/config/tls_required", {}) != b"0"
+
     def decoded(self, answer: bytes) -> Any:
         """Decode the JSON of an answer. Raises Failure if it is not JSON, and so not from a broker."""
         try:

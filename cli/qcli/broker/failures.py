@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import http
+import re
 from typing import TYPE_CHECKING
 
 from ..framework.errors import ExitCode, Failure, chain, reason_of
-from ..framework.params import is_https, is_unix_path
+from ..framework.params import Source, is_https, is_unix_path
 from .address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
 
 if TYPE_CHECKING:
-    from trio_nsq.client import BrokerUnreachable, ConnectionFailed, RequestRefused
+    from trio_nsq.client import BrokerError, BrokerUnreachable, ConnectionFailed, RequestRefused
 
 NO_ANSWER = "connected, but no answer"
 """The beginning of a reason, also of the library's, if a connection was accepted and nothing was sent."""
+
+
+_GIVE_SECRET = "Give --auth-secret, or set QCLI_CLIENT_AUTH_SECRET."
+_DENIED = re.compile('AUTH failed for ([A-Z]+) on "(.*)" "(.*)"')
+"""The text of nsqd and of this broker for a denied command, with its verb, topic and channel."""
 
 
 class Refused(Failure):
@@ -65,8 +71,10 @@ def not_a_broker(address: str) -> Failure:
 
 
 def hung_up(address: str) -> str:
-    """Return the probable reason for a closed connection: TLS ports close it after a plain HTTP request."""
-    return f"it closed the connection. Is it the port of HTTPS (then write https://{address})?"
+    """Return the probable reason for a closed connection: TCP and TLS ports close it after a plain HTTP request."""
+    return (
+        f"it closed the connection. Is it the TCP port, or the port of HTTPS (then write https://{address})?"
+    )
 
 
 def tls_failure(address: str, error: BaseException) -> Failure | None:
@@ -86,6 +94,32 @@ def tls_failure(address: str, error: BaseException) -> Failure | None:
     return None
 
 
+def refused(broker: str, error: BrokerError) -> str:
+    """Return sentences about an error of the TCP protocol: the reason, and what to do.
+
+    Args:
+        broker: The subject of the first sentence, such as `The broker at 127.0.0.1:4150`.
+    """
+    if "TLS required" in error.text:
+        return (
+            f"{broker} requires TLS. Use --tls, and --tls-root-ca-file if its certificate is of a private CA."
+        )
+    if error.code == "E_AUTH_FIRST":
+        return f"{broker} requires AUTH. {_GIVE_SECRET}"
+    if error.code == "E_AUTH_FAILED":
+        return (
+            f"{broker} could not verify --auth-secret: its auth server rejected the secret or did not answer. "
+            "The broker's log has the reason."
+        )
+    if error.code == "E_UNAUTHORIZED":
+        if (denied := _DENIED.search(error.text)) is None:
+            return f"{broker} rejected --auth-secret: its auth server grants this secret nothing."
+        verb, topic, channel = denied.groups()
+        action = f"consume {Source(topic, channel)}" if verb == "SUB" else f"publish to {topic}"
+        return f"{broker} does not allow you to {action}: its auth server does not grant that to your --auth-secret."
+    return f"{broker} refused: {f'{error.code} {error.text}'.rstrip()}."
+
+
 def connection_failure(error: ConnectionFailed, address: str | None = None) -> Failure:
     """Return the failure for a TCP connection to the error's address, or to this one."""
     from trio_nsq.client import BrokerError
@@ -94,15 +128,12 @@ def connection_failure(error: ConnectionFailed, address: str | None = None) -> F
     address = address or error.address
     cause = error.__cause__
     if isinstance(cause, BrokerError):
-        hint = " Use --tls." if "TLS required" in cause.text else ""
-        return Failure(f"The broker at {address} refused: {cause}.{hint}")
+        return Failure(refused(f"The broker at {address}", cause))
     if failure := tls_failure(address, error):
         return failure
     # The library has no types for these two errors, only their texts.
     if "requires authentication" in error.reason:
-        return Failure(
-            f"The broker at {address} requires AUTH: give --auth-secret, or QCLI_CLIENT_AUTH_SECRET."
-        )
+        return Failure(f"The broker at {address} requires AUTH. {_GIVE_SECRET}")
     if "does not offer TLS" in error.reason:
         return Failure(
             f"The broker at {address} does not offer TLS. To connect without encryption, use --no-tls."

@@ -17,6 +17,9 @@ from typing import Any
 
 from trio_nsq.protocol import NSQError
 
+WRONG_PORT = "Is this the port of the TCP protocol? The HTTP API has another one, by default 4151"
+"""The hint for an answer that is not HTTP."""
+
 
 class ConnectionFailed(NSQError):
     """Connecting to a broker failed.
@@ -127,11 +130,11 @@ class NotABroker(BrokerUnreachable):
 
     Attributes:
         status: The HTTP status; 0 if it was not an HTTP error.
-        text: The text of the answer.
+        text: The text of the answer; without a status, a hint, or empty.
     """
 
     def __init__(self, address: str, status: int = 0, text: str = "", *, unanswered: bool = False) -> None:
-        error = f" (HTTP status {status})" if status else ""
+        error = f" (HTTP status {status})" if status else f". {text}" if text else ""
         super().__init__(address, f"the server is not an NSQ broker{error}", unanswered=unanswered)
         self.status = status
         self.text = text

@@ -25,6 +25,8 @@ MESSAGE_FRAME_BYTES = 8 + MESSAGE_HEADER_BYTES
 DEFAULT_MAX_FRAME_BYTES = 64 * MIB
 """Protects a client from a peer that is not a broker; nsqd's default max-msg-size is 1 MiB."""
 
+_HTTP = int.from_bytes(b"HTTP")
+"""The size, read from the beginning of an HTTP answer."""
 _HEAD = Struct(">ii")
 _MESSAGE = Struct(">iiqH16s")
 
@@ -168,6 +170,8 @@ class FrameReader:
             self._received = bytearray()
 
     def _check(self, size: int, frame_type: int) -> None:
+        if size == _HTTP:
+            raise FrameError("it answers in HTTP: use the port of the TCP protocol, by default 4150")
         if not 4 <= size <= self._max_frame_bytes:
             raise FrameError(f"invalid frame size {size}: is this an NSQ broker's TCP port?")
         if frame_type == FrameType.MESSAGE:

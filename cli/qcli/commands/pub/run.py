@@ -11,7 +11,7 @@ from trio_nsq.protocol import Limits
 from trio_nsq.wording import count_of
 
 from ...broker.connection_options import ConnectOptions
-from ...broker.failures import connection_failure
+from ...broker.failures import connection_failure, refused
 from ...framework.errors import ExitCode, Failure
 from ...framework.output import is_terminal, print_diagnostic, silence_library, size
 from ...framework.output import rate as per_second
@@ -135,6 +135,7 @@ def _stands_after_echo(options: PubOptions) -> bool:
 
 
 def _is_gone(broker: BrokerResult) -> bool:
+    """Return whether the broker's failure is a lost connection: it did not refuse."""
     return broker.failure is not None and not isinstance(broker.failure.__cause__, BrokerError)
 
 
@@ -155,8 +156,8 @@ def _failure(options: PubOptions, broker: BrokerResult) -> str:
     if isinstance(cause, BrokerError) and cause.code == "E_TOPIC_FULL":
         limit = cause.text.partition(" failed ")[2] or cause.text
         return f"{name} refused: {limit}."  # this text says that nothing was stored
-    hint = " Use --tls." if isinstance(cause, BrokerError) and "TLS required" in cause.text else ""
-    return f"{name} refused: {error.reason}.{hint}"
+    assert isinstance(cause, BrokerError)
+    return refused(name, cause)
 
 
 def _report(options: PubOptions, result: PublishResult, elapsed_s: float) -> str:

@@ -186,8 +186,11 @@ def _publisher(
     tcp_address: str, http_address: str, topic: str, connecting: ConnectOptions
 ) -> IdempotentProducer | None:
     try:
-        if not AdminClient(http_address, connecting).listens_at(tcp_address):
+        broker = AdminClient(http_address, connecting)
+        if not broker.listens_at(tcp_address):
             return None
+        if not is_https(http_address) and not is_unix_path(http_address) and broker.requires_tls_for_tcp():
+            return None  # TCP reports the error: plain HTTP, which `tcp-https` allows, would hide it
         publisher = IdempotentProducer(
             http_address, topic, f"qcli-pub:{uuid4().hex}", connecting.tls_files(), patience_s=0
         )

@@ -13,7 +13,7 @@ from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.wording import count_of
 
 from ...broker.connection_options import ConnectOptions
-from ...broker.failures import connection_failure
+from ...broker.failures import connection_failure, refused
 from ...broker.topic_log import reading_errors, report_start
 from ...framework import output
 from ...framework.errors import ExitCode, Failure
@@ -102,9 +102,13 @@ def _conclude(options: ReplayOptions, result: TopicReplayResult, elapsed_s: floa
         code = ExitCode.PARTIAL if result.acknowledged else ExitCode.FAILURE
         if not result.acknowledged and not isinstance(result.failure.__cause__, BrokerError):
             code = ExitCode.UNREACHABLE
-        raise Failure(
-            f"The broker at {options.nsqd_tcp_address}: {result.failure.reason}; {fate}. {resume}.", code
+        broker, cause = f"The broker at {options.nsqd_tcp_address}", result.failure.__cause__
+        reason = (
+            refused(broker, cause)
+            if isinstance(cause, BrokerError)
+            else f"{broker}: {result.failure.reason}."
         )
+        raise Failure(f"{reason} {fate}. {resume}.", code)
     if result.stopped is not None:
         if result.position < result.end:
             output.print_diagnostic(f"{resume}.")

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from ...untrusted_json import decode_json
 from ..connection.tls import TLSFiles
-from ..errors import BrokerUnreachable, NotABroker, RequestRefused
+from ..errors import WRONG_PORT, BrokerUnreachable, NotABroker, RequestRefused
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
@@ -133,7 +133,7 @@ class BrokerHTTP:
         except http.client.IncompleteRead as exc:
             raise BrokerUnreachable(self.address, "the connection was lost", unanswered=sent) from exc
         except http.client.HTTPException as exc:
-            raise NotABroker(self.address, unanswered=not answered) from exc
+            raise NotABroker(self.address, text=WRONG_PORT, unanswered=not answered) from exc
         finally:
             if connection is not self._idle:
                 connection.close()

@@ -9,6 +9,7 @@ import trio
 
 from ...protocol import NSQError
 from ...protocol.address import parse_address
+from ..errors import WRONG_PORT
 
 _RECEIVE_BYTES = 256 * 1024
 
@@ -68,7 +69,7 @@ class StreamedAnswer:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as exc:
-            raise AnswerLost("the answer is not HTTP") from exc
+            raise AnswerLost(f"the answer is not HTTP. {WRONG_PORT}") from exc
 
     # ------------------------------------------------------------------ callbacks of the parser
 
