@@ -60,7 +60,7 @@ class Result:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The JSON lines of standard output."""
+        """The JSON lines of stdout."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 

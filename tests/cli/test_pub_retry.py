@@ -304,7 +304,7 @@ def test_partly_refused_batch_is_not_retried(tmp_path: Path) -> None:
 
 @contextmanager
 def two_brokers(tmp_path: Path) -> Iterator[tuple[Broker, Broker, Cli]]:
-    """Two brokers with the topic `t`, and commands that know both."""
+    """Run two brokers with the topic `t`, and a `Cli` for both."""
     with qcli_serve(tmp_path / "first") as first, qcli_serve(tmp_path / "second") as second:
         for each in (first, second):
             each.create("t")

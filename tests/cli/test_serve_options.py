@@ -341,7 +341,7 @@ def test_flags_that_are_not_given_are_not_logged(tmp_path: Path) -> None:
 
 
 class Source(NamedTuple):
-    """One option of each type, with a value in each place, as written there and as the broker gets it."""
+    """One option of each type. For each source: the text there, and the broker's value."""
 
     flag: str
     key: str

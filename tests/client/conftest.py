@@ -1,4 +1,4 @@
-"""Fixtures of the client's tests."""
+"""Fixtures for the tests of the client."""
 
 from collections.abc import AsyncIterator
 
@@ -17,12 +17,12 @@ async def broker() -> AsyncIterator[FakeBroker]:
 
 @pytest.fixture
 async def other_broker() -> AsyncIterator[FakeBroker]:
-    """One more."""
+    """Another scripted broker."""
     async with fake_broker() as listening:
         yield listening
 
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """Runs at the real rate, since real sockets are waited on, and can be moved on by `jump`."""
+    """A clock that runs at the real rate, because real sockets are awaited; `jump` moves it forward."""
     return trio.testing.MockClock(rate=1.0)

@@ -1,4 +1,4 @@
-"""What a plain nursery does not do."""
+"""Tests for the differences between `BackgroundTask` and a nursery."""
 
 import pytest
 import trio
@@ -32,7 +32,7 @@ class Owner:
 
 
 @bounded
-async def test_an_exception_of_the_body_is_not_wrapped() -> None:
+async def test_exception_of_the_body_is_not_wrapped() -> None:
     owner = Owner()
     with pytest.raises(KeyError):
         async with owner:
@@ -41,7 +41,7 @@ async def test_an_exception_of_the_body_is_not_wrapped() -> None:
 
 
 @bounded
-async def test_stop_leaves_the_body_running() -> None:
+async def test_stop_keeps_the_body_running() -> None:
     async with Owner() as owner:
         await owner.background.stop()
         assert owner.ended.is_set()
@@ -50,7 +50,7 @@ async def test_stop_leaves_the_body_running() -> None:
 
 
 @bounded
-async def test_tasks_outlive_a_cancellation_until_they_are_closed() -> None:
+async def test_tasks_survive_a_cancellation_until_they_are_closed() -> None:
     owner = Owner()
     with trio.CancelScope() as scope:
         async with owner:
@@ -66,7 +66,7 @@ async def test_tasks_outlive_a_cancellation_until_they_are_closed() -> None:
 
 
 @bounded
-async def test_the_bodys_exception_wins_over_a_cancellation_that_meets_it() -> None:
+async def test_exception_of_the_body_wins_over_a_cancellation() -> None:
     async def cancel_and_raise(scope: trio.CancelScope) -> None:
         async with Owner():
             scope.cancel()
@@ -77,7 +77,7 @@ async def test_the_bodys_exception_wins_over_a_cancellation_that_meets_it() -> N
 
 
 @bounded
-async def test_a_crash_cancels_the_body_and_is_raised() -> None:
+async def test_crash_cancels_the_body_and_is_raised() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         async with Owner(crash=KeyError("a defect")):
             await trio.sleep_forever()

@@ -1,4 +1,4 @@
-"""When a consumer pauses after failures, and for how long: scenarios, and what holds whatever happens."""
+"""Tests for the consumer's backoff: when it pauses after failures, and for how long."""
 
 import math
 from collections.abc import Callable
@@ -17,22 +17,22 @@ def backoff(longest_s: float = 120.0, random: Callable[[], float] = lambda: 0.5,
 
 
 def state(made: Backoff) -> tuple[int, int | None, float]:
-    """Level, how many messages may be in flight, when the pause is over."""
+    """Return the level, the limit of messages in flight, and the end of the pause."""
     return made.level, made.allowed, made.next_deadline()
 
 
-def test_failures_double_the_pause_up_to_the_longest_that_fits() -> None:
+def test_failures_double_the_pause_up_to_the_maximum() -> None:
     made, pauses, now = backoff(), [], 0.0
     for _ in range(8):
         made.record_failure(now)
         pauses.append(made.next_deadline() - now)
         now = made.next_deadline()
         made.handle_timer(now)
-    assert pauses == [2, 4, 8, 16, 32, 64, 64, 64]  # 128 would be more than two minutes
+    assert pauses == [2, 4, 8, 16, 32, 64, 64, 64]  # 128 would exceed two minutes
     assert made.level == 6
 
 
-def test_one_message_may_come_after_a_pause_and_none_during_it() -> None:
+def test_one_message_after_a_pause_and_none_during_it() -> None:
     made = backoff()
     assert state(made) == (0, None, math.inf)
     made.record_failure(10)
@@ -45,7 +45,7 @@ def test_one_message_may_come_after_a_pause_and_none_during_it() -> None:
     assert state(made) == (0, None, math.inf)
 
 
-def test_each_success_makes_up_for_a_failure_and_the_pauses_grow_shorter() -> None:
+def test_each_success_shortens_the_pauses() -> None:
     made = backoff()
     for now in (0.0, 2.0, 6.0):
         made.handle_timer(now)
@@ -62,7 +62,7 @@ def test_each_success_makes_up_for_a_failure_and_the_pauses_grow_shorter() -> No
     assert state(made) == (0, None, math.inf)
 
 
-def test_there_is_one_decision_for_each_pause() -> None:
+def test_one_decision_per_pause() -> None:
     made = backoff()
     made.record_failure(0)
     for now in (0.0, 1.0, 1.9):
@@ -72,7 +72,7 @@ def test_there_is_one_decision_for_each_pause() -> None:
     assert (made.level, made.next_deadline()) == (1, 2)
 
 
-def test_a_message_that_is_put_back_without_having_failed_decides_nothing() -> None:
+def test_requeue_without_failure_does_not_count() -> None:
     made = backoff()
     made.record_requeue(0)
     assert state(made) == (0, None, math.inf)
@@ -83,13 +83,13 @@ def test_a_message_that_is_put_back_without_having_failed_decides_nothing() -> N
 
 
 @pytest.mark.parametrize("options", [{"longest_s": 0}, {"longest_s": 1.9}, {"backoff_multiplier_s": 0}])
-def test_it_can_be_turned_off(options: dict[str, Any]) -> None:
+def test_backoff_can_be_disabled(options: dict[str, Any]) -> None:
     made = backoff(**options)
     made.record_failure(0)
     assert state(made) == (0, None, math.inf)
 
 
-def test_the_multiplier_is_half_of_the_first_pause() -> None:
+def test_multiplier_is_half_of_the_first_pause() -> None:
     made = backoff(backoff_multiplier_s=0.05)
     made.record_failure(0)
     assert made.next_deadline() == 0.1
@@ -119,7 +119,7 @@ RESULTS = st.lists(
     st.sampled_from(["exponential", "full_jitter"]),
     st.randoms(use_true_random=False),
 )
-def test_whatever_happens_pauses_end_and_successes_bring_everything_back(
+def test_pauses_always_end_and_successes_restore_the_full_rate(
     results: list[tuple[str, float]], longest_s: float, multiplier_s: float, strategy: Any, random: Any
 ) -> None:
     made = backoff(

@@ -1,4 +1,4 @@
-"""The blocking HTTP client of a broker: what it makes of answers, and of brokers that are not there."""
+"""Tests for the blocking HTTP client of a broker: answers, errors and unreachable brokers."""
 
 import pickle
 import socket
@@ -25,7 +25,7 @@ def test_requests_are_encoded() -> None:
 
 
 @pytest.mark.parametrize(("keep_alive_s", "connections"), [(0, [1, 2, 3]), (30, [1, 1, 1])])
-def test_connections_are_kept_if_wanted_also_after_errors(
+def test_connections_are_reused_if_requested_also_after_errors(
     keep_alive_s: float, connections: list[int]
 ) -> None:
     with scripted(OK, REFUSED, OK) as broker:
@@ -38,7 +38,7 @@ def test_connections_are_kept_if_wanted_also_after_errors(
         assert [connection for _, connection in broker.seen] == connections
 
 
-def test_a_request_while_an_answer_is_read_has_a_connection_of_its_own() -> None:
+def test_request_during_a_stream_uses_another_connection() -> None:
     with scripted(OK, OK) as broker:
         http = BrokerHTTP(broker.address, keep_alive_s=30)
         with http.stream("GET", "/topic/read") as answer:
@@ -48,7 +48,7 @@ def test_a_request_while_an_answer_is_read_has_a_connection_of_its_own() -> None
         assert [connection for _, connection in broker.seen] == [1, 2]
 
 
-def test_an_error_of_a_broker_is_told_from_that_of_a_proxy() -> None:
+def test_error_of_a_broker_differs_from_that_of_a_proxy() -> None:
     with scripted(REFUSED, PROXY) as broker:
         http = BrokerHTTP(broker.address)
         with pytest.raises(RequestRefused, match=r"INVALID_TOPIC \(topic t, HTTP status 400\)"):
@@ -60,12 +60,12 @@ def test_an_error_of_a_broker_is_told_from_that_of_a_proxy() -> None:
 
 
 @pytest.mark.parametrize("body", [b"no JSON", b"[" * 100_000])
-def test_an_answer_that_is_no_json(body: bytes) -> None:
+def test_answer_is_not_json(body: bytes) -> None:
     with scripted((200, "", body)) as broker, pytest.raises(NotABroker):
         BrokerHTTP(broker.address).request_json("GET", "/info")
 
 
-def test_a_lost_connection_leaves_a_request_unanswered() -> None:
+def test_lost_connection_is_an_error_without_a_status() -> None:
     with scripted(None) as broker:
         with pytest.raises(BrokerUnreachable, match="the connection was lost") as caught:
             BrokerHTTP(broker.address).post("/pub", {"topic": "t"}, b"x")
@@ -76,7 +76,7 @@ def test_a_lost_connection_leaves_a_request_unanswered() -> None:
     assert isinstance(caught.value.cause, ConnectionRefusedError)
 
 
-def test_a_broker_that_is_silent() -> None:
+def test_silent_broker() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = "127.0.0.1:%d" % listener.getsockname()[1]
         with pytest.raises(BrokerUnreachable, match=r"connected, but no answer within 0\.05 s") as caught:
@@ -92,7 +92,7 @@ def test_tls_files_are_read_for_https_only() -> None:
         BrokerHTTP("https://127.0.0.1:1", missing)
 
 
-def test_an_address_without_a_port() -> None:
+def test_address_without_a_port() -> None:
     with pytest.raises(ValueError, match="'localhost' has no port"):
         BrokerHTTP("localhost")
 
@@ -114,6 +114,6 @@ def test_workers_of_spark_need_the_standard_library_only() -> None:
         RequestRefused("a:1", "t", 404, "TOPIC_NOT_FOUND"),
     ],
 )
-def test_errors_can_be_sent_from_a_task(error: Exception) -> None:
+def test_errors_can_be_pickled(error: Exception) -> None:
     there = pickle.loads(pickle.dumps(error))
     assert (type(there), str(there)) == (type(error), str(error))

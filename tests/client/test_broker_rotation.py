@@ -1,4 +1,4 @@
-"""Which broker a producer chooses, without any broker."""
+"""Tests for the producer's choice of a broker, without brokers."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ def rotation(*addresses: str, random: Callable[[], float] = lambda: 0.0) -> Brok
     return BrokerRotation(addresses, MIN_S, MAX_S, random)
 
 
-def test_those_in_good_standing_take_turns() -> None:
+def test_available_brokers_take_turns() -> None:
     turns = rotation("a", "b", "c")
     for address in "abc":
         turns.record_connected(address, 0)
@@ -26,7 +26,7 @@ def test_those_in_good_standing_take_turns() -> None:
     assert sorted(str(turns.choose()) for _ in range(3)) == [*"abc"]
 
 
-def test_with_none_in_good_standing_the_next_to_be_tried_is_chosen() -> None:
+def test_without_available_brokers_the_next_to_retry_is_chosen() -> None:
     turns = rotation("a", "b")
     turns.record_failure("a", 0)
     turns.record_failure("a", 0.1)
@@ -36,7 +36,7 @@ def test_with_none_in_good_standing_the_next_to_be_tried_is_chosen() -> None:
     assert turns.choose(without=["a", "b"]) is None
 
 
-def test_all_are_to_be_tried_at_first_and_those_that_failed_when_their_time_has_come() -> None:
+def test_brokers_to_try_are_all_at_first_and_failed_ones_when_due() -> None:
     turns = rotation("a", "b")
     assert turns.due(-1e9) == ["a", "b"]
     turns.record_connected("a", 0)
@@ -69,8 +69,8 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.sets(st.integers(0, 3)))
-def test_whatever_happens(events: list[tuple[str, int, float, float]], shunned: set[int]) -> None:
-    """No broker is forgotten, none that failed is chosen before one that did not, and the turns are fair."""
+def test_random_histories(events: list[tuple[str, int, float, float]], shunned: set[int]) -> None:
+    """No broker is forgotten, failed brokers are chosen last, and the turns are fair."""
     addresses = [*"abcd"]
     jitters = [0.0]
     turns = rotation(*addresses, random=lambda: jitters[-1])
@@ -91,7 +91,7 @@ def test_whatever_happens(events: list[tuple[str, int, float, float]], shunned: 
                 retry_at[address] = turns.record_failure(address, now)
                 assert (
                     now + MIN_S / 2 <= retry_at[address] <= now + MAX_S
-                )  # sums, as a difference loses digits
+                )  # sums, because a difference loses precision
                 good.discard(address)
             case "choose":
                 chosen = turns.choose(without)

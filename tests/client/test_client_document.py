@@ -1,4 +1,4 @@
-"""The programs in docs/how-to/python-client.md and examples/ do what they say."""
+"""Run the programs of docs/how-to/python-client.md and examples/, and check their output."""
 
 import io
 import re
@@ -14,7 +14,7 @@ import pytest
 
 from interop.peers import Broker, qcli_serve
 
-pytestmark = pytest.mark.slow  # for starting a broker
+pytestmark = pytest.mark.slow  # to start a broker
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "how-to" / "python-client.md"
@@ -28,7 +28,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def printed_by(words: str, broker: Broker) -> str:
-    """Run the program of the page that has these words in it; returns what it prints."""
+    """Run the program of the page that contains these words; return its output."""
     programs = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     (program,) = [program for program in programs if words in program]
     assert "127.0.0.1:4150" in program
@@ -52,7 +52,7 @@ def channels(broker: Broker) -> None:
 
 
 @pytest.mark.usefixtures("channels")
-def test_publishing(broker: Broker) -> None:
+def test_publish(broker: Broker) -> None:
     assert printed_by("await producer.publish_many", broker) == ""
     stats = broker.channel_stats("clicks", "archive")
     assert (stats["depth"], stats["deferred_count"]) == (1003, 1)
@@ -65,7 +65,7 @@ def test_without_async_code(broker: Broker) -> None:
 
 
 @pytest.mark.usefixtures("channels")
-def test_under_asyncio_in_threads(broker: Broker) -> None:
+def test_asyncio_with_threads(broker: Broker) -> None:
     threads = threading.active_count()
     printed = printed_by("asyncio.to_thread(next", broker)
     assert sorted(printed.split()) == ["b'0'", "b'1'", "b'2'"]
@@ -74,7 +74,7 @@ def test_under_asyncio_in_threads(broker: Broker) -> None:
 
 
 @pytest.mark.usefixtures("channels")
-def test_under_asyncio_as_a_guest(broker: Broker) -> None:
+def test_asyncio_as_a_guest(broker: Broker) -> None:
     for body in (b"1", b"2", b"3"):
         broker.post("/pub", body, topic="clicks")
     assert printed_by("start_guest_run", broker) == "b'1'\nb'2'\nb'3'\n"
@@ -87,7 +87,7 @@ def run_example(name: str, *arguments: str, stdin: bytes = b"") -> subprocess.Co
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def test_the_examples(broker: Broker, tmp_path: Path) -> None:
+def test_examples(broker: Broker, tmp_path: Path) -> None:
     broker.create("lines", "archive")
     lines = b"".join(b"line %d\n" % number for number in range(500))
     published = run_example("producer.py", "lines", broker.tcp_address, "127.0.0.1:1", stdin=b"\n" + lines)
@@ -103,14 +103,14 @@ def test_the_examples(broker: Broker, tmp_path: Path) -> None:
     assert sorted(file.read_bytes().splitlines()) == sorted(lines.splitlines())
 
 
-def test_the_examples_explain_themselves() -> None:
+def test_examples_explain_themselves() -> None:
     for name in ("archive.py", "consumer.py", "producer.py", "demo.py"):
         done = run_example(name, "--help")
         assert (done.returncode, done.stderr) == (0, "")
         assert f"examples/{name}" in done.stdout or "make demo" in done.stdout
 
 
-def test_the_examples_refuse_what_is_no_name_or_address(tmp_path: Path) -> None:
+def test_examples_refuse_invalid_names_and_addresses(tmp_path: Path) -> None:
     file = str(tmp_path / "file")
     complaints = {
         ("archive.py", "lines", file, "127.0.0.1:1"): "archive.py TOPIC/CHANNEL FILE",
@@ -127,7 +127,7 @@ def test_the_examples_refuse_what_is_no_name_or_address(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_the_examples_without_a_broker(tmp_path: Path) -> None:
+def test_examples_without_a_broker(tmp_path: Path) -> None:
     programs = [("producer.py", "lines"), ("archive.py", "lines/archive", str(tmp_path / "file"))]
     with ThreadPoolExecutor() as executor:
         results = list(executor.map(lambda program: run_example(*program, "127.0.0.1:1"), programs))

@@ -1,4 +1,4 @@
-"""The connection's pump on a stream in memory, where the test decides what each side sees and when."""
+"""Tests for the connection on a stream in memory, where the test controls what each side sees and when."""
 
 import pytest
 import trio
@@ -12,7 +12,7 @@ from trio_nsq.protocol.frames import HEARTBEAT_FRAME, ErrorFrame, MessageRun
 
 
 class Wire:
-    """A connection, and what it writes, piece by piece."""
+    """A connection, and its writes."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -39,7 +39,7 @@ class Wire:
 
 
 @bounded
-async def test_what_is_queued_in_one_tick_leaves_as_one_piece() -> None:
+async def test_writes_of_one_tick_are_sent_together() -> None:
     wire = Wire()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wire.run)
@@ -53,7 +53,7 @@ async def test_what_is_queued_in_one_tick_leaves_as_one_piece() -> None:
 
 
 @bounded
-async def test_a_writer_that_fails_leaves_the_verdict_to_the_reader() -> None:
+async def test_failed_write_leaves_the_error_to_the_reader() -> None:
     wire = Wire()
     wire.broken = True
     async with trio.open_nursery() as nursery:
@@ -68,7 +68,7 @@ async def test_a_writer_that_fails_leaves_the_verdict_to_the_reader() -> None:
 
 
 @bounded
-async def test_frames_in_any_pieces_and_heartbeats_between() -> None:
+async def test_frames_in_any_pieces_with_heartbeats_between() -> None:
     wire = Wire()
     data = message(1) + HEARTBEAT_FRAME + message(2, b"x" * 100)
     async with trio.open_nursery() as nursery:
@@ -84,7 +84,7 @@ async def test_frames_in_any_pieces_and_heartbeats_between() -> None:
 
 
 @bounded
-async def test_an_end_of_writing_comes_after_all_that_is_queued() -> None:
+async def test_eof_is_sent_after_all_queued_data() -> None:
     wire = Wire()
     wire.connection.write(b"x")
     wire.connection.write_eof()
@@ -100,7 +100,7 @@ async def test_an_end_of_writing_comes_after_all_that_is_queued() -> None:
 
 
 @bounded
-async def test_cancellation_leaves_a_closed_stream() -> None:
+async def test_cancellation_closes_the_stream() -> None:
     wire = Wire()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wire.run)

@@ -1,4 +1,4 @@
-"""A consumer on connections that hold: exact sequences, answers, iterating."""
+"""Tests for a consumer with working connections: commands, answers and iteration."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -25,14 +25,14 @@ from trio_nsq.protocol.frames import HEARTBEAT_FRAME, OK_FRAME
 
 
 @bounded
-async def test_the_opening_sequence(broker: FakeBroker) -> None:
+async def test_opening_sequence(broker: FakeBroker) -> None:
     async def play() -> None:
         peer = await broker.accept()
         fields = await peer.expect_identify()
         assert fields["client_id"] == "me"
         assert fields["feature_negotiation"] is True
         await peer.expect_nothing()
-        await peer.send(HEARTBEAT_FRAME)  # may come at any time
+        await peer.send(HEARTBEAT_FRAME)  # may arrive at any time
         await peer.expect(b"NOP\n")
         await peer.send(b'\0\0\0\x1a\0\0\0\0{"max_rdy_count":2500}')
         await peer.expect(b"SUB topic channel\n")
@@ -51,7 +51,7 @@ async def test_the_opening_sequence(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_a_broker_that_does_not_negotiate_is_fine(broker: FakeBroker) -> None:
+async def test_broker_without_feature_negotiation(broker: FakeBroker) -> None:
     async def play() -> None:
         peer = await broker.accept()
         await peer.expect_identify()
@@ -103,7 +103,7 @@ async def test_only_the_first_answer_counts(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_a_negative_delay_is_refused_and_the_message_can_still_be_answered(broker: FakeBroker) -> None:
+async def test_negative_delay_is_refused_and_the_message_stays_open(broker: FakeBroker) -> None:
     async with opened(broker) as (consumer, peer):
         await peer.send(message(1), message(2))
         batch = await anext(consumer.batches())
@@ -116,7 +116,7 @@ async def test_a_negative_delay_is_refused_and_the_message_can_still_be_answered
 
 
 @bounded
-async def test_batches_are_finished_and_requeued_whole(broker: FakeBroker) -> None:
+async def test_batches_are_finished_and_requeued_as_a_whole(broker: FakeBroker) -> None:
     async with opened(broker) as (consumer, peer):
         await peer.send(message(1, attempts=2, timestamp_ns=9), message(2))
         batch = await anext(consumer.batches())
@@ -135,7 +135,7 @@ async def test_batches_are_finished_and_requeued_whole(broker: FakeBroker) -> No
 
 
 @bounded
-async def test_a_batch_answer_is_for_those_not_answered_one_by_one(broker: FakeBroker) -> None:
+async def test_answer_to_a_batch_skips_messages_already_answered(broker: FakeBroker) -> None:
     async with opened(broker) as (consumer, peer):
         await peer.send(message(1), message(2), message(3))
         batch = await anext(consumer.batches())
@@ -153,7 +153,7 @@ async def test_a_batch_answer_is_for_those_not_answered_one_by_one(broker: FakeB
 
 
 @bounded
-async def test_a_large_batch_comes_in_pieces_of_the_size_wanted(broker: FakeBroker) -> None:
+async def test_large_batch_is_split_to_the_requested_size(broker: FakeBroker) -> None:
     async with opened(broker) as (consumer, peer):
         await peer.send(*map(message, range(5)))
         batches = consumer.batches(max_messages=2)
@@ -165,7 +165,7 @@ async def test_a_large_batch_comes_in_pieces_of_the_size_wanted(broker: FakeBrok
 
 
 @bounded
-async def test_answers_of_one_tick_leave_in_one_write(broker: FakeBroker) -> None:
+async def test_answers_of_one_tick_are_sent_in_one_write(broker: FakeBroker) -> None:
     async with opened(broker) as (consumer, peer):
         await peer.send(message(1), message(2), message(3))
         for _ in range(3):
@@ -175,7 +175,7 @@ async def test_answers_of_one_tick_leave_in_one_write(broker: FakeBroker) -> Non
 
 
 @bounded
-async def test_a_refused_answer_is_logged_and_changes_nothing(
+async def test_refused_answer_is_logged_and_ignored(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(broker) as (consumer, peer):
@@ -204,7 +204,7 @@ async def test_heartbeats_are_answered_between_messages(broker: FakeBroker) -> N
 
 
 @bounded
-async def test_several_tasks_share_the_messages_of_one_batch(broker: FakeBroker) -> None:
+async def test_tasks_share_the_messages_of_one_batch(broker: FakeBroker) -> None:
     taken: list[bytes] = []
 
     async def work(consumer: Consumer) -> None:
@@ -223,20 +223,20 @@ async def test_several_tasks_share_the_messages_of_one_batch(broker: FakeBroker)
 
 
 @bounded
-async def test_a_busy_loop_lets_other_tasks_run(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
+async def test_busy_loop_lets_other_tasks_run(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
     async with opened(broker) as (consumer, peer):
         await peer.send(*map(message, range(5)))
         for _ in range(5):
             (await anext(consumer)).finish()
             clock.jump(TIME_SLICE_S)
-        # Each of the last four waits has let the writer run, in the same tick or in the one after.
+        # Each of the last four waits has let the writer run, in the same tick or in the next.
         written = peer.receive_nowait()
         assert written.startswith(fins(0, 1, 2))
         await peer.expect(fins(0, 1, 2, 3, 4)[len(written) :])
 
 
 @bounded
-async def test_closing_ends_loops_that_wait_and_loops_that_do_not(broker: FakeBroker) -> None:
+async def test_closing_ends_waiting_and_busy_loops(broker: FakeBroker) -> None:
     ended = []
 
     async def loop(consumer: Consumer, what: str) -> None:
@@ -272,7 +272,7 @@ async def test_receiving_outside_the_block_is_an_error() -> None:
 
 
 @bounded
-async def test_the_bodys_exception_comes_out_as_it_is(broker: FakeBroker) -> None:
+async def test_exception_of_the_body_is_unchanged(broker: FakeBroker) -> None:
     async def fail(nursery: trio.Nursery) -> None:
         async with consumer_entered(nursery, broker) as (_, peer):
             nursery.start_soon(see_off, peer)
@@ -300,13 +300,13 @@ async def test_the_bodys_exception_comes_out_as_it_is(broker: FakeBroker) -> Non
         ({"reconnect_min_s": 2, "reconnect_max_s": 1}, "in order"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any], reason: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Consumer(**{"topic": "topic", "channel": "channel"} | arguments)
 
 
 @bounded
-async def test_an_address_given_twice_is_one(broker: FakeBroker) -> None:
+async def test_duplicate_addresses_are_merged(broker: FakeBroker) -> None:
     consumer = consumer_of(broker, broker, close_timeout_s=0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold_open, consumer)

@@ -1,4 +1,4 @@
-"""A consumer of several real brokers at once."""
+"""Tests for a consumer with several real brokers."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,7 +16,9 @@ COUNT = 40
 
 @asynccontextmanager
 async def brokers(tmp_path: Path, count: int) -> AsyncIterator[list[str]]:
-    """Brokers on which `topic` has `COUNT` messages each, named after them; gives their addresses."""
+    """Brokers whose `topic` has `COUNT` messages each, with the broker's name in the body; yields the
+    addresses.
+    """
     async with AsyncExitStack() as stack:
         addresses = []
         for number in range(count):
@@ -32,7 +34,7 @@ def all_bodies(count: int) -> set[bytes]:
 
 
 @bounded
-async def test_one_message_at_a_time_from_four_brokers(tmp_path: Path) -> None:
+async def test_one_message_in_flight_from_four_brokers(tmp_path: Path) -> None:
     bodies: set[bytes] = set()
 
     async def handler(message: Message) -> None:
@@ -58,7 +60,7 @@ async def test_one_message_at_a_time_from_four_brokers(tmp_path: Path) -> None:
 
 
 @bounded
-async def test_one_batch_of_what_three_brokers_have(tmp_path: Path) -> None:
+async def test_one_batch_from_three_brokers(tmp_path: Path) -> None:
     async with (
         brokers(tmp_path, 3) as addresses,
         Consumer("topic", "channel", nsqd_tcp_addresses=addresses, max_in_flight=9 * COUNT) as consumer,
@@ -72,7 +74,7 @@ async def test_one_batch_of_what_three_brokers_have(tmp_path: Path) -> None:
 
 
 @bounded
-async def test_what_fails_on_one_of_two_brokers_is_tried_until_it_succeeds(tmp_path: Path) -> None:
+async def test_failed_message_of_two_brokers_is_retried_until_it_succeeds(tmp_path: Path) -> None:
     attempts: dict[bytes, int] = {}
     done: set[bytes] = set()
 

@@ -1,4 +1,4 @@
-"""How a consumer says goodbye, and how several connections share what may be in flight."""
+"""Tests for closing a consumer, and for sharing `max_in_flight` between connections."""
 
 import logging
 
@@ -22,26 +22,26 @@ from trio_nsq.protocol.frames import CLOSE_WAIT_FRAME, OK_FRAME
 
 
 @bounded
-async def test_what_is_not_answered_is_returned(broker: FakeBroker) -> None:
+async def test_unanswered_messages_are_requeued(broker: FakeBroker) -> None:
     async with opened(broker, returned=(1, 3, 4)) as (consumer, peer):
         await peer.send(message(1), message(2))
         first, second = [await anext(consumer) for _ in range(2)]
         second.finish()
         await peer.expect(fins(2))
-        await peer.send(message(3), message(4))  # nobody takes these
+        await peer.send(message(3), message(4))  # not received by the application
         await trio.testing.wait_all_tasks_blocked()
-    first.finish()  # too late, and harmless
+    first.finish()  # too late, without effect
     assert first.answered
     assert consumer.stats() == ConsumerStats(received=4, finished=1, requeued=3, connections=0)
 
 
 @bounded
-async def test_messages_that_arrive_during_the_goodbye_are_returned_too(broker: FakeBroker) -> None:
+async def test_messages_that_arrive_during_the_close_are_requeued(broker: FakeBroker) -> None:
     async def play(peer: Peer) -> None:
         await peer.expect(b"CLS\n")
         await peer.send(message(1), CLOSE_WAIT_FRAME)
         await peer.expect(reqs(1))
-        await peer.send(message(2))  # nsqd's pump was a little slower than its command loop
+        await peer.send(message(2))  # nsqd may send this after CLOSE_WAIT
         await peer.expect(reqs(2))
         await peer.expect_end()
         peer.hang_up()
@@ -51,7 +51,7 @@ async def test_messages_that_arrive_during_the_goodbye_are_returned_too(broker: 
 
 
 @bounded
-async def test_the_end_waits_until_the_broker_has_read_everything(broker: FakeBroker) -> None:
+async def test_close_waits_until_the_broker_has_read_everything(broker: FakeBroker) -> None:
     left = trio.Event()
 
     async def play(peer: Peer) -> None:
@@ -69,7 +69,7 @@ async def test_the_end_waits_until_the_broker_has_read_everything(broker: FakeBr
 
 
 @bounded
-async def test_a_broker_that_does_not_answer_the_goodbye_still_gets_its_messages_back(
+async def test_messages_are_requeued_even_if_the_broker_does_not_answer_cls(
     broker: FakeBroker,
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -81,7 +81,7 @@ async def test_a_broker_that_does_not_answer_the_goodbye_still_gets_its_messages
 
 
 @bounded
-async def test_a_cancelled_consumer_says_goodbye_as_well(broker: FakeBroker) -> None:
+async def test_cancelled_consumer_closes_cleanly(broker: FakeBroker) -> None:
     async with trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
             async with consumer_entered(nursery, broker) as (consumer, peer):
@@ -94,7 +94,7 @@ async def test_a_cancelled_consumer_says_goodbye_as_well(broker: FakeBroker) -> 
 
 
 @bounded
-async def test_without_time_to_close_it_just_hangs_up(broker: FakeBroker) -> None:
+async def test_without_a_close_timeout_it_disconnects_at_once(broker: FakeBroker) -> None:
     async with trio.open_nursery() as nursery:
         async with consumer_entered(nursery, broker, close_timeout_s=0) as (consumer, peer):
             await peer.send(message(1))
@@ -103,7 +103,7 @@ async def test_without_time_to_close_it_just_hangs_up(broker: FakeBroker) -> Non
 
 
 @bounded
-async def test_a_connection_lost_during_the_goodbye_ends_it(broker: FakeBroker) -> None:
+async def test_connection_lost_during_the_close(broker: FakeBroker) -> None:
     async def play(peer: Peer) -> None:
         await peer.expect(b"CLS\n")
         peer.reset()
@@ -113,7 +113,7 @@ async def test_a_connection_lost_during_the_goodbye_ends_it(broker: FakeBroker) 
 
 
 @bounded
-async def test_answers_during_the_goodbye_are_too_late(
+async def test_answers_during_the_close_are_too_late(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play(peer: Peer, batch: MessageBatch) -> None:
@@ -124,7 +124,7 @@ async def test_answers_during_the_goodbye_are_too_late(
         first.touch()
         first.finish()
         second.requeue()
-        await peer.send(error("E_REQ_FAILED REQ 0 failed ID not in flight"))  # its time was up
+        await peer.send(error("E_REQ_FAILED REQ 0 failed ID not in flight"))  # it had timed out
         await peer.expect_end()
         peer.hang_up()
 
@@ -139,7 +139,7 @@ async def test_answers_during_the_goodbye_are_too_late(
 
 
 @bounded
-async def test_after_closing_nothing_is_connected_even_inside_the_block(broker: FakeBroker) -> None:
+async def test_nothing_is_connected_after_aclose_inside_the_block(broker: FakeBroker) -> None:
     async with (
         trio.open_nursery() as nursery,
         consumer_entered(nursery, broker, close_timeout_s=0) as (consumer, peer),
@@ -150,7 +150,7 @@ async def test_after_closing_nothing_is_connected_even_inside_the_block(broker: 
 
 
 @bounded
-async def test_no_connection_gets_more_while_others_are_closed(
+async def test_no_connection_gets_more_while_others_close(
     broker: FakeBroker, other_broker: FakeBroker
 ) -> None:
     consumer = consumer_of(broker, other_broker)
@@ -161,7 +161,7 @@ async def test_no_connection_gets_more_while_others_are_closed(
         await first.expect(b"RDY 5\n")
         nursery.start_soon(consumer.aclose)
         await second.expect_nothing()
-        await second.send(OK_FRAME)  # too late to take part: nobody would return its messages
+        await second.send(OK_FRAME)  # too late for a share: nobody would requeue its messages
         await second.expect_nothing()
         await see_off(first)
         await second.expect_end()
@@ -192,7 +192,7 @@ async def test_max_in_flight_is_shared_between_connections(
         await second.send(OK_FRAME)
         await first.expect(b"RDY 3\n")
         await second.expect(b"RDY 2\n")
-        first.hang_up()  # the one that was there longer gets the remainder
+        first.hang_up()  # the older connection gets the remainder
         await second.expect(b"RDY 5\n")
         first = await accept_up_to_sub(broker)
         await first.send(OK_FRAME)
@@ -202,7 +202,7 @@ async def test_max_in_flight_is_shared_between_connections(
 
 
 @bounded
-async def test_no_connection_gets_more_than_its_broker_allows(broker: FakeBroker) -> None:
+async def test_share_is_limited_by_the_broker(broker: FakeBroker) -> None:
     consumer = consumer_of(broker, max_in_flight=100, close_timeout_s=0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold_open, consumer)

@@ -1,4 +1,4 @@
-"""Batches that are made of what arrives in a while: `Consumer.batches(max_wait_s=...)`."""
+"""Tests for batches that combine messages over some time: `Consumer.batches(max_wait_s=...)`."""
 
 from collections.abc import AsyncIterator
 
@@ -16,7 +16,7 @@ class Taking:
     """Waits for one batch.
 
     Attributes:
-        batch: It, once it is there.
+        batch: The batch, when it has arrived.
     """
 
     def __init__(self, nursery: trio.Nursery, batches: AsyncIterator[MessageBatch]) -> None:
@@ -34,13 +34,13 @@ class Taking:
 
 
 @bounded
-async def test_what_comes_within_the_time_is_one_batch(
+async def test_messages_within_the_time_are_one_batch(
     broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     async with opened(broker, max_in_flight=9) as (consumer, peer), trio.open_nursery() as nursery:
         taking = Taking(nursery, consumer.batches(max_wait_s=5))
         await trio.testing.wait_all_tasks_blocked()
-        clock.jump(5)  # counts from the first message
+        clock.jump(5)  # starts at the first message
         await peer.send(message(1))
         await trio.testing.wait_all_tasks_blocked()
         clock.jump(3)
@@ -60,7 +60,7 @@ async def test_what_comes_within_the_time_is_one_batch(
 
 
 @bounded
-async def test_a_full_batch_is_not_waited_for(broker: FakeBroker) -> None:
+async def test_full_batch_does_not_wait(broker: FakeBroker) -> None:
     returned = (0, 1, 2, 3, 4, 5)
     async with (
         opened(broker, max_in_flight=9, returned=returned) as (consumer, peer),
@@ -80,7 +80,7 @@ async def test_a_full_batch_is_not_waited_for(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_what_the_broker_sends_no_more_of_is_not_waited_for(broker: FakeBroker) -> None:
+async def test_batch_with_all_allowed_messages_does_not_wait(broker: FakeBroker) -> None:
     async with (
         opened(broker, max_in_flight=3, returned=(0, 1, 2)) as (consumer, peer),
         trio.open_nursery() as nursery,
@@ -136,7 +136,7 @@ async def test_several_brokers_make_one_batch(broker: FakeBroker, other_broker: 
 
 
 @bounded
-async def test_a_gathered_batch_is_requeued_whole(broker: FakeBroker) -> None:
+async def test_combined_batch_is_requeued_as_a_whole(broker: FakeBroker) -> None:
     async with opened(broker, max_in_flight=2) as (consumer, peer), trio.open_nursery() as nursery:
         taking = Taking(nursery, consumer.batches(max_wait_s=1000))
         for number in (1, 2):
@@ -150,7 +150,7 @@ async def test_a_gathered_batch_is_requeued_whole(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_cancelling_takes_nothing_away(broker: FakeBroker) -> None:
+async def test_cancellation_loses_no_messages(broker: FakeBroker) -> None:
     async with opened(broker) as (consumer, peer), trio.open_nursery() as nursery:
         taking = Taking(nursery, consumer.batches(max_wait_s=1000))
         await peer.send(message(1))
@@ -163,7 +163,7 @@ async def test_cancelling_takes_nothing_away(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_closing_ends_the_waiting_and_returns_what_was_there(broker: FakeBroker) -> None:
+async def test_closing_ends_the_wait_and_requeues_the_messages(broker: FakeBroker) -> None:
     ended = []
 
     async def loop(consumer: Consumer) -> None:
@@ -180,7 +180,7 @@ async def test_closing_ends_the_waiting_and_returns_what_was_there(broker: FakeB
 
 
 @bounded
-async def test_two_loops_that_wait_for_the_same_messages_share_them(
+async def test_two_waiting_loops_share_the_messages(
     broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     async with opened(broker) as (consumer, peer), trio.open_nursery() as nursery:
@@ -203,6 +203,6 @@ async def test_two_loops_that_wait_for_the_same_messages_share_them(
         assert sorted([await peer.receive_line(), await peer.receive_line()]) == [fins(1), fins(2)]
 
 
-def test_a_negative_time_is_refused() -> None:
+def test_negative_time_is_refused() -> None:
     with pytest.raises(ValueError, match="max_wait_s is -1"):
         Consumer("topic", "channel").batches(max_wait_s=-1)

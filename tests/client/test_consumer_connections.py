@@ -1,4 +1,4 @@
-"""A consumer whose first connection cannot be made, or is refused."""
+"""Tests for a consumer whose first connection fails or is refused."""
 
 import socket
 from functools import partial
@@ -22,7 +22,7 @@ async def entering_fails(consumer: Consumer) -> ConnectionFailed:
 
 
 @bounded
-async def test_a_refused_connection_is_raised_with_address_and_cause(
+async def test_refused_connection_is_raised_with_address_and_cause(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.stop()
@@ -30,11 +30,11 @@ async def test_a_refused_connection_is_raised_with_address_and_cause(
     assert str(failure) == f"could not connect to {broker.address}: Connection refused"
     assert failure.address == broker.address
     assert isinstance(failure.__cause__, ConnectionRefusedError)
-    assert not caplog.records  # what is raised is not logged as well
+    assert not caplog.records  # what is raised is not logged, too
 
 
 @bounded
-async def test_a_host_that_does_not_exist_is_raised() -> None:
+async def test_unknown_host_is_raised() -> None:
     class NoNames(trio.abc.HostnameResolver):
         async def getaddrinfo(self, *args: object) -> Any:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -49,13 +49,13 @@ async def test_a_host_that_does_not_exist_is_raised() -> None:
 
 
 @bounded
-async def test_a_name_that_cannot_be_a_hosts_is_told() -> None:
+async def test_invalid_host_name_is_reported() -> None:
     failure = await entering_fails(Consumer("topic", "channel", nsqd_tcp_addresses=["a..b:4150"]))
     assert "'a..b' is not a host name" in failure.reason
 
 
 @bounded
-async def test_a_host_that_does_not_answer_is_given_up(clock: trio.testing.MockClock) -> None:
+async def test_host_that_does_not_answer_times_out(clock: trio.testing.MockClock) -> None:
     class NoAnswer(trio.abc.HostnameResolver):
         async def getaddrinfo(self, *args: object) -> Any:
             clock.jump(2.5)
@@ -70,7 +70,7 @@ async def test_a_host_that_does_not_answer_is_given_up(clock: trio.testing.MockC
 
 
 @bounded
-async def test_when_all_are_refused_all_are_named(broker: FakeBroker, other_broker: FakeBroker) -> None:
+async def test_if_all_are_refused_all_are_named(broker: FakeBroker, other_broker: FakeBroker) -> None:
     broker.stop()
     other_broker.stop()
     failure = await entering_fails(eager_consumer_of(broker, other_broker))
@@ -79,7 +79,7 @@ async def test_when_all_are_refused_all_are_named(broker: FakeBroker, other_brok
 
 
 @bounded
-async def test_one_broker_of_two_is_enough_and_the_other_is_tried_again(
+async def test_one_of_two_brokers_is_enough_and_the_other_is_retried(
     broker: FakeBroker, other_broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     other_broker.stop()
@@ -99,7 +99,7 @@ async def test_one_broker_of_two_is_enough_and_the_other_is_tried_again(
 
 @pytest.mark.parametrize("step", ["magic", "sub"])
 @bounded
-async def test_a_refusal_is_raised_in_the_brokers_words(broker: FakeBroker, step: str) -> None:
+async def test_refusal_has_the_text_of_the_broker(broker: FakeBroker, step: str) -> None:
     async def refuse() -> None:
         peer = await broker.accept()
         if step == "magic":
@@ -132,7 +132,7 @@ async def test_a_refusal_is_raised_in_the_brokers_words(broker: FakeBroker, step
     ],
 )
 @bounded
-async def test_something_else_than_a_broker_is_told_apart(
+async def test_server_that_is_not_a_broker_is_detected(
     broker: FakeBroker, answer: bytes, reason: str
 ) -> None:
     async def play() -> None:
@@ -149,9 +149,7 @@ async def test_something_else_than_a_broker_is_told_apart(
 
 
 @bounded
-async def test_a_broker_that_accepts_and_says_nothing_is_given_up(
-    broker: FakeBroker, clock: trio.testing.MockClock
-) -> None:
+async def test_silent_broker_times_out(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
     async def play() -> None:
         peer = await broker.accept()
         await peer.expect_identify()
@@ -165,7 +163,7 @@ async def test_a_broker_that_accepts_and_says_nothing_is_given_up(
 
 
 @bounded
-async def test_cancelling_the_entry_closes_the_socket(broker: FakeBroker) -> None:
+async def test_cancelled_entry_closes_the_socket(broker: FakeBroker) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(eager_consumer_of(broker).__aenter__)
         peer = await broker.accept()
@@ -177,7 +175,7 @@ async def test_cancelling_the_entry_closes_the_socket(broker: FakeBroker) -> Non
 
 
 @bounded
-async def test_a_consumer_is_entered_only_once(broker: FakeBroker) -> None:
+async def test_consumer_can_be_entered_only_once(broker: FakeBroker) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(accept_and_subscribe, broker)
         async with eager_consumer_of(broker) as consumer:
@@ -202,7 +200,7 @@ def private_consumer_of(broker: FakeBroker) -> Consumer:
 
 
 async def greet(broker: FakeBroker, *, private: bool) -> Peer:
-    """Accept a connection, and answer its IDENTIFY as a broker that has private channels, or as one that has none."""
+    """Accept a connection, and answer IDENTIFY with or without support for private channels."""
     peer = await broker.accept()
     assert (await peer.expect_identify())["private_channel"] is True
     await peer.send(identify_reply(**({"private_channel": True} if private else {})))
@@ -210,7 +208,7 @@ async def greet(broker: FakeBroker, *, private: bool) -> Peer:
 
 
 @bounded
-async def test_a_private_channel_is_asked_for(broker: FakeBroker) -> None:
+async def test_private_channel_is_requested(broker: FakeBroker) -> None:
     async with trio.open_nursery() as nursery:
 
         async def serve() -> None:
@@ -225,7 +223,7 @@ async def test_a_private_channel_is_asked_for(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_a_broker_without_private_channels_is_refused(broker: FakeBroker) -> None:
+async def test_broker_without_private_channels_is_refused(broker: FakeBroker) -> None:
     async with trio.open_nursery() as nursery:
 
         async def serve() -> None:
@@ -239,7 +237,7 @@ async def test_a_broker_without_private_channels_is_refused(broker: FakeBroker) 
 
 
 @bounded
-async def test_a_broker_without_private_channels_may_be_accepted_at_each_connection(
+async def test_broker_without_private_channels_may_be_accepted(
     broker: FakeBroker,
 ) -> None:
     consumer = private_consumer_of(broker)
@@ -262,7 +260,7 @@ async def test_a_broker_without_private_channels_may_be_accepted_at_each_connect
 
 
 @bounded
-async def test_what_the_program_raises_for_a_broker_without_private_channels_ends_the_consumer(
+async def test_exception_of_the_callback_ends_the_consumer(
     broker: FakeBroker,
 ) -> None:
     consumer = private_consumer_of(broker)
@@ -278,6 +276,6 @@ async def test_what_the_program_raises_for_a_broker_without_private_channels_end
     assert caught.group_contains(RuntimeError, match="not here")
 
 
-def test_a_private_channel_is_ephemeral() -> None:
+def test_private_channel_is_ephemeral() -> None:
     with pytest.raises(ValueError, match="'channel' must end in #ephemeral"):
         Consumer("topic", "channel", private_channel=True)

@@ -1,4 +1,6 @@
-"""Brokers that discovery services name: exact cases with fake peers, and all together with our own."""
+"""Tests for brokers from discovery services: single cases with scripted peers, and one test with real
+servers.
+"""
 
 import gc
 import logging
@@ -21,7 +23,7 @@ from trio_nsq.http import HTTPError
 
 
 def consumer_of(*lookupds: FakeLookupd, **options: Any) -> Consumer:
-    """A consumer that connects again at once, and just hangs up at the end."""
+    """Return a consumer that reconnects at once, and closes without waiting."""
     defaults: Any = {
         "reconnect_min_s": 0.001,
         "reconnect_max_s": 0.001,
@@ -33,7 +35,7 @@ def consumer_of(*lookupds: FakeLookupd, **options: Any) -> Consumer:
 
 
 def subscribing(nursery: trio.Nursery, broker: FakeBroker) -> trio.Event:
-    """Accept a consumer's connection, its SUB and its RDY, in a task; gives what is set then."""
+    """Start a task that accepts a consumer's connection, its SUB and its RDY; return an event for its end."""
     subscribed = trio.Event()
 
     async def accept() -> None:
@@ -48,7 +50,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
     return [(each.levelno, each.message) for each in caplog.records if each.name == "trio_nsq.client"]
 
 
-# ------------------------------------------------------------------------------------------------ all together
+# ------------------------------------------------------------------------------------------------ with real servers
 
 
 @bounded
@@ -93,7 +95,7 @@ async def test_brokers_of_several_services_come_and_go(tmp_path: Path) -> None:
             end.set()
 
 
-# ------------------------------------------------------------------------------------------------ when it asks
+# ------------------------------------------------------------------------------------------------ when it queries
 
 
 @bounded
@@ -143,7 +145,7 @@ async def test_a_service_that_cannot_be_asked_does_not_say_that_nobody_has_the_t
 
 
 @bounded
-async def test_a_lost_connection_is_reason_to_ask(broker: FakeBroker, other_broker: FakeBroker) -> None:
+async def test_lost_connection_starts_a_query(broker: FakeBroker, other_broker: FakeBroker) -> None:
     async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
         peers = []
 
@@ -158,11 +160,11 @@ async def test_a_lost_connection_is_reason_to_ask(broker: FakeBroker, other_brok
             await other_broker.accept()
 
 
-# ------------------------------------------------------------------------------------------------ what it does then
+# ------------------------------------------------------------------------------------------------ changes of the answers
 
 
 @bounded
-async def test_a_broker_that_is_named_no_more_is_dropped_when_its_connection_ends(
+async def test_broker_that_is_no_longer_registered_is_dropped_when_its_connection_ends(
     broker: FakeBroker, other_broker: FakeBroker
 ) -> None:
     async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
@@ -183,12 +185,12 @@ async def test_a_broker_that_is_named_no_more_is_dropped_when_its_connection_end
             await until(lambda: consumer.stats().connections == 0)
             await lookupd.asked(len(lookupd.asked_at) + 2)
             await broker.expect_no_connection()
-            lookupd.brokers = [broker.address]  # it is back
+            lookupd.brokers = [broker.address]  # registered again
             await accept_and_subscribe(broker)
 
 
 @bounded
-async def test_a_fixed_address_is_kept_whoever_names_it(broker: FakeBroker) -> None:
+async def test_configured_address_is_never_dropped(broker: FakeBroker) -> None:
     async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
         peers = []
 
@@ -208,9 +210,7 @@ async def test_a_fixed_address_is_kept_whoever_names_it(broker: FakeBroker) -> N
 
 
 @bounded
-async def test_a_service_that_fails_takes_no_broker_away(
-    broker: FakeBroker, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failing_service_drops_no_broker(broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
     async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
         peers = []
 
@@ -231,7 +231,7 @@ async def test_a_service_that_fails_takes_no_broker_away(
 
 
 @bounded
-async def test_nobody_has_the_topic_yet(broker: FakeBroker) -> None:
+async def test_no_broker_has_the_topic_yet(broker: FakeBroker) -> None:
     async with fake_lookupd() as lookupd, consumer_of(lookupd, lookupd_poll_interval_s=0.02) as consumer:
         assert consumer.stats().connections == 0
         lookupd.brokers = [broker.address]
@@ -241,7 +241,7 @@ async def test_nobody_has_the_topic_yet(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_a_broker_that_is_named_and_gone_is_tried_again(
+async def test_registered_but_unreachable_broker_is_retried(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logger, log = logging.getLogger("trio_nsq.client"), StringIO()
@@ -253,7 +253,7 @@ async def test_a_broker_that_is_named_and_gone_is_tried_again(
         assert consumer.stats().connections == 0
         await broker.start()
         await accept_and_subscribe(broker)
-        # Errors of brokers that were found are not kept: brokers come and go.
+        # Errors of discovered brokers are not kept, because brokers come and go.
         gc.collect()
         assert not [each for each in gc.get_objects() if isinstance(each, ConnectionFailed)]
     assert f"could not connect to {broker.address}: Connection refused; next attempt in 0.0" in log.getvalue()
@@ -261,7 +261,7 @@ async def test_a_broker_that_is_named_and_gone_is_tried_again(
 
 @pytest.mark.parametrize("host", ["a b", "a\0b", "x" * 100 + ".invalid"])
 @bounded
-async def test_a_host_that_cannot_be_one_is_left_out(
+async def test_invalid_host_is_left_out(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture, host: str
 ) -> None:
     async with fake_lookupd(f"{host}:4150", broker.address) as lookupd, trio.open_nursery() as nursery:
@@ -284,7 +284,7 @@ async def test_one_broker_is_enough_while_a_service_has_not_answered(broker: Fak
 
 
 @bounded
-async def test_when_nobody_can_be_reached_all_are_named(
+async def test_if_all_are_unreachable_all_are_named(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.stop()
@@ -300,11 +300,11 @@ async def test_when_nobody_can_be_reached_all_are_named(
     assert sorted(caught.value.address.split(", ")) == sorted([broker.address, *addresses])
     assert f"{broker.address}: Connection refused" in caught.value.reason
     assert f"{lookupd.address}: got response 503" in caught.value.reason
-    assert not logged(caplog)  # what is raised is not logged as well
+    assert not logged(caplog)  # what is raised is not logged, too
 
 
 @bounded
-async def test_what_a_service_is_given_to_know_us_by_is_told_to_nobody(
+async def test_password_of_a_service_is_not_shown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with fake_lookupd("a b:4150", "c:0") as lookupd, fake_lookupd() as broken:
@@ -360,6 +360,6 @@ def test_addresses_of_services(given: str, taken: str) -> None:
         (["http://:4161"], "no host"),
     ],
 )
-def test_addresses_that_cannot_work_are_refused(addresses: Any, reason: str) -> None:
+def test_invalid_addresses_are_refused(addresses: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Consumer("topic", "channel", lookupd_http_addresses=addresses)

@@ -1,4 +1,6 @@
-"""The consumer of docs/how-to/python-client.md and of examples/ does what they say, and the tables tell what is."""
+"""Run the consumer of docs/how-to/python-client.md and of examples/, and compare the tables of the page with
+the code.
+"""
 
 import dataclasses
 import io
@@ -23,12 +25,12 @@ TIMEOUT_S = 30
 
 
 def section(title: str) -> str:
-    """A section of the page about the client, up to the next of the same level."""
+    """Return a section of the page about the client, up to the next one of the same level."""
     return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 @pytest.mark.slow
-def test_the_program(tmp_path: Path) -> None:
+def test_program_of_the_page(tmp_path: Path) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```$", section("Consume messages"), re.DOTALL | re.MULTILINE)
     with qcli_serve(tmp_path / "data", "--sync=interval") as broker:
         broker.create("clicks", "archive")
@@ -42,7 +44,7 @@ def test_the_program(tmp_path: Path) -> None:
         assert (stats["depth"], stats["in_flight_count"]) == (0, 0)
 
 
-def test_the_table_of_options() -> None:
+def test_table_of_options() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section("Consumer options"), re.MULTILINE))
     own = {field.name: field.default for field in dataclasses.fields(ConsumerSettings)}
     for field in dataclasses.fields(ConnectionSettings):
@@ -55,7 +57,7 @@ def test_the_table_of_options() -> None:
 
 
 @pytest.mark.slow
-def test_the_example(tmp_path: Path) -> None:
+def test_example(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--sync=interval") as broker:
         broker.create("people", "greeter")
         broker.create("people-failed", "look")
@@ -71,7 +73,7 @@ def test_the_example(tmp_path: Path) -> None:
                 until(lambda: broker.channel_stats("people-failed", "look")["depth"] == 1)
                 until(lambda: unfinished(broker) == 0)
                 process.send_signal(signal.SIGTERM)
-                while process.poll() is None:  # whoever is impatient changes nothing
+                while process.poll() is None:  # further signals change nothing
                     process.send_signal(signal.SIGINT)
                     process.send_signal(signal.SIGTERM)
                     time.sleep(0.002)
@@ -90,6 +92,6 @@ def unfinished(broker: Broker) -> int:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait until this holds; each question takes the broker a moment."""
+    """Wait until a condition holds; each check takes the broker a moment."""
     while not condition():
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What a consumer asks of its brokers: turns, pauses after failures, delays of what failed."""
+"""Tests for flow control of the consumer: turns of connections, backoff, and requeue delays."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +19,9 @@ from trio_nsq.protocol.frames import OK_FRAME
 async def consuming(
     brokers: Sequence[FakeBroker], **options: Any
 ) -> AsyncIterator[tuple[Consumer, list[Peer]]]:
-    """A consumer that is subscribed to all of these, and their ends of its connections; it just hangs up at the end."""
+    """Open a consumer that is subscribed to all brokers; yield it and the brokers' ends. At the end it
+    disconnects at once.
+    """
     defaults: Any = {"close_timeout_s": 0, "random": lambda: 0.0}
     consumer = consumer_of(*brokers, **defaults | options)
     async with trio.open_nursery() as nursery:
@@ -39,7 +41,7 @@ async def consuming(
 
 
 async def heard(peers: Sequence[Peer]) -> list[bytes]:
-    """What each has been told by now."""
+    """Return what each broker has received."""
     await trio.testing.wait_all_tasks_blocked()
     return [peer.receive_nowait() for peer in peers]
 
@@ -48,25 +50,25 @@ async def heard(peers: Sequence[Peer]) -> list[bytes]:
 
 
 @bounded
-async def test_connections_that_outnumber_what_may_be_in_flight_take_turns(
+async def test_connections_beyond_max_in_flight_take_turns(
     clock: trio.testing.MockClock,
 ) -> None:
     async with fake_broker() as one, fake_broker() as two, fake_broker() as three:
         async with consuming([one, two, three], max_in_flight=2) as (consumer, peers):
-            # The first had both, until the second came.
+            # The first connection had both until the second connected.
             assert await heard(peers) == [b"RDY 2\nRDY 1\n", b"RDY 1\n", b""]
             clock.jump(6)
             await peers[0].send(message(1))
             (await anext(consumer)).finish()
             assert await heard(peers) == [fins(1), b"", b""]
-            clock.jump(4)  # for ten seconds now the second has had nothing
+            clock.jump(4)  # the second connection has been idle for 10 seconds
             assert await heard(peers) == [b"", b"RDY 0\n", b"RDY 1\n"]
-            clock.jump(6)  # and so long the first
+            clock.jump(6)  # now the first one, too
             assert await heard(peers) == [b"RDY 0\n", b"RDY 1\n", b""]
 
 
 @bounded
-async def test_the_turn_of_a_lost_connection_goes_to_one_that_waits(
+async def test_turn_of_a_lost_connection_goes_to_a_waiting_one(
     broker: FakeBroker, other_broker: FakeBroker
 ) -> None:
     async with consuming([broker, other_broker], max_in_flight=1) as (_, peers):
@@ -76,7 +78,7 @@ async def test_the_turn_of_a_lost_connection_goes_to_one_that_waits(
 
 
 @bounded
-async def test_a_connection_that_is_being_worked_for_keeps_its_turn_longer(
+async def test_connection_with_a_message_in_work_keeps_its_turn_longer(
     broker: FakeBroker, other_broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     options: Any = {"low_rdy_idle_timeout_s": 1, "low_rdy_timeout_s": 10, "rdy_redistribute_interval_s": 0.5}
@@ -91,7 +93,7 @@ async def test_a_connection_that_is_being_worked_for_keeps_its_turn_longer(
 
 
 @bounded
-async def test_a_larger_max_in_flight_is_for_all_again(broker: FakeBroker, other_broker: FakeBroker) -> None:
+async def test_larger_max_in_flight_is_shared_by_all(broker: FakeBroker, other_broker: FakeBroker) -> None:
     async with consuming([broker, other_broker], max_in_flight=1) as (consumer, peers):
         assert await heard(peers) == [b"RDY 1\n", b""]
         consumer.max_in_flight = 7
@@ -99,15 +101,15 @@ async def test_a_larger_max_in_flight_is_for_all_again(broker: FakeBroker, other
 
 
 @bounded
-async def test_a_pause_and_its_end(broker: FakeBroker, other_broker: FakeBroker) -> None:
+async def test_pause_and_unpause(broker: FakeBroker, other_broker: FakeBroker) -> None:
     async with consuming([broker, other_broker], max_in_flight=10) as (consumer, peers):
         await heard(peers)
         consumer.pause()
         assert consumer.paused
         assert await heard(peers) == [b"RDY 0\n", b"RDY 0\n"]
-        consumer.max_in_flight = 20  # is for later
+        consumer.max_in_flight = 20  # applies after the pause
         assert await heard(peers) == [b"", b""]
-        await peers[0].send(message(1))  # was under way
+        await peers[0].send(message(1))  # was on its way
         (await anext(consumer)).finish()
         assert await heard(peers) == [fins(1), b""]
         consumer.unpause()
@@ -116,7 +118,7 @@ async def test_a_pause_and_its_end(broker: FakeBroker, other_broker: FakeBroker)
 
 
 @bounded
-async def test_starving(broker: FakeBroker, other_broker: FakeBroker) -> None:
+async def test_is_starved(broker: FakeBroker, other_broker: FakeBroker) -> None:
     async with consuming([broker, other_broker], max_in_flight=40) as (consumer, peers):
         await peers[0].send(*map(message, range(16)))
         batch = await anext(consumer.batches())
@@ -136,7 +138,7 @@ async def test_starving(broker: FakeBroker, other_broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_a_failure_stops_all_connections_then_one_message_may_come_then_all(
+async def test_after_a_failure_one_message_then_all(
     broker: FakeBroker,
     other_broker: FakeBroker,
     clock: trio.testing.MockClock,
@@ -148,7 +150,7 @@ async def test_a_failure_stops_all_connections_then_one_message_may_come_then_al
         first, second = [await anext(consumer) for _ in range(2)]
         first.requeue(0)
         assert await heard(peers) == [reqs(1) + b"RDY 0\n", b"RDY 0\n"]
-        second.requeue(0)  # was here before: no second decision
+        second.requeue(0)  # was in flight before: not counted again
         assert await heard(peers) == [reqs(2), b""]
         clock.jump(1)
         assert await heard(peers) == [b"", b""]
@@ -163,7 +165,7 @@ async def test_a_failure_stops_all_connections_then_one_message_may_come_then_al
 
 
 @bounded
-async def test_each_failure_makes_the_pause_longer_and_each_success_shorter(
+async def test_each_failure_lengthens_the_pause_and_each_success_shortens_it(
     broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     results = [(True, 1), (True, 2), (True, 4), (False, 2), (False, 1)]
@@ -187,7 +189,7 @@ async def test_each_failure_makes_the_pause_longer_and_each_success_shorter(
 
 
 @bounded
-async def test_a_connection_that_is_made_during_a_pause_waits_for_its_end(
+async def test_connection_made_during_a_pause_waits_for_its_end(
     broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     async with consuming([broker], reconnect_min_s=0.5, reconnect_max_s=0.5) as (consumer, (peer,)):
@@ -208,7 +210,7 @@ async def test_a_connection_that_is_made_during_a_pause_waits_for_its_end(
 
 
 @bounded
-async def test_a_broker_that_has_nothing_to_try_gives_way_to_another(
+async def test_trial_moves_to_another_broker_if_the_first_has_no_message(
     broker: FakeBroker, other_broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     async with consuming([broker, other_broker], max_in_flight=10) as (consumer, peers):
@@ -222,7 +224,7 @@ async def test_a_broker_that_has_nothing_to_try_gives_way_to_another(
 
 
 @bounded
-async def test_a_message_put_back_without_backoff_stops_nothing(broker: FakeBroker) -> None:
+async def test_requeue_without_backoff_pauses_nothing(broker: FakeBroker) -> None:
     async with opened(broker) as (consumer, peer):
         await peer.send(message(1), message(2), message(3))
         (await anext(consumer)).requeue(0, backoff=False)
@@ -232,7 +234,7 @@ async def test_a_message_put_back_without_backoff_stops_nothing(broker: FakeBrok
 
 
 @bounded
-async def test_backoff_can_be_turned_off(broker: FakeBroker) -> None:
+async def test_backoff_can_be_disabled(broker: FakeBroker) -> None:
     async with opened(broker, max_backoff_duration_s=0) as (consumer, peer):
         await peer.send(message(1))
         (await anext(consumer)).requeue(0)
@@ -241,7 +243,7 @@ async def test_backoff_can_be_turned_off(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_a_pause_after_failures_ends_no_pause_of_the_program(
+async def test_end_of_a_backoff_does_not_end_a_pause_by_the_application(
     broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     async with consuming([broker]) as (consumer, (peer,)):
@@ -259,7 +261,7 @@ async def test_a_pause_after_failures_ends_no_pause_of_the_program(
 
 
 @bounded
-async def test_what_failed_stays_away_longer_with_every_attempt(broker: FakeBroker) -> None:
+async def test_requeue_delay_grows_with_the_attempts(broker: FakeBroker) -> None:
     async with opened(broker, max_backoff_duration_s=0) as (consumer, peer):
         await peer.send(message(1), message(2, attempts=3), message(3, attempts=11), message(4))
         for _ in range(3):
@@ -270,7 +272,7 @@ async def test_what_failed_stays_away_longer_with_every_attempt(broker: FakeBrok
 
 
 @bounded
-async def test_in_a_batch_each_has_its_own_delay(broker: FakeBroker) -> None:
+async def test_each_message_of_a_batch_has_its_own_delay(broker: FakeBroker) -> None:
     delays: Any = {"default_requeue_delay_ms": 1000, "max_requeue_delay_ms": 2500}
     async with opened(broker, max_backoff_duration_s=0, **delays) as (consumer, peer):
         await peer.send(message(1), message(2, attempts=2), message(3, attempts=3), message(4, attempts=4))
@@ -283,7 +285,7 @@ async def test_in_a_batch_each_has_its_own_delay(broker: FakeBroker) -> None:
 # ------------------------------------------------------------------------------------------------ options
 
 
-def test_it_can_be_told_before_there_is_a_clock() -> None:
+def test_options_can_be_set_without_a_clock() -> None:
     consumer = Consumer("topic", "channel")
     consumer.max_in_flight = 7
     consumer.pause()
@@ -291,7 +293,7 @@ def test_it_can_be_told_before_there_is_a_clock() -> None:
 
 
 @bounded
-async def test_what_it_was_told_before_counts(broker: FakeBroker) -> None:
+async def test_options_set_before_the_start_are_used(broker: FakeBroker) -> None:
     consumer = consumer_of(broker, close_timeout_s=0)
     consumer.max_in_flight = 7
     consumer.pause()
@@ -325,6 +327,6 @@ async def test_what_it_was_told_before_counts(broker: FakeBroker) -> None:
         ({"close_timeout_s": -1}, "close_timeout_s is -1; it must be at least 0"),
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], reason: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Consumer("topic", "channel", **options)

@@ -1,4 +1,4 @@
-"""Messages handed to a function: `Consumer.run`."""
+"""Tests for `Consumer.run`, which calls a handler for each message."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -18,12 +18,12 @@ from trio_nsq.protocol.frames import CLOSE_WAIT_FRAME, OK_FRAME, encode_response
 
 
 class Works:
-    """A handler that notes what it gets, and does with it what the test says.
+    """A handler that records its messages.
 
     Attributes:
         begun, ended: Bodies, oldest first.
-        go_on: Messages wait for it.
-        fails: Bodies that it raises ValueError for.
+        go_on: Messages wait for this event.
+        fails: Bodies for which it raises ValueError.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Works:
 async def running(
     broker: FakeBroker, handler: Any, *, returned: tuple[int, ...] = (), **options: Any
 ) -> AsyncIterator[tuple[Consumer, Peer]]:
-    """A consumer that runs a handler, and the broker's end of its connection."""
+    """Open a consumer that runs a handler; yield it and the broker's end of its connection."""
     own = {
         name: options.pop(name) for name in ("max_backoff_duration_s", "msg_timeout_ms") if name in options
     }
@@ -64,7 +64,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
 
 
 @bounded
-async def test_what_returns_is_finished_and_what_raises_is_requeued(
+async def test_return_finishes_and_exception_requeues(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     works = Works()
@@ -82,7 +82,7 @@ async def test_what_returns_is_finished_and_what_raises_is_requeued(
 
 
 @bounded
-async def test_a_handler_that_raises_causes_a_pause(broker: FakeBroker) -> None:
+async def test_failing_handler_causes_a_pause(broker: FakeBroker) -> None:
     works = Works()
     works.go_on.set()
     works.fails = {b"body 1"}
@@ -92,7 +92,7 @@ async def test_a_handler_that_raises_causes_a_pause(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_as_many_are_handled_at_a_time_as_was_asked_for(broker: FakeBroker) -> None:
+async def test_concurrency_is_limited(broker: FakeBroker) -> None:
     works = Works()
     async with running(broker, works, concurrency=2) as (_, peer):
         await peer.send(message(1), message(2), message(3))
@@ -105,7 +105,7 @@ async def test_as_many_are_handled_at_a_time_as_was_asked_for(broker: FakeBroker
 
 
 @bounded
-async def test_what_the_handler_has_answered_is_not_answered_again(broker: FakeBroker) -> None:
+async def test_message_answered_by_the_handler_is_not_answered_again(broker: FakeBroker) -> None:
     async def handler(one: Message) -> None:
         if one.body == b"body 1":
             one.requeue(5, backoff=False)
@@ -119,11 +119,11 @@ async def test_what_the_handler_has_answered_is_not_answered_again(broker: FakeB
         await peer.expect_nothing()
 
 
-# ------------------------------------------------------------------------------------------------ giving up
+# ------------------------------------------------------------------------------------------------ attempts limit
 
 
 @bounded
-async def test_a_message_is_given_up_after_so_many_attempts(
+async def test_message_is_dropped_after_the_last_attempt(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     works = Works()
@@ -140,7 +140,7 @@ async def test_a_message_is_given_up_after_so_many_attempts(
 
 
 @bounded
-async def test_whoever_wants_to_know_is_told_before_the_message_is_finished(broker: FakeBroker) -> None:
+async def test_callback_is_called_before_the_message_is_finished(broker: FakeBroker) -> None:
     works, buries = Works(), Works()
     async with running(broker, works, max_attempts=1, given_up=buries) as (_, peer):
         await peer.send(message(1, attempts=2))
@@ -152,7 +152,7 @@ async def test_whoever_wants_to_know_is_told_before_the_message_is_finished(brok
 
 
 @bounded
-async def test_a_message_that_cannot_be_given_up_is_requeued(broker: FakeBroker) -> None:
+async def test_failing_callback_requeues_the_message(broker: FakeBroker) -> None:
     buries = Works()
     buries.go_on.set()
     buries.fails = {b"body 1"}
@@ -162,7 +162,7 @@ async def test_a_message_that_cannot_be_given_up_is_requeued(broker: FakeBroker)
 
 
 @bounded
-async def test_without_a_limit_nothing_is_given_up(broker: FakeBroker) -> None:
+async def test_without_a_limit_nothing_is_dropped(broker: FakeBroker) -> None:
     works = Works()
     works.go_on.set()
     async with running(broker, works, max_attempts=0) as (_, peer):
@@ -179,7 +179,7 @@ def of_message(touched: int) -> bytes:
 
 
 @bounded
-async def test_a_long_handler_keeps_its_message(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
+async def test_long_handler_keeps_its_message(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
     works = Works()
     async with running(broker, works, auto_touch=True, msg_timeout_ms=4000) as (_, peer):
         await peer.send(message(1), message(2))
@@ -191,7 +191,7 @@ async def test_a_long_handler_keeps_its_message(broker: FakeBroker, clock: trio.
             await peer.expect(of_message(1))
         for_first, works.go_on = works.go_on, trio.Event()
         for_first.set()
-        # The second has been waiting for six of its four seconds: better late than never.
+        # The second message has waited 6 of its 4 seconds: it is touched late.
         await trio.testing.wait_all_tasks_blocked()
         assert peer.receive_nowait() == fins(1) + of_message(2)
         works.go_on.set()
@@ -201,7 +201,7 @@ async def test_a_long_handler_keeps_its_message(broker: FakeBroker, clock: trio.
 
 
 @bounded
-async def test_by_default_nothing_is_touched(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
+async def test_nothing_is_touched_by_default(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
     works = Works()
     async with running(broker, works, msg_timeout_ms=4000) as (_, peer):
         await peer.send(message(1))
@@ -213,7 +213,7 @@ async def test_by_default_nothing_is_touched(broker: FakeBroker, clock: trio.tes
 
 
 @bounded
-async def test_a_message_knows_when_it_came_and_how_long_it_has(
+async def test_message_has_its_time_of_arrival_and_its_deadline(
     broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     peers = []
@@ -243,7 +243,7 @@ async def test_a_message_knows_when_it_came_and_how_long_it_has(
 
 
 @bounded
-async def test_a_batch_can_be_touched(broker: FakeBroker) -> None:
+async def test_batch_can_be_touched(broker: FakeBroker) -> None:
     async with opened(broker) as (consumer, peer):
         await peer.send(message(1), message(2), message(3))
         batch: MessageBatch = await anext(consumer.batches())
@@ -261,7 +261,7 @@ async def test_a_batch_can_be_touched(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_closing_lets_handlers_end_and_returns_what_they_had_not_begun(broker: FakeBroker) -> None:
+async def test_close_waits_for_handlers_and_requeues_waiting_messages(broker: FakeBroker) -> None:
     works = Works()
     ended = []
 
@@ -287,9 +287,7 @@ async def test_closing_lets_handlers_end_and_returns_what_they_had_not_begun(bro
 
 
 @bounded
-async def test_a_handler_that_takes_too_long_does_not_keep_its_message(
-    broker: FakeBroker, clock: trio.testing.MockClock
-) -> None:
+async def test_too_slow_handler_loses_its_message(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
     works = Works()
     async with (
         trio.open_nursery() as nursery,
@@ -304,12 +302,12 @@ async def test_a_handler_that_takes_too_long_does_not_keep_its_message(
         clock.jump(4)
         await consumer.aclose()
         works.go_on.set()
-    assert works.ended == [b"body 1"]  # and nobody hears of it
+    assert works.ended == [b"body 1"]  # and its message is not finished
     assert consumer.stats().finished == 0
 
 
 @bounded
-async def test_cancelling_returns_what_is_being_handled(broker: FakeBroker) -> None:
+async def test_cancellation_requeues_messages_of_handlers(broker: FakeBroker) -> None:
     works = Works()
     async with running(broker, works, returned=(1, 2)) as (_, peer):
         await peer.send(message(1), message(2))
@@ -318,7 +316,7 @@ async def test_cancelling_returns_what_is_being_handled(broker: FakeBroker) -> N
 
 
 @bounded
-async def test_what_cannot_work_is_refused() -> None:
+async def test_invalid_arguments_are_refused() -> None:
     consumer = Consumer("topic", "channel")
     with pytest.raises(ValueError, match="concurrency is 0"):
         await consumer.run(Works(), concurrency=0)
@@ -328,8 +326,8 @@ async def test_what_cannot_work_is_refused() -> None:
 
 
 @bounded
-async def test_a_handler_that_is_not_async_is_its_authors_mistake(broker: FakeBroker) -> None:
-    """Requeueing would do again, a few times, what it has done already."""
+async def test_handler_that_is_not_async_is_an_error(broker: FakeBroker) -> None:
+    """Requeueing would repeat its effects."""
     calls: list[bytes] = []
     async with opened(broker, returned=(1,)) as (consumer, peer):
         await peer.send(message(1))

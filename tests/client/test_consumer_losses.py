@@ -1,4 +1,4 @@
-"""A consumer whose connections are lost, at every step."""
+"""Tests for a consumer whose connections are lost, at every step."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -88,7 +88,7 @@ STEPS = [
 @pytest.mark.parametrize("cut", [Peer.hang_up, Peer.reset])
 @pytest.mark.parametrize("step", STEPS)
 @bounded
-async def test_a_connection_cut_at_any_step_is_made_again(
+async def test_connection_lost_at_any_step_is_reconnected(
     broker: FakeBroker, step: Step, cut: Callable[[Peer], None]
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -115,8 +115,10 @@ async def test_a_connection_cut_at_any_step_is_made_again(
 
 
 @bounded
-async def test_an_answer_to_nothing_ends_the_connection(broker: FakeBroker) -> None:
-    """It may be a message whose type has a wrong bit, and would otherwise be gone until its time is up."""
+async def test_unexpected_response_ends_the_connection(broker: FakeBroker) -> None:
+    """It may be a message frame with a flipped bit in its type, which would otherwise be lost until its
+    timeout.
+    """
     async with trio.open_nursery() as nursery:
         peers: list[Peer] = []
 
@@ -132,7 +134,7 @@ async def test_an_answer_to_nothing_ends_the_connection(broker: FakeBroker) -> N
 
 
 @bounded
-async def test_answers_to_a_lost_connection_go_nowhere(broker: FakeBroker) -> None:
+async def test_answers_to_a_lost_connection_are_dropped(broker: FakeBroker) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send_two_and_hang_up, broker)
         async with eager_consumer_of(broker) as consumer:
@@ -154,7 +156,7 @@ async def send_two_and_hang_up(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_what_nobody_took_from_a_lost_connection_is_left_to_its_redelivery(broker: FakeBroker) -> None:
+async def test_messages_of_a_lost_connection_are_left_to_their_redelivery(broker: FakeBroker) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send_two_and_hang_up, broker)
         async with eager_consumer_of(broker) as consumer:
@@ -166,7 +168,7 @@ async def test_what_nobody_took_from_a_lost_connection_is_left_to_its_redelivery
 
 
 @bounded
-async def test_a_loop_waits_while_no_broker_is_there(broker: FakeBroker) -> None:
+async def test_loop_waits_while_no_broker_is_reachable(broker: FakeBroker) -> None:
     got: list[bytes] = []
 
     async def loop(consumer: Consumer) -> None:
@@ -195,7 +197,7 @@ async def test_a_loop_waits_while_no_broker_is_there(broker: FakeBroker) -> None
 
 
 @bounded
-async def test_the_reason_of_a_loss_is_logged(broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reason_of_a_loss_is_logged(broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send_error_and_hang_up, broker)
         async with eager_consumer_of(broker):
@@ -212,7 +214,7 @@ async def send_error_and_hang_up(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_a_silent_broker_is_given_up_after_two_heartbeat_intervals(
+async def test_silent_broker_is_dropped_after_two_heartbeat_intervals(
     broker: FakeBroker, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -234,7 +236,7 @@ async def test_a_silent_broker_is_given_up_after_two_heartbeat_intervals(
 
 
 @bounded
-async def test_a_broker_that_drops_every_connection_is_asked_less_and_less(
+async def test_reconnection_delays_grow(
     broker: FakeBroker, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with trio.open_nursery() as nursery:

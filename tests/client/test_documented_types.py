@@ -1,4 +1,4 @@
-"""The programs in the documents pass mypy in strict mode, as a user's own programs may have to."""
+"""Check that the programs in the documents pass mypy in strict mode."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240
-"""Without mypy's cache it reads all that the programs import."""
+"""Without mypy's cache it analyzes all imported packages."""
 
 
 def test_documented_programs_are_typed(tmp_path: Path) -> None:
@@ -19,13 +19,13 @@ def test_documented_programs_are_typed(tmp_path: Path) -> None:
     for document in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         blocks = re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
         for number, block in enumerate(blocks):
-            # One without imports is a part of a program.
+            # A block without imports is a part of a program.
             if "import " in block:
                 path = tmp_path / f"{document.stem.lower().replace('-', '_')}_{number}.py"
                 path.write_text(block)
                 programs.append(path)
     assert len(programs) > 5
-    # One run for all. Each is a module of its own, as none imports another.
+    # One run for all programs: no program imports another one.
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", *programs],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""A GET whose answer is read as it comes, from servers that behave and servers that do not."""
+"""Tests for a GET with a streamed answer, from correct and faulty servers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 @asynccontextmanager
 async def answering(*pieces: bytes, closes: bool = True) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that answers with these bytes, each sent by itself; its address, and what it was asked."""
+    """Run a server that sends these pieces; yield its address and its requests."""
     asked: list[bytes] = []
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
@@ -64,7 +64,7 @@ async def test_answers(pieces: list[bytes], body: bytes) -> None:
         assert asked[0] == f"GET /a?b=c HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode()
 
 
-async def test_another_status_is_an_answer_too() -> None:
+async def test_other_status_is_an_answer() -> None:
     async with answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno") as (address, _):
         answer = await get(address)
         assert answer.status == 404
@@ -72,7 +72,7 @@ async def test_another_status_is_an_answer_too() -> None:
         await answer.aclose()
 
 
-async def test_the_body_comes_before_its_end() -> None:
+async def test_body_is_read_before_its_end() -> None:
     async with answering(CHUNKED + b"5\r\nhello\r\n", closes=False) as (address, _):
         answer = await get(address)
         assert await answer.receive() == b"hello"
@@ -87,7 +87,7 @@ async def test_the_body_comes_before_its_end() -> None:
         ([HEAD], "closed before the end"),
     ],
 )
-async def test_what_is_no_answer(pieces: list[bytes], reason: str) -> None:
+async def test_invalid_answers(pieces: list[bytes], reason: str) -> None:
     async with answering(*pieces) as (address, _):
         with pytest.raises(AnswerLost, match=reason):
             await get(address)
@@ -102,7 +102,7 @@ async def test_what_is_no_answer(pieces: list[bytes], reason: str) -> None:
         ([CHUNKED, b"x\r\n"], "not HTTP"),
     ],
 )
-async def test_an_answer_that_does_not_come_to_its_end(pieces: list[bytes], reason: str) -> None:
+async def test_truncated_answers(pieces: list[bytes], reason: str) -> None:
     async with answering(*pieces) as (address, _):
         answer = await get(address)
         with pytest.raises(AnswerLost, match=reason):
@@ -122,6 +122,6 @@ async def test_silence(autojump_clock: trio.testing.MockClock) -> None:
     await answer.aclose()
 
 
-async def test_nobody_there() -> None:
+async def test_nobody_listens() -> None:
     with pytest.raises(OSError):
         await get("127.0.0.1:1")

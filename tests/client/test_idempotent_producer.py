@@ -1,4 +1,4 @@
-"""The idempotent producer with brokers that remember, that do not, and that go away."""
+"""Tests for the idempotent producer: with `qcli serve`, with nsqd, and with brokers that go down."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,7 +35,7 @@ def publish_batch(
 
 
 async def beside(bound: BoundAddresses, work: Callable[[str], _Answer]) -> _Answer:
-    """Have a thread do something with the broker that runs here."""
+    """Run a function in a thread while the broker runs here."""
     assert bound.http_address is not None
     return await trio.to_thread.run_sync(work, bound.http_address)
 
@@ -68,7 +68,7 @@ async def test_batches_are_published_once_over_one_connection(tmp_path: Path) ->
             await client.nothing_more()
 
 
-async def test_what_another_has_published_meanwhile_is_found_repeated(tmp_path: Path) -> None:
+async def test_batch_published_by_another_process_is_a_repeat(tmp_path: Path) -> None:
     def publish(address: str) -> list[PublishOutcome]:
         with IdempotentProducer(address, "t", "p") as one, IdempotentProducer(address, "t", "p") as other:
             return [each.publish([b"a"], number) for number in range(3) for each in (one, other)]
@@ -77,7 +77,7 @@ async def test_what_another_has_published_meanwhile_is_found_repeated(tmp_path: 
         assert await beside(bound, publish) == [PUBLISHED, REPEATED] * 3
 
 
-async def test_a_batch_can_be_deferred(tmp_path: Path) -> None:
+async def test_deferred_batch(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c", ready_count=10)
         for number, defer_ms in ((0, 3_600_000), (1, 0), (2, 1)):
@@ -92,7 +92,7 @@ def _publish(address: str, number: int, defer_ms: int) -> PublishOutcome:
     return publish_batch(address, "t", [b"number %d" % number], "p", number, defer_ms)
 
 
-async def test_what_the_broker_does_not_take_is_not_tried_again(tmp_path: Path) -> None:
+async def test_refused_batch_is_not_retried(tmp_path: Path) -> None:
     def refused(address: str) -> list[tuple[int, str]]:
         found = []
         for topic, body in (("no topic", b"x"), ("t", b"x" * 200), ("t", b"")):
@@ -109,7 +109,7 @@ async def test_what_the_broker_does_not_take_is_not_tried_again(tmp_path: Path) 
 # ---------------------------------------------------------------------- brokers that go away
 
 
-def test_a_batch_that_got_no_answer_is_sent_again() -> None:
+def test_batch_without_an_answer_is_sent_again() -> None:
     with scripted(NO_TOPIC, None, None, (200, "repeated", b"OK")) as broker:
         with IdempotentProducer(broker.address, "t", "p", first_retry_s=HASTY_S) as publisher:
             assert publisher.publish([b"a"], 1) is REPEATED
@@ -118,7 +118,7 @@ def test_a_batch_that_got_no_answer_is_sent_again() -> None:
         assert others == [first] * 2
 
 
-def test_what_a_broker_cannot_store_now_is_sent_again() -> None:
+def test_temporary_refusal_is_retried() -> None:
     full: Answer = (503, "", b'{"message":"topic t is full"}')
     with scripted(OURS, full, full, (200, "published", b"OK")) as broker:
         with IdempotentProducer(broker.address, "t", "p", first_retry_s=HASTY_S) as publisher:
@@ -126,7 +126,7 @@ def test_what_a_broker_cannot_store_now_is_sent_again() -> None:
         assert {connection for _, connection in broker.seen} == {1}
 
 
-def test_what_a_broker_cannot_store_for_long_is_refused() -> None:
+def test_long_refusal_is_an_error() -> None:
     full: Answer = (503, "", b'{"message":"topic t is full"}')
     with scripted(OURS, *[full] * 1000) as broker:
         with IdempotentProducer(
@@ -136,7 +136,7 @@ def test_what_a_broker_cannot_store_for_long_is_refused() -> None:
                 publisher.publish([b"a"], 1)
 
 
-def test_a_broker_that_remembers_nothing_leaves_doubt() -> None:
+def test_broker_without_idempotence_may_have_stored_the_batch() -> None:
     with scripted(NSQD, OK, None, OK) as broker:
         with IdempotentProducer(broker.address, "t", "p", first_retry_s=HASTY_S) as publisher:
             assert publisher.publish([b"a"], 1) is UNKNOWN
@@ -145,7 +145,7 @@ def test_a_broker_that_remembers_nothing_leaves_doubt() -> None:
             assert publisher.publish([b"b"], 2) is UNKNOWN
 
 
-def test_a_producer_may_resend_what_a_broker_does_not_deduplicate() -> None:
+def test_resending_to_a_broker_without_idempotence_can_be_allowed() -> None:
     with scripted(NSQD, None, OK, None, None, None) as broker:
         with IdempotentProducer(broker.address, "t", "p", first_retry_s=HASTY_S, max_resends=2) as publisher:
             assert publisher.publish([b"a", b"b"], 1) is UNKNOWN
@@ -156,7 +156,7 @@ def test_a_producer_may_resend_what_a_broker_does_not_deduplicate() -> None:
         assert [each.split("?")[0] for each, _ in broker.seen].count("POST /mpub") == 5
 
 
-def test_a_broker_that_remembers_nothing_and_refuses_is_not_asked_again() -> None:
+def test_refusal_by_a_broker_without_idempotence_is_final() -> None:
     with scripted(NSQD, (503, "", b'{"message":"EXITING"}')) as broker:
         with pytest.raises(RequestRefused, match="EXITING"):
             publish_batch(broker.address, "t", [b"a"], "p", 1)
@@ -165,7 +165,7 @@ def test_a_broker_that_remembers_nothing_and_refuses_is_not_asked_again() -> Non
 @pytest.mark.parametrize(
     ("keep_alive_s", "connections"), [(1e-9, [1, 2, 3]), (30, [1, 1, 1])], ids=["idle too long", "in use"]
 )
-def test_a_connection_that_was_idle_for_long_is_not_used(keep_alive_s: float, connections: list[int]) -> None:
+def test_connection_that_was_idle_for_long_is_not_reused(keep_alive_s: float, connections: list[int]) -> None:
     with scripted(NSQD, OK, OK) as broker:
         with IdempotentProducer(broker.address, "t", "p", keep_alive_s=keep_alive_s) as publisher:
             publisher.publish([b"a"], 1)
@@ -174,13 +174,13 @@ def test_a_connection_that_was_idle_for_long_is_not_used(keep_alive_s: float, co
 
 
 @pytest.mark.parametrize("body", [b"not JSON", b"[]", b'{"number":"x"}'])
-def test_something_that_is_no_broker(body: bytes) -> None:
+def test_server_that_is_not_a_broker(body: bytes) -> None:
     with scripted(*[(200, "", body)] * 1000) as broker:
         with pytest.raises(BrokerUnreachable, match="not an NSQ broker"):
             publish_batch(broker.address, "t", [b"a"], "p", 1, patience_s=0.01)
 
 
-def test_the_tcp_port(tmp_path: Path) -> None:
+def test_tcp_port_instead_of_http(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "d") as broker:
         with pytest.raises(
             BrokerUnreachable, match=r"Is this the port of the TCP protocol\? The HTTP API has"
@@ -188,7 +188,7 @@ def test_the_tcp_port(tmp_path: Path) -> None:
             publish_batch(broker.tcp_address, "t", [b"a"], "p", 1, patience_s=0.01)
 
 
-def test_nobody_is_there() -> None:
+def test_unreachable_broker() -> None:
     with scripted() as gone:
         address = gone.address
     with pytest.raises(
@@ -198,7 +198,7 @@ def test_nobody_is_there() -> None:
 
 
 @pytest.mark.interop
-def test_an_nsqd_takes_batches_and_remembers_nothing(tmp_path: Path) -> None:
+def test_nsqd_stores_batches_without_idempotence(tmp_path: Path) -> None:
     with nsqd(tmp_path / "d") as broker:
         with IdempotentProducer(broker.http_address, "t", "p") as publisher:
             assert publisher.last_number() is None

@@ -15,7 +15,7 @@ def test_options_and_settings_have_the_same_names() -> None:
     assert list(ConnectionOptions.__annotations__) == list(ConnectionSettings.__dataclass_fields__)
 
 
-def test_identify_says_who_we_are_and_what_we_want() -> None:
+def test_identify_has_the_client_and_its_settings() -> None:
     assert ConnectionSettings(client_id="me", msg_timeout_ms=2000, sample_rate=5).identify() == {
         "client_id": "me",
         "hostname": socket.gethostname(),
@@ -33,7 +33,7 @@ def test_identify_says_who_we_are_and_what_we_want() -> None:
     }
 
 
-def test_a_broker_may_be_silent_for_two_heartbeat_intervals() -> None:
+def test_broker_may_be_silent_for_two_heartbeat_intervals() -> None:
     assert ConnectionSettings(heartbeat_interval_ms=1500).read_timeout_s == 3.0
     assert ConnectionSettings(heartbeat_interval_ms=-1).read_timeout_s == math.inf
 
@@ -56,7 +56,7 @@ def test_a_broker_may_be_silent_for_two_heartbeat_intervals() -> None:
         {"deflate_level": 10},
     ],
 )
-def test_a_value_no_broker_accepts_is_refused_by_name(options: dict[str, Any]) -> None:
+def test_value_outside_the_protocol_is_refused_by_name(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(ValueError, match=name):
         ConnectionSettings(**options)
@@ -78,7 +78,7 @@ def test_special_values_are_accepted(value: int) -> None:
         ({"tls_v1": True, "tls_cert": __file__}, "tls_cert .*: "),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(options: dict[str, Any], text: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ConnectionSettings(**options)
 
@@ -100,12 +100,12 @@ def test_what_cannot_work_is_refused_at_once(options: dict[str, Any], text: str)
         (Producer, "low_rdy_timeout_s", "Producer() got an unexpected keyword argument 'low_rdy_timeout_s'"),
     ],
 )
-def test_an_unknown_option_is_told_in_the_name_of_the_class(
+def test_error_of_an_unknown_option_names_the_class(
     make: Callable[..., object], name: str, said: str
 ) -> None:
     with pytest.raises(TypeError, match=re.escape(said)):
         make(**{name: 1})
 
 
-def test_the_secret_is_not_shown() -> None:
+def test_secret_is_not_shown() -> None:
     assert "hush" not in repr(ConnectionSettings(auth_secret="hush"))

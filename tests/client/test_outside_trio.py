@@ -1,4 +1,4 @@
-"""What is made for trio says so when something else runs it."""
+"""Check that classes for trio raise a clear error in another event loop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

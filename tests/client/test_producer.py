@@ -1,4 +1,4 @@
-"""A producer: exact sequences, limits, closing."""
+"""Tests for a producer: commands, limits, closing."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,7 +18,7 @@ from trio_nsq.protocol.frames import HEARTBEAT_FRAME, OK_FRAME
 
 
 @bounded
-async def test_a_lone_message_goes_out_as_pub(broker: FakeBroker) -> None:
+async def test_single_message_is_a_pub(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish, "topic", b"body")
         await peer.expect(pub("topic", b"body"))
@@ -30,7 +30,7 @@ async def test_a_lone_message_goes_out_as_pub(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_a_deferred_message_goes_out_as_dpub(broker: FakeBroker) -> None:
+async def test_deferred_message_is_a_dpub(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
         nursery.start_soon(lambda: producer.publish("topic", b"body", defer_ms=1500))
         await peer.expect(b"DPUB topic 1500\n\0\0\0\x04body")
@@ -38,10 +38,10 @@ async def test_a_deferred_message_goes_out_as_dpub(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_concurrent_messages_leave_together(broker: FakeBroker) -> None:
+async def test_concurrent_messages_are_one_mpub(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
 
-        async def several() -> None:  # of one task, so that their order is known
+        async def several() -> None:  # in one task, so that the order is defined
             async with trio.open_nursery() as group:
                 for body in (b"1", b"2", b"3"):
                     group.start_soon(producer.publish, "topic", body)
@@ -56,7 +56,7 @@ async def test_concurrent_messages_leave_together(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_messages_that_wait_for_room_leave_together(broker: FakeBroker) -> None:
+async def test_waiting_messages_are_sent_together(broker: FakeBroker) -> None:
     async with opened(broker, max_in_flight_bytes=20) as (producer, peer, nursery):
         first = Outcome(nursery, producer.publish, "topic", b"first")
         await peer.expect(pub("topic", b"first"))
@@ -69,7 +69,7 @@ async def test_messages_that_wait_for_room_leave_together(broker: FakeBroker) ->
         await peer.expect(b"NOP\n")
         await peer.send(OK_FRAME)
         await first.success()
-        await peer.expect(mpub("topic", b"second!!", b"3rd"))  # as many as fit into the window
+        await peer.expect(mpub("topic", b"second!!", b"3rd"))  # all that fit into the window
         await peer.send(OK_FRAME)
         await peer.expect(pub("topic", b"4th"))
         await peer.send(HEARTBEAT_FRAME, OK_FRAME)
@@ -78,7 +78,7 @@ async def test_messages_that_wait_for_room_leave_together(broker: FakeBroker) ->
 
 
 @bounded
-async def test_a_set_is_one_mpub(broker: FakeBroker) -> None:
+async def test_set_is_one_mpub(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish_set, "topic", pack_messages([b"a", b"bc"]))
         await peer.expect(mpub("topic", b"a", b"bc"))
@@ -87,7 +87,7 @@ async def test_a_set_is_one_mpub(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_a_list_is_split_and_pipelined_within_the_window(broker: FakeBroker) -> None:
+async def test_list_is_split_and_pipelined_within_the_window(broker: FakeBroker) -> None:
     bodies = [b"%03d" % number for number in range(9)]
     async with opened(broker, max_body_size=25, max_in_flight_bytes=50) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish_many, "topic", bodies)
@@ -103,7 +103,7 @@ async def test_a_list_is_split_and_pipelined_within_the_window(broker: FakeBroke
 
 
 @bounded
-async def test_a_deferred_list_goes_out_one_by_one_and_in_order(broker: FakeBroker) -> None:
+async def test_deferred_list_is_sent_one_by_one_in_order(broker: FakeBroker) -> None:
     async with opened(broker, max_in_flight_bytes=15) as (producer, peer, nursery):
         publish = Outcome(nursery, lambda: producer.publish_many("topic", [b"1", b"22", b"3"], defer_ms=70))
         await peer.expect(dpub("topic", 70, b"1"), dpub("topic", 70, b"22"))
@@ -118,7 +118,7 @@ async def test_a_deferred_list_goes_out_one_by_one_and_in_order(broker: FakeBrok
 
 
 @bounded
-async def test_a_message_as_large_as_a_part_is_a_part(broker: FakeBroker) -> None:
+async def test_message_of_the_size_of_a_part_is_a_part(broker: FakeBroker) -> None:
     bodies = [b"1", b"x" * 17, b"2", b"3"]
     async with opened(broker, max_body_size=25) as (producer, peer, nursery):
         nursery.start_soon(producer.publish_many, "topic", bodies)
@@ -127,7 +127,7 @@ async def test_a_message_as_large_as_a_part_is_a_part(broker: FakeBroker) -> Non
 
 
 @bounded
-async def test_nothing_to_publish_sends_nothing(broker: FakeBroker) -> None:
+async def test_empty_publish_sends_nothing(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, _):
         await producer.publish_many("topic", [])
         await producer.publish_set("topic", pack_messages([]))
@@ -156,7 +156,7 @@ async def test_nothing_to_publish_sends_nothing(broker: FakeBroker) -> None:
     ],
 )
 @bounded
-async def test_what_brokers_refuse_is_refused_before_it_is_sent(
+async def test_message_that_brokers_refuse_is_not_sent(
     broker: FakeBroker, call: Callable[[Producer], Awaitable[None]], reason: str
 ) -> None:
     limits: dict[str, Any] = {"max_msg_size": 100, "max_body_size": 200, "max_req_timeout_ms": 1000}
@@ -167,7 +167,7 @@ async def test_what_brokers_refuse_is_refused_before_it_is_sent(
 
 
 @bounded
-async def test_a_message_that_is_not_bytes_fails_its_caller_only(broker: FakeBroker) -> None:
+async def test_message_that_is_not_bytes_fails_only_its_caller(broker: FakeBroker) -> None:
     text: Any = "text"
     async with opened(broker) as (producer, peer, _):
         with pytest.raises(TypeError, match="bytes, not str"):
@@ -189,7 +189,7 @@ async def test_a_message_that_is_not_bytes_fails_its_caller_only(broker: FakeBro
         {"close_timeout_s": -1},
     ],
 )
-def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         Producer(**arguments)
 
@@ -198,7 +198,7 @@ def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
 
 
 @bounded
-async def test_closing_waits_for_acknowledgements(broker: FakeBroker) -> None:
+async def test_close_waits_for_acknowledgements(broker: FakeBroker) -> None:
     async with opened(broker, max_in_flight_bytes=5) as (producer, peer, nursery):
         publishes = []
         for body in (b"1", b"2"):
@@ -221,7 +221,7 @@ async def test_closing_waits_for_acknowledgements(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_closing_does_not_wait_for_what_is_withdrawn(broker: FakeBroker) -> None:
+async def test_close_does_not_wait_for_withdrawn_messages(broker: FakeBroker) -> None:
     async with opened(broker, max_in_flight_bytes=5, close_timeout_s=1000) as (producer, peer, nursery):
         first = Outcome(nursery, producer.publish, "topic", b"1")
         await peer.expect(pub("topic", b"1"))
@@ -234,7 +234,7 @@ async def test_closing_does_not_wait_for_what_is_withdrawn(broker: FakeBroker) -
 
 
 @bounded
-async def test_closing_does_not_wait_for_ever(broker: FakeBroker) -> None:
+async def test_close_has_a_timeout(broker: FakeBroker) -> None:
     async with opened(broker, close_timeout_s=0.05) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish, "topic", b"1")
         await peer.expect(pub("topic", b"1"))
@@ -245,7 +245,7 @@ async def test_closing_does_not_wait_for_ever(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_closing_in_the_middle_of_a_list_says_how_much_was_acknowledged(broker: FakeBroker) -> None:
+async def test_closing_during_a_list_reports_the_acknowledged_count(broker: FakeBroker) -> None:
     bodies = [b"%03d" % number for number in range(6)]
     async with opened(broker, max_body_size=25, max_in_flight_bytes=25) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish_many, "topic", bodies)
@@ -259,7 +259,7 @@ async def test_closing_in_the_middle_of_a_list_says_how_much_was_acknowledged(br
 
 
 @bounded
-async def test_a_cancelled_close_hangs_up_at_once(broker: FakeBroker) -> None:
+async def test_cancelled_close_disconnects_at_once(broker: FakeBroker) -> None:
     async with opened(broker, close_timeout_s=1000) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish, "topic", b"1")
         await peer.expect(pub("topic", b"1"))
@@ -285,7 +285,7 @@ async def test_publishing_outside_the_block_is_an_error(broker: FakeBroker) -> N
 
 
 @bounded
-async def test_publishing_while_it_is_being_entered_is_an_error(broker: FakeBroker) -> None:
+async def test_publishing_before_the_entry_completes_is_an_error(broker: FakeBroker) -> None:
     producer = Producer(broker.address)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(producer.__aenter__)

@@ -1,4 +1,4 @@
-"""A producer with several brokers: whose turn it is, who is set aside, and what is published again."""
+"""Tests for a producer with several brokers: turns, failed brokers and retries."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ from trio_nsq.protocol.frames import OK_FRAME
 async def opened_on(
     *brokers: FakeBroker, **options: Any
 ) -> AsyncIterator[tuple[Producer, list[Peer], trio.Nursery]]:
-    """A producer, each broker's end of its connection, and a nursery."""
+    """Open a producer; yield it, each broker's end of its connection, and a nursery."""
     async with trio.open_nursery() as nursery:
         peers: dict[FakeBroker, Peer] = {}
         greeted = trio.Event()
@@ -44,7 +44,7 @@ async def opened_on(
 
 
 async def take(*peers: Peer) -> tuple[int, bytes]:
-    """Wait until one of these is sent something; returns its place, and what."""
+    """Wait until one of these receives a command; return its index and the command."""
     await trio.testing.wait_all_tasks_blocked(0.01)
     found = [(place, data) for place, peer in enumerate(peers) if (data := peer.receive_nowait())]
     assert len(found) == 1, found
@@ -71,7 +71,7 @@ async def test_brokers_take_turns(broker: FakeBroker, other_broker: FakeBroker) 
 
 
 @bounded
-async def test_a_list_goes_to_one_broker(broker: FakeBroker, other_broker: FakeBroker) -> None:
+async def test_list_goes_to_one_broker(broker: FakeBroker, other_broker: FakeBroker) -> None:
     bodies = [b"%03d" % number for number in range(9)]
     async with opened_on(broker, other_broker, max_body_size=25) as (producer, peers, nursery):
         nursery.start_soon(producer.publish_many, "topic", bodies)
@@ -81,7 +81,7 @@ async def test_a_list_goes_to_one_broker(broker: FakeBroker, other_broker: FakeB
 
 
 @bounded
-async def test_one_that_is_there_is_enough_to_enter_and_the_other_joins_later(
+async def test_one_reachable_broker_is_enough_and_the_other_joins_later(
     broker: FakeBroker,
     other_broker: FakeBroker,
     clock: trio.testing.MockClock,
@@ -100,7 +100,7 @@ async def test_one_that_is_there_is_enough_to_enter_and_the_other_joins_later(
         async with Producer(addresses, reconnect_min_s=10, random=lambda: 0.0) as producer:
             await trio.testing.wait_all_tasks_blocked(0.01)
             await other_broker.start()
-            for body in (b"1", b"2"):  # both go to the one that is there
+            for body in (b"1", b"2"):  # both go to the reachable broker
                 publish = Outcome(nursery, producer.publish, "t", body)
                 await peers[0].expect(pub("t", body))
                 await peers[0].send(OK_FRAME)
@@ -109,7 +109,7 @@ async def test_one_that_is_there_is_enough_to_enter_and_the_other_joins_later(
             clock.jump(10)
             publish = Outcome(
                 nursery, producer.publish, "t", b"3"
-            )  # which has the other one tried, and does not wait
+            )  # also starts a connection to the other broker, without waiting for it
             await peers[0].expect(pub("t", b"3"))
             peers.append(await accept(other_broker))
             await peers[0].send(OK_FRAME)
@@ -127,7 +127,7 @@ async def test_one_that_is_there_is_enough_to_enter_and_the_other_joins_later(
 
 
 @bounded
-async def test_nobody_there_is_told_for_each(broker: FakeBroker, other_broker: FakeBroker) -> None:
+async def test_all_unreachable_brokers_are_named(broker: FakeBroker, other_broker: FakeBroker) -> None:
     broker.stop()
     other_broker.stop()
     with pytest.raises(ConnectionFailed) as caught:
@@ -137,7 +137,7 @@ async def test_nobody_there_is_told_for_each(broker: FakeBroker, other_broker: F
 
 
 @bounded
-async def test_all_away_are_all_tried_before_a_publish_fails(
+async def test_all_unreachable_brokers_are_tried_before_a_publish_fails(
     broker: FakeBroker, other_broker: FakeBroker
 ) -> None:
     async with opened_on(broker, other_broker, retry=True) as (producer, peers, nursery):
@@ -158,18 +158,18 @@ async def test_all_away_are_all_tried_before_a_publish_fails(
         await publish.success()
 
 
-# ------------------------------------------------------------------------------------------------ losing one
+# ------------------------------------------------------------------------------------------------ connection losses
 
 
 @pytest.mark.parametrize("retry", [False, True])
 @bounded
-async def test_what_was_sent_is_sent_again_only_if_so_asked(
+async def test_sent_messages_are_retried_only_if_allowed(
     broker: FakeBroker, other_broker: FakeBroker, retry: bool
 ) -> None:
     options = {"retry": retry, "max_in_flight_bytes": 5}
     async with opened_on(broker, other_broker, **options) as (producer, peers, nursery):
         publishes = []
-        for body in (b"1", b"2", b"3", b"4"):  # of which the last two wait for room
+        for body in (b"1", b"2", b"3", b"4"):  # the last two wait for the window
             publishes.append(Outcome(nursery, producer.publish, "t", body))
             await trio.testing.wait_all_tasks_blocked()
         sent = [peer.receive_nowait() for peer in peers]
@@ -195,7 +195,7 @@ async def test_what_was_sent_is_sent_again_only_if_so_asked(
 
 
 @bounded
-async def test_a_retry_that_fails_too_says_all_of_it(broker: FakeBroker, other_broker: FakeBroker) -> None:
+async def test_failed_retry_reports_both_failures(broker: FakeBroker, other_broker: FakeBroker) -> None:
     async with opened_on(broker, other_broker, retry=True) as (producer, peers, nursery):
         publish = Outcome(nursery, producer.publish, "t", b"x")
         place, _ = await take(*peers)
@@ -204,7 +204,7 @@ async def test_a_retry_that_fails_too_says_all_of_it(broker: FakeBroker, other_b
         assert second == 0
         await peers[1 - place].send(error("E_TOPIC_FULL PUB failed topic t is full"))
         failure = await publish.failure()
-        assert failure.maybe_stored  # by the first one
+        assert failure.maybe_stored  # by the first broker
         assert all(each.address in str(failure) for each in (broker, other_broker))
         assert isinstance(failure.__cause__, BrokerError)
 
@@ -218,7 +218,7 @@ async def test_a_retry_that_fails_too_says_all_of_it(broker: FakeBroker, other_b
     ],
 )
 @bounded
-async def test_only_what_another_broker_may_take_is_published_again(
+async def test_only_temporary_refusals_are_retried_on_another_broker(
     broker: FakeBroker, other_broker: FakeBroker, answer: str, again: bool
 ) -> None:
     async with opened_on(broker, other_broker, retry=True) as (producer, peers, nursery):
@@ -237,7 +237,7 @@ async def test_only_what_another_broker_may_take_is_published_again(
 
 
 @bounded
-async def test_a_list_whose_part_is_refused_tells_whether_later_parts_are_stored(broker: FakeBroker) -> None:
+async def test_refused_part_of_a_list_tells_whether_later_parts_may_be_stored(broker: FakeBroker) -> None:
     bodies = [b"%03d" % number for number in range(9)]
     async with opened(broker, survive_refusals=True, max_body_size=25) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish_many, "topic", bodies)
@@ -250,7 +250,7 @@ async def test_a_list_whose_part_is_refused_tells_whether_later_parts_are_stored
         assert (failure.acknowledged, failure.maybe_stored) == (3, True)
 
 
-def test_order_is_for_one_broker() -> None:
+def test_order_needs_a_single_broker() -> None:
     with pytest.raises(ValueError, match="one broker only"):
         Producer(["127.0.0.1:1", "127.0.0.1:2"], ordered=True)
     Producer(["127.0.0.1:1", "127.0.0.1:1"], ordered=True)
@@ -260,7 +260,7 @@ def test_order_is_for_one_broker() -> None:
 
 
 @bounded
-async def test_a_full_topic_costs_neither_the_connection_nor_others(tmp_path: Path) -> None:
+async def test_full_topic_affects_neither_the_connection_nor_others(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound:
         async with (
             httpx.AsyncClient(base_url=f"http://{bound.http_address}") as http,
@@ -288,7 +288,7 @@ async def test_a_full_topic_costs_neither_the_connection_nor_others(tmp_path: Pa
 
 
 @bounded
-async def test_a_refusal_by_nsqd_costs_nobody_else(tmp_path: Path) -> None:
+async def test_refusal_by_nsqd_affects_no_other_publish(tmp_path: Path) -> None:
     with nsqd(tmp_path / "d") as broker:
         async with Producer(broker.tcp_address) as producer, trio.open_nursery() as nursery:
             too_long = Outcome(nursery, lambda: producer.publish("t", b"x", defer_ms=10_000_000))

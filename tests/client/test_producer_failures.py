@@ -1,4 +1,4 @@
-"""Publishes that are refused, lost with their connection at every step, or cancelled."""
+"""Tests for publishes that are refused, cancelled, or lost with their connection at every step."""
 
 from collections.abc import Awaitable, Callable
 
@@ -27,7 +27,7 @@ from trio_nsq.protocol.frames import HEARTBEAT_FRAME, OK_FRAME
 
 
 @bounded
-async def test_a_refusal_is_told_in_the_brokers_words_and_costs_nobody_else(broker: FakeBroker) -> None:
+async def test_refusal_has_the_text_of_the_broker_and_affects_no_other_publish(broker: FakeBroker) -> None:
     async with opened(broker, max_in_flight_bytes=25) as (producer, peer, nursery):
         publishes = []
         for topic in "tuvw":
@@ -51,7 +51,7 @@ async def test_a_refusal_is_told_in_the_brokers_words_and_costs_nobody_else(brok
 
 
 @bounded
-async def test_a_refusal_that_the_connection_survives_is_one_publishs_matter(broker: FakeBroker) -> None:
+async def test_refusal_without_disconnect_affects_only_its_publish(broker: FakeBroker) -> None:
     async with opened(broker, survive_refusals=True) as (producer, peer, nursery):
         publishes = []
         for body in (b"1", b"2", b"3"):
@@ -69,7 +69,7 @@ async def test_a_refusal_that_the_connection_survives_is_one_publishs_matter(bro
 
 
 @bounded
-async def test_ordered_fails_those_behind_a_refusal(broker: FakeBroker) -> None:
+async def test_ordered_producer_fails_all_publishes_after_a_refusal(broker: FakeBroker) -> None:
     async with opened(broker, max_in_flight_bytes=25, ordered=True) as (producer, peer, nursery):
         publishes = []
         for topic in "tuvw":
@@ -96,7 +96,7 @@ async def test_ordered_fails_those_behind_a_refusal(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_an_mpub_that_failed_half_way_may_be_stored(broker: FakeBroker) -> None:
+async def test_mpub_that_failed_half_way_may_be_stored(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish_set, "topic", pack_messages([b"1", b"2"]))
         await peer.expect(mpub("topic", b"1", b"2"))
@@ -105,14 +105,14 @@ async def test_an_mpub_that_failed_half_way_may_be_stored(broker: FakeBroker) ->
 
 
 @bounded
-async def test_an_error_frame_is_read_also_when_writing_fails(broker: FakeBroker) -> None:
+async def test_error_frame_is_read_even_if_writing_fails(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
         refused = Outcome(nursery, producer.publish, "topic", b"x")
         await peer.expect(pub("topic", b"x"))
         large = Outcome(nursery, producer.publish_set, "topic", pack_messages([b"y" * 1_000_000] * 4))
-        await trio.testing.wait_all_tasks_blocked()  # the writer waits for us to read
+        await trio.testing.wait_all_tasks_blocked()  # the writer waits until the broker reads
         await peer.send(error("E_BAD_TOPIC PUB topic name"))
-        peer.hang_up()  # with data unread, so the connection is reset
+        peer.hang_up()  # with unread data, so the connection is reset
         failure = await refused.failure()
         assert isinstance(failure.__cause__, BrokerError)
         assert not failure.maybe_stored
@@ -123,7 +123,7 @@ async def test_an_error_frame_is_read_also_when_writing_fails(broker: FakeBroker
 
 
 @bounded
-async def test_a_writer_that_fails_leaves_the_verdict_to_the_reader(broker: FakeBroker) -> None:
+async def test_failed_write_leaves_the_error_to_the_reader(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
         large = Outcome(nursery, producer.publish_set, "topic", pack_messages([b"y" * 1_000_000] * 4))
         await trio.testing.wait_all_tasks_blocked()
@@ -133,9 +133,9 @@ async def test_a_writer_that_fails_leaves_the_verdict_to_the_reader(broker: Fake
         assert failure.maybe_stored
 
 
-@pytest.mark.parametrize("attempt", range(10))  # half of them would meet the writer on its way out
+@pytest.mark.parametrize("attempt", range(10))  # about half of them race with the ending writer
 @bounded
-async def test_a_publish_right_after_a_refusal_takes_the_next_connection(
+async def test_publish_right_after_a_refusal_uses_the_next_connection(
     broker: FakeBroker, attempt: int
 ) -> None:
     async def insist(producer: Producer) -> None:
@@ -153,7 +153,7 @@ async def test_a_publish_right_after_a_refusal_takes_the_next_connection(
 
 
 @bounded
-async def test_a_lost_connection_is_not_made_again_before_it_is_needed(broker: FakeBroker) -> None:
+async def test_lost_connection_is_reopened_only_when_needed(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
         nursery.start_soon(producer.publish, "topic", b"x")
         await peer.expect(pub("topic", b"x"))
@@ -165,7 +165,7 @@ async def test_a_lost_connection_is_not_made_again_before_it_is_needed(broker: F
 
 @pytest.mark.parametrize("nonsense", [OK_FRAME, message(1), b"\xff" * 8])
 @bounded
-async def test_a_broker_that_says_what_it_must_not_is_left(broker: FakeBroker, nonsense: bytes) -> None:
+async def test_protocol_error_of_the_broker_ends_the_connection(broker: FakeBroker, nonsense: bytes) -> None:
     async with opened(broker) as (producer, peer, nursery):
         await peer.send(nonsense)
         await peer.expect_end()
@@ -179,12 +179,12 @@ async def test_a_broker_that_says_what_it_must_not_is_left(broker: FakeBroker, n
         assert failure.maybe_stored
 
 
-# ------------------------------------------------------------------------------------------------ losing it
+# ------------------------------------------------------------------------------------------------ connection losses
 
 
 @pytest.mark.parametrize("cut", [Peer.hang_up, Peer.reset])
 @bounded
-async def test_a_loss_tells_what_was_sent_from_what_was_not(
+async def test_loss_distinguishes_sent_from_unsent_messages(
     broker: FakeBroker, cut: Callable[[Peer], None]
 ) -> None:
     async with opened(broker, max_in_flight_bytes=6) as (producer, peer, nursery):
@@ -205,7 +205,7 @@ async def test_a_loss_tells_what_was_sent_from_what_was_not(
 
 
 @bounded
-async def test_a_list_cut_short_says_how_much_was_acknowledged(broker: FakeBroker) -> None:
+async def test_interrupted_list_reports_the_acknowledged_count(broker: FakeBroker) -> None:
     bodies = [b"%03d" % number for number in range(9)]
     async with opened(broker, max_body_size=25, max_in_flight_bytes=25) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish_many, "topic", bodies)
@@ -219,7 +219,7 @@ async def test_a_list_cut_short_says_how_much_was_acknowledged(broker: FakeBroke
 
 
 @bounded
-async def test_a_list_refused_in_the_middle_is_not_stored_from_there_on(broker: FakeBroker) -> None:
+async def test_refused_part_of_a_list_means_later_parts_are_not_stored(broker: FakeBroker) -> None:
     bodies = [b"%03d" % number for number in range(9)]
     async with opened(broker, max_body_size=25) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish_many, "topic", bodies)
@@ -230,7 +230,7 @@ async def test_a_list_refused_in_the_middle_is_not_stored_from_there_on(broker: 
 
 
 @bounded
-async def test_while_the_broker_is_away_publishes_fail_and_later_ones_get_through(broker: FakeBroker) -> None:
+async def test_publishes_fail_during_an_outage_and_work_after_it(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
         broker.stop()
         peer.hang_up()
@@ -251,7 +251,7 @@ async def test_while_the_broker_is_away_publishes_fail_and_later_ones_get_throug
 @pytest.mark.parametrize("cut", [Peer.hang_up, Peer.reset])
 @pytest.mark.parametrize("step", [at_once, after_identify, within_the_reply])
 @bounded
-async def test_a_reconnection_cut_at_any_step_fails_its_publish_and_the_next_tries_again(
+async def test_failed_reconnection_fails_its_publish_and_the_next_retries(
     broker: FakeBroker, step: Callable[[Peer], Awaitable[None]], cut: Callable[[Peer], None]
 ) -> None:
     async with opened(broker) as (producer, peer, nursery):
@@ -273,7 +273,7 @@ async def test_a_reconnection_cut_at_any_step_fails_its_publish_and_the_next_tri
 
 
 @bounded
-async def test_a_silent_broker_is_given_up_after_two_heartbeat_intervals(
+async def test_silent_broker_is_dropped_after_two_heartbeat_intervals(
     broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     async with opened(broker, heartbeat_interval_ms=4000) as (producer, peer, nursery):
@@ -288,7 +288,7 @@ async def test_a_silent_broker_is_given_up_after_two_heartbeat_intervals(
 
 
 @bounded
-async def test_without_heartbeats_silence_is_no_reason(
+async def test_without_heartbeats_silence_is_allowed(
     broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     async with opened(broker, heartbeat_interval_ms=-1) as (producer, peer, nursery):
@@ -301,7 +301,7 @@ async def test_without_heartbeats_silence_is_no_reason(
 
 
 @bounded
-async def test_entering_raises_if_nobody_is_there(broker: FakeBroker) -> None:
+async def test_entering_raises_if_no_broker_is_reachable(broker: FakeBroker) -> None:
     broker.stop()
     producer = Producer(broker.address)
     with pytest.raises(ConnectionFailed, match=broker.address):
@@ -313,7 +313,7 @@ async def test_entering_raises_if_nobody_is_there(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_a_cancelled_message_that_was_not_sent_never_is(broker: FakeBroker) -> None:
+async def test_cancelled_unsent_message_is_never_sent(broker: FakeBroker) -> None:
     async with opened(broker, max_in_flight_bytes=5) as (producer, peer, nursery):
         publishes = []
         for body in (b"1", b"2", b"3"):
@@ -329,7 +329,7 @@ async def test_a_cancelled_message_that_was_not_sent_never_is(broker: FakeBroker
 
 
 @bounded
-async def test_the_reply_to_a_cancelled_message_is_not_taken_for_the_next(broker: FakeBroker) -> None:
+async def test_reply_to_a_cancelled_message_is_not_used_for_the_next(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
         first = Outcome(nursery, producer.publish, "topic", b"1")
         await peer.expect(pub("topic", b"1"))
@@ -345,14 +345,14 @@ async def test_the_reply_to_a_cancelled_message_is_not_taken_for_the_next(broker
 
 
 @bounded
-async def test_a_cancelled_list_stops_and_sends_no_more(broker: FakeBroker) -> None:
+async def test_cancelled_list_sends_no_more(broker: FakeBroker) -> None:
     bodies = [b"%03d" % number for number in range(9)]
     async with opened(broker, max_body_size=25, max_in_flight_bytes=45) as (producer, peer, nursery):
         other = Outcome(nursery, producer.publish, "topic", b"x" * 18)
         await trio.testing.wait_all_tasks_blocked()
         publish = Outcome(nursery, producer.publish_many, "topic", bodies)
         await peer.expect(pub("topic", b"x" * 18), mpub("topic", *bodies[:3]))
-        await trio.testing.wait_all_tasks_blocked()  # the second part waits for room
+        await trio.testing.wait_all_tasks_blocked()  # the second part waits for the window
         publish.scope.cancel()
         await publish.ended.wait()
         await peer.send(OK_FRAME * 2)

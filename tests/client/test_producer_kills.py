@@ -1,4 +1,6 @@
-"""Brokers killed and started again under a producer: what was acknowledged is stored, what was "not stored" is not."""
+"""Kill and restart brokers under a producer: acknowledged messages are stored, messages reported as not
+stored are not.
+"""
 
 import json
 from collections import Counter
@@ -26,7 +28,7 @@ PUBLISHERS = 2
 
 @dataclass
 class Ledger:
-    """What was said of each message."""
+    """The reported outcome of each message."""
 
     acknowledged: set[str] = field(default_factory=set)
     maybe_stored: set[str] = field(default_factory=set)
@@ -34,7 +36,7 @@ class Ledger:
 
 
 class Cluster:
-    """Brokers in processes of their own, each of which can be killed, and started again at its address."""
+    """Brokers in processes that can be killed and restarted at their addresses."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = path
@@ -56,7 +58,7 @@ class Cluster:
         self._brokers[number] = broker
 
     async def stored(self, topic: str) -> Counter[str]:
-        """How often each message is stored, on all brokers together."""
+        """Return how often each message is stored, on all brokers together."""
         found: Counter[str] = Counter()
         async with httpx.AsyncClient() as http:
             for broker in self._brokers:
@@ -69,7 +71,7 @@ class Cluster:
 
 
 class Load:
-    """Tasks that publish all the time, in every way, and keep account of what they are told."""
+    """Tasks that publish all the time in every way, and record the outcomes."""
 
     def __init__(self, producer: Producer, topic: str) -> None:
         self.ledger = Ledger()
@@ -89,7 +91,7 @@ class Load:
         while True:
             names = [f"message-{next(self._numbers)}" for _ in range(20)]
             ledger = self.ledger
-            ledger.maybe_stored.update(names)  # as long as nothing else is known, also if cancelled
+            ledger.maybe_stored.update(names)  # the default, also if cancelled
             try:
                 await publish(names)
                 done, failed = len(names), set[str]()
@@ -117,14 +119,14 @@ class Load:
         await self._producer.publish_many(self._topic, [name.encode() for name in names])
 
     async def goes_on(self) -> None:
-        """Wait until so many more messages are acknowledged."""
+        """Wait until this many more messages are acknowledged."""
         enough = len(self.ledger.acknowledged) + 60
         while len(self.ledger.acknowledged) < enough:
             await self._progress.wait()
             self._progress = trio.Event()
 
 
-async def test_what_was_acknowledged_is_stored_and_what_was_not_stored_is_not(tmp_path: Path) -> None:
+async def test_acknowledged_messages_are_stored_and_failed_ones_are_not(tmp_path: Path) -> None:
     loads = {}
     with ExitStack() as stack:
         brokers = Cluster(tmp_path, stack)

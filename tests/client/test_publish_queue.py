@@ -1,4 +1,4 @@
-"""The producer's account of what is to be sent and what waits for a reply, without any connection."""
+"""Tests for the producer's queue of commands to send and to acknowledge, without a connection."""
 
 import random
 import time
@@ -18,7 +18,7 @@ def queue(max_in_flight_bytes: int = 1000, max_joined_bytes: int = 1000) -> Publ
 
 
 def outcome(future: PublishFuture) -> str:
-    """What became of it, in a word."""
+    """Return the state of a publish as a word."""
     if not future.settled.is_set():
         return "waits"
     if future.failure is None:
@@ -26,7 +26,7 @@ def outcome(future: PublishFuture) -> str:
     return "maybe stored" if future.failure.maybe_stored else "not stored"
 
 
-def test_a_lone_message_is_a_pub() -> None:
+def test_single_message_is_a_pub() -> None:
     box = queue()
     box.add_message("t", b"one")
     assert box.take() == [pub("t", b"one")]
@@ -42,7 +42,7 @@ def test_messages_of_a_topic_join_until_they_are_taken() -> None:
     assert box.take() == [pub("t", b"5")]
 
 
-def test_in_order_no_message_joins_past_another_command() -> None:
+def test_in_order_no_message_passes_another_command() -> None:
     box = PublishQueue(1000, 1000, ordered=True)
     for topic, body in (("t", b"1"), ("t", b"2"), ("u", b"3"), ("t", b"4")):
         box.add_message(topic, body)
@@ -57,14 +57,14 @@ def test_in_order_no_message_joins_past_another_command() -> None:
     ]
 
 
-def test_joining_stops_at_its_limit() -> None:
+def test_joining_has_a_limit() -> None:
     box = queue(max_joined_bytes=20)
     for body in (b"12345", b"6789a", b"b", b"c" * 100, b"d"):
         box.add_message("t", body)
     assert box.take() == [mpub("t", b"12345", b"6789a"), pub("t", b"b"), pub("t", b"c" * 100), pub("t", b"d")]
 
 
-def test_sets_and_deferred_messages_are_commands_of_their_own() -> None:
+def test_sets_and_deferred_messages_are_separate_commands() -> None:
     box = queue()
     box.add_message("t", b"1")
     box.add(Command("t", messages=pack_messages([b"2", b"3"])))
@@ -73,7 +73,7 @@ def test_sets_and_deferred_messages_are_commands_of_their_own() -> None:
     assert box.take() == [mpub("t", b"1", b"5"), mpub("t", b"2", b"3"), b"DPUB t 50\n\0\0\0\x014"]
 
 
-def test_the_window_bounds_what_is_under_way_but_lets_one_command_pass() -> None:
+def test_window_limits_bytes_in_flight_but_allows_one_command() -> None:
     box = queue(max_in_flight_bytes=20)
     for topic in "tuv":
         box.add_message(topic, b"123456")
@@ -89,7 +89,7 @@ def test_the_window_bounds_what_is_under_way_but_lets_one_command_pass() -> None
     assert box.take() == [mpub("w", b"7" * 100)]
 
 
-def test_replies_are_for_the_oldest() -> None:
+def test_replies_are_for_the_oldest_command() -> None:
     box = queue()
     futures = [box.add_message(topic, b"x") for topic in "tut"]
     box.take()
@@ -100,7 +100,7 @@ def test_replies_are_for_the_oldest() -> None:
     assert not box.acknowledge()
 
 
-def test_a_loss_tells_what_was_under_way_from_what_was_not() -> None:
+def test_loss_distinguishes_sent_from_unsent_commands() -> None:
     box = queue(max_in_flight_bytes=10)
     futures = [box.add_message(topic, b"x") for topic in "tuvw"]
     box.take()
@@ -123,7 +123,7 @@ def test_a_loss_tells_what_was_under_way_from_what_was_not() -> None:
     assert (box.take(), box.futures(), len(box)) == ([], [], 0)
     for topic in "tu":
         box.add_message(topic, b"x")
-    assert len(box.take()) == 2  # the next connection has its whole window
+    assert len(box.take()) == 2  # the next connection starts with an empty window
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,11 @@ def test_a_loss_tells_what_was_under_way_from_what_was_not() -> None:
         ("E_MPUB_FAILED", "MPUB failed exiting", False, False),
     ],
 )
-def test_only_what_a_broker_has_tried_may_be_stored(
-    code: str, text: str, atomic: bool, maybe_stored: bool
-) -> None:
+def test_only_sent_commands_may_be_stored(code: str, text: str, atomic: bool, maybe_stored: bool) -> None:
     assert may_be_stored(BrokerError("host:1", code, text), atomic=atomic) is maybe_stored
 
 
-def test_a_refused_command_is_taken_out_and_those_behind_it_can_be_sent_anew_in_order() -> None:
+def test_refused_command_is_removed_and_later_ones_can_be_resent_in_order() -> None:
     box = queue(max_in_flight_bytes=15)
     futures = [box.add_message(topic, b"x") for topic in "tuvw"]
     assert len(box.take()) == 3
@@ -158,7 +156,7 @@ def test_a_refused_command_is_taken_out_and_those_behind_it_can_be_sent_anew_in_
     assert queue().refuse() is None
 
 
-def test_what_is_put_back_can_be_withdrawn_again() -> None:
+def test_returned_commands_can_be_withdrawn() -> None:
     box = queue()
     first, second = box.add_message("t", b"1"), box.add_message("u", b"2")
     box.take()
@@ -168,7 +166,7 @@ def test_what_is_put_back_can_be_withdrawn_again() -> None:
     assert not box.withdraw(second)
 
 
-def test_what_follows_a_failure_in_its_series_is_not_sent() -> None:
+def test_commands_after_a_failure_in_a_series_are_not_sent() -> None:
     box = queue(max_in_flight_bytes=5)
     group = CommandGroup()
     futures = [
@@ -184,7 +182,7 @@ def test_what_follows_a_failure_in_its_series_is_not_sent() -> None:
     assert outcome(alone) == "waits"
 
 
-def test_all_that_was_tried_is_told() -> None:
+def test_all_tried_brokers_are_named() -> None:
     command = Command("t", body=b"1")
     other = ConnectionLost("host:2", "for a test, too")
     command.failures = {"host:1": LOST, "host:2": other}
@@ -196,7 +194,7 @@ def test_all_that_was_tried_is_told() -> None:
     assert failure.__cause__ is other
 
 
-def test_what_nobody_has_taken_can_be_withdrawn() -> None:
+def test_unsent_commands_can_be_withdrawn() -> None:
     box = queue()
     first, second, third = [box.add_message("t", body) for body in (b"1", b"2", b"3")]
     a_set = box.add(Command("u", messages=pack_messages([b"4"])))
@@ -210,17 +208,17 @@ def test_what_nobody_has_taken_can_be_withdrawn() -> None:
 
 
 @pytest.mark.parametrize("max_joined_bytes", [1_000_000, 10])
-def test_thousands_are_withdrawn_at_once_whatever_they_joined(max_joined_bytes: int) -> None:
+def test_thousands_of_messages_are_withdrawn_fast(max_joined_bytes: int) -> None:
     box = queue(max_joined_bytes=max_joined_bytes)
     futures = [box.add_message("t", b"123456") for _ in range(30_000)]
     random.Random(1).shuffle(futures)
     began_at = time.perf_counter()
     assert all(map(box.withdraw, futures))
-    assert time.perf_counter() - began_at < 1.5  # with a search for each, several times that
+    assert time.perf_counter() - began_at < 1.5  # a search for each would take several times as long
     assert len(box) == 0
 
 
-def test_after_the_last_is_withdrawn_nothing_is_left_to_join() -> None:
+def test_no_message_joins_a_withdrawn_command() -> None:
     box = queue()
     assert box.withdraw(box.add_message("t", b"1"))
     assert (box.take(), len(box)) == ([], 0)

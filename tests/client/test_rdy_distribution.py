@@ -1,4 +1,4 @@
-"""How ready counts are shared: scenarios, and what holds whatever happens."""
+"""Tests for sharing RDY counts between connections: examples and properties."""
 
 import math
 import random
@@ -16,7 +16,7 @@ IDLE_S, OVER_S, INTERVAL_S = 10.0, 30.0, 5.0
 
 
 def distribution(limit: int, *keys: str, max_rdy_count: int = 2500, seed: int = 0) -> ReadyDistribution[str]:
-    """Connections that were all made at time 0."""
+    """Return a distribution to connections that were all made at time 0."""
     settings = ConsumerSettings(
         low_rdy_idle_timeout_s=IDLE_S,
         low_rdy_timeout_s=OVER_S,
@@ -57,21 +57,20 @@ def test_even_shares(total: int, maxima: list[int], shares: list[int]) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 300), st.lists(st.integers(0, 100), max_size=8))
-def test_shares_are_as_even_as_the_maxima_allow_and_nothing_is_left_over(
-    total: int, maxima: list[int]
-) -> None:
+def test_shares_are_even_within_the_maxima_and_use_everything(total: int, maxima: list[int]) -> None:
     shares = even_shares(total, maxima)
     assert sum(shares) == min(total, sum(maxima))
     open_ones = [share for share, most in zip(shares, maxima, strict=True) if share < most]
     assert all(share <= most for share, most in zip(shares, maxima, strict=True))
-    # Whoever could take more has at most one less than anybody else, and no less than a later one like it.
+    # A connection below its maximum has at most one less than any other, and no less than a later one with
+    # the same maximum.
     assert all(max(shares) - share <= 1 for share in open_ones)
     for most in maxima:
         alike = [share for share, other in zip(shares, maxima, strict=True) if other == most]
         assert alike == sorted(alike, reverse=True)
 
 
-def test_a_lost_connections_share_goes_to_the_others() -> None:
+def test_share_of_a_lost_connection_goes_to_the_others() -> None:
     made = distribution(5, "a", "b")
     assert made.ready_counts == {"a": 3, "b": 2}
     made.remove("a", 1)
@@ -80,13 +79,13 @@ def test_a_lost_connections_share_goes_to_the_others() -> None:
     assert made.ready_counts == {"b": 3, "c": 2}
 
 
-def test_what_one_broker_does_not_allow_goes_to_others() -> None:
+def test_excess_over_a_maximum_goes_to_others() -> None:
     made = distribution(100, "a")
     made.add("b", 10, 0)
     assert made.ready_counts == {"a": 90, "b": 10}
 
 
-def test_with_enough_for_all_nothing_is_ever_passed_on() -> None:
+def test_with_enough_for_all_no_share_moves() -> None:
     made = distribution(3, "a", "b", "c")
     assert made.next_deadline() == math.inf
     made.redistribute(1e9)
@@ -96,7 +95,7 @@ def test_with_enough_for_all_nothing_is_ever_passed_on() -> None:
 # ------------------------------------------------------------------------------------------------ not enough
 
 
-def test_as_many_as_may_be_in_flight_get_one_each() -> None:
+def test_max_in_flight_connections_get_one_each() -> None:
     made = distribution(2, "a", "b", "c", "d")
     assert made.ready_counts == {"a": 1, "b": 1, "c": 0, "d": 0}
     made.remove("a", 1)
@@ -105,7 +104,7 @@ def test_as_many_as_may_be_in_flight_get_one_each() -> None:
     assert made.ready_counts == {"c": 1, "d": 1}
 
 
-def test_an_idle_connection_passes_it_on() -> None:
+def test_idle_connection_passes_on_its_share() -> None:
     made = distribution(1, "a", "b")
     assert made.next_deadline() == IDLE_S
     made.redistribute(IDLE_S - 0.001)
@@ -115,7 +114,7 @@ def test_an_idle_connection_passes_it_on() -> None:
     assert made.next_deadline() == 2 * IDLE_S
 
 
-def test_messages_put_that_off_but_not_for_ever() -> None:
+def test_messages_delay_that_for_a_limited_time() -> None:
     made = distribution(1, "a", "b")
     for now in (5.0, 14.0, 23.0, 29.0):
         made.record_messages("a", now)
@@ -126,7 +125,7 @@ def test_messages_put_that_off_but_not_for_ever() -> None:
     assert holders(made) == {"b"}
 
 
-def test_a_connection_whose_message_is_being_worked_on_is_not_idle() -> None:
+def test_connection_with_a_message_in_work_is_not_idle() -> None:
     made = distribution(1, "a", "b")
     made.redistribute(IDLE_S, busy={"a"})
     assert holders(made) == {"a"}
@@ -135,7 +134,7 @@ def test_a_connection_whose_message_is_being_worked_on_is_not_idle() -> None:
     assert holders(made) == {"b"}
 
 
-def test_it_is_passed_on_no_more_often_than_the_interval_says() -> None:
+def test_moves_respect_the_interval() -> None:
     made = distribution(2, "a", "b", "c")
     made.record_messages("b", 1.0)
     made.redistribute(IDLE_S)
@@ -147,7 +146,7 @@ def test_it_is_passed_on_no_more_often_than_the_interval_says() -> None:
     assert holders(made) == {"a", "c"}
 
 
-def test_those_that_had_it_when_it_became_scarce_have_their_time_from_then_on() -> None:
+def test_time_starts_when_shares_become_scarce() -> None:
     made = distribution(2, "a", "b")
     made.add("c", 2500, 1000)
     for key in "ab":
@@ -158,7 +157,7 @@ def test_those_that_had_it_when_it_became_scarce_have_their_time_from_then_on() 
     assert made.next_deadline() == 1000 + OVER_S
 
 
-def test_nothing_is_allowed_then_one_goes_to_any_of_them() -> None:
+def test_after_zero_one_share_goes_to_any_connection() -> None:
     made = distribution(90, "a", "b", "c")
     first = set()
     for now in range(20):
@@ -175,7 +174,7 @@ def test_nothing_is_allowed_then_one_goes_to_any_of_them() -> None:
 
 @settings(max_examples=60)
 @given(st.integers(1, 5), st.integers(1, 12), st.booleans(), st.integers())
-def test_every_connection_has_its_turn(limit: int, more: int, messages: bool, seed: int) -> None:
+def test_each_connection_has_its_turn(limit: int, more: int, messages: bool, seed: int) -> None:
     keys = [f"broker {number}" for number in range(limit + more)]
     made = distribution(limit, *keys, seed=seed)
     had: set[str] = set(holders(made))
@@ -209,7 +208,7 @@ STEPS = st.lists(
 
 @settings(max_examples=60)
 @given(STEPS, st.integers())
-def test_the_sum_is_what_is_allowed_whatever_happens(steps: list[tuple[str, Any]], seed: int) -> None:
+def test_sum_of_shares_equals_the_limit(steps: list[tuple[str, Any]], seed: int) -> None:
     made, limit, now, names = distribution(4, seed=seed), 4, 0.0, count()
     maxima: dict[str, int] = {}
     for what, number in steps:

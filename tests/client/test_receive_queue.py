@@ -10,7 +10,7 @@ from trio_nsq.protocol.frames import MessageRun
 
 
 class StubSubscription:
-    """Stands for a connection; only its identity matters here, and what is held."""
+    """A substitute for a connection, of which only the identity and `held` matter."""
 
     address = "stub:1"
     msg_timeout_s = 60.0
@@ -44,7 +44,7 @@ def batch(bodies: str, source: StubSubscription | None = None) -> MessageBatch:
     return MessageBatch(run, source or StubSubscription())
 
 
-def test_a_batch_is_handed_over_as_it_came() -> None:
+def test_batch_is_returned_unchanged() -> None:
     queue, first, second = ReceiveQueue(), batch("abc"), batch("de")
     queue.put(first)
     queue.put(second)
@@ -53,16 +53,16 @@ def test_a_batch_is_handed_over_as_it_came() -> None:
     assert queue.take_batch(None) is None
 
 
-def test_a_larger_batch_is_handed_out_in_pieces() -> None:
+def test_larger_batch_is_split() -> None:
     source, queue = StubSubscription(), ReceiveQueue()
     queue.put(batch("abcde", source))
     pieces = [queue.take_batch(2) for _ in range(4)]
     assert [piece and piece.bodies for piece in pieces] == [[b"a", b"b"], [b"c", b"d"], [b"e"], None]
-    # All of the first batch is given away, so only the pieces wait for answers.
+    # The first batch is handed out completely, so only its pieces wait for answers.
     assert source.held == pieces[:3]
 
 
-def test_messages_and_batches_can_be_taken_in_turn() -> None:
+def test_messages_and_batches_in_turn() -> None:
     queue = ReceiveQueue()
     queue.put(batch("abcd"))
     queue.put(batch("e"))
@@ -74,7 +74,7 @@ def test_messages_and_batches_can_be_taken_in_turn() -> None:
     assert none is None
 
 
-def test_what_came_from_a_lost_connection_is_forgotten_and_nothing_else() -> None:
+def test_messages_of_a_lost_connection_are_dropped_and_no_others() -> None:
     lost, queue = StubSubscription(), ReceiveQueue()
     for item in (batch("ab", lost), batch("cd"), batch("ef", lost), batch("g")):
         queue.put(item)
@@ -85,7 +85,7 @@ def test_what_came_from_a_lost_connection_is_forgotten_and_nothing_else() -> Non
     assert [queue.take_message().body for _ in range(2)] == [b"d", b"g"]  # type: ignore[union-attr]
 
 
-def test_it_knows_how_many_messages_there_are() -> None:
+def test_number_of_messages() -> None:
     lost, queue = StubSubscription(), ReceiveQueue()
     for item in (batch("abcd", lost), batch("ef"), batch("ghi", lost)):
         queue.put(item)
@@ -103,7 +103,7 @@ def test_it_knows_how_many_messages_there_are() -> None:
     assert queue.available == 0
 
 
-def test_batches_are_combined_up_to_the_number_wanted() -> None:
+def test_batches_are_combined_up_to_the_requested_size() -> None:
     queue = ReceiveQueue()
     assert queue.take_combined(3) is None
     for bodies in ("ab", "cd", "ef"):
@@ -113,7 +113,7 @@ def test_batches_are_combined_up_to_the_number_wanted() -> None:
     assert queue.available == 0
 
 
-def test_a_closed_inbox_gives_and_takes_nothing() -> None:
+def test_closed_queue_drops_everything() -> None:
     queue = ReceiveQueue()
     queue.put(batch("ab"))
     queue.take_message()
@@ -123,7 +123,7 @@ def test_a_closed_inbox_gives_and_takes_nothing() -> None:
     assert queue.take_batch(None) is None
 
 
-def test_a_batch_is_held_until_its_last_message_is_answered_or_split_off() -> None:
+def test_batch_is_held_until_its_last_message_is_answered_or_split_off() -> None:
     source, queue = StubSubscription(), ReceiveQueue()
     queue.put(batch("abc", source))
     for place in range(3):
@@ -136,7 +136,7 @@ def test_a_batch_is_held_until_its_last_message_is_answered_or_split_off() -> No
 
 
 @bounded
-async def test_waiting_ends_with_the_next_batch_and_with_closing() -> None:
+async def test_waiting_ends_with_the_next_batch_or_the_close() -> None:
     queue = ReceiveQueue()
     woken = []
 
@@ -151,7 +151,7 @@ async def test_waiting_ends_with_the_next_batch_and_with_closing() -> None:
         queue.put(batch("a"))
         await trio.testing.wait_all_tasks_blocked()
         assert woken == ["batch"]
-        with trio.fail_after(0), pytest.raises(trio.Cancelled):  # a checkpoint also when there is something
+        with trio.fail_after(0), pytest.raises(trio.Cancelled):  # a checkpoint even if there is a message
             await queue.wait()
         queue.take_message()
         nursery.start_soon(wait, "closed")

@@ -1,4 +1,4 @@
-"""The client for programs without async code, on real brokers."""
+"""Tests for the client without async code, with real brokers."""
 
 import signal
 import subprocess
@@ -19,7 +19,7 @@ from trio_nsq import sync
 from trio_nsq.client import AlreadyAnswered, ConnectionFailed, ProducerClosed, PublishFailed
 from trio_nsq.protocol import pack_messages
 
-pytestmark = pytest.mark.slow  # for starting a broker
+pytestmark = pytest.mark.slow  # to start a broker
 
 PATIENCE_S = 20.0
 TCP_ESTABLISHED = "01"
@@ -41,7 +41,7 @@ def topic(request: pytest.FixtureRequest, broker: Broker) -> str:
 
 @pytest.fixture(autouse=True)
 def time_limit() -> Iterator[None]:
-    """Fail a test that hangs, and every five seconds again if it hangs in its clean-up."""
+    """Fail a test that takes too long, and again every five seconds during its cleanup."""
 
     def hung(*_: object) -> None:
         raise AssertionError("the test hung")
@@ -57,13 +57,13 @@ def time_limit() -> Iterator[None]:
 def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    # What trio keeps for a while to use again is not ours.
+    # Idle threads of trio do not count.
     left = [t for t in threading.enumerate() if t not in before and not t.name.startswith("Trio")]
     assert left == []
 
 
 def consumer_of(broker: Broker, topic: str, **options: Any) -> sync.Consumer:
-    """A consumer of the topic's channel."""
+    """Return a consumer of the topic's channel."""
     defaults = {"max_in_flight": 200, "output_buffer_timeout_ms": 25}
     return sync.Consumer(topic, "c", nsqd_tcp_addresses=[broker.tcp_address], **defaults | options)
 
@@ -77,9 +77,8 @@ def until(holds: Callable[[], bool]) -> None:
 
 @contextmanager
 def interrupting(when: Callable[[], bool]) -> Iterator[None]:
-    """Raises in this thread what Ctrl-C does, once, as soon as something holds; never after the block.
-
-    One signal is not enough: Python overlooks one that comes just before it begins to wait for a lock.
+    """Raise KeyboardInterrupt in this thread, once, as soon as a condition holds, and not after the block.
+    One signal is not enough: Python misses a signal that arrives just before it waits for a lock.
     """
     this = threading.get_ident()
     interrupted = threading.Event()
@@ -109,10 +108,10 @@ def interrupting(when: Callable[[], bool]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-# ------------------------------------------------------------------------------------------------ what it does
+# ------------------------------------------------------------------------------------------------ normal operation
 
 
-def test_messages_go_through_and_are_finished(broker: Broker, topic: str) -> None:
+def test_messages_are_published_received_and_finished(broker: Broker, topic: str) -> None:
     with sync.Producer(broker.tcp_address) as producer:
         producer.publish(topic, b"1")
         producer.publish_many(topic, [b"2", b"3"])
@@ -137,7 +136,7 @@ def test_messages_go_through_and_are_finished(broker: Broker, topic: str) -> Non
     assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
 
 
-def test_a_batch_costs_no_more_than_a_message(
+def test_batch_costs_no_more_than_a_message(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[object] = []
@@ -167,7 +166,7 @@ def test_a_batch_costs_no_more_than_a_message(
         assert consumer.stats().finished == 1000
 
 
-def test_a_batch_can_be_combined_for_a_while(broker: Broker, topic: str) -> None:
+def test_batches_can_be_combined_over_time(broker: Broker, topic: str) -> None:
     with (
         sync.Producer(broker.tcp_address) as producer,
         consumer_of(broker, topic) as consumer,
@@ -185,7 +184,7 @@ def test_a_batch_can_be_combined_for_a_while(broker: Broker, topic: str) -> None
         assert batch.unanswered_count == 0
 
 
-def test_what_fails_is_delivered_again_and_what_is_left_is_returned(broker: Broker, topic: str) -> None:
+def test_failed_messages_are_redelivered_and_unanswered_ones_requeued(broker: Broker, topic: str) -> None:
     with sync.Producer(broker.tcp_address) as producer:
         producer.publish_many(topic, [b"1", b"2", b"3"])
     with consumer_of(broker, topic, max_in_flight=3) as consumer:
@@ -195,13 +194,13 @@ def test_what_fails_is_delivered_again_and_what_is_left_is_returned(broker: Brok
         message.requeue(0, backoff=False)
         held = [next(consumer) for _ in range(3)]
         assert sorted(message.attempts for message in held) in ([1, 1, 2], [1, 2, 2], [1, 1, 3])
-    held[0].finish()  # has no effect any more
+    held[0].finish()  # without effect now
     assert broker.channel_stats(topic, "c")["depth"] == 3
     with pytest.raises(StopIteration):
         next(consumer)
 
 
-def test_a_loop_ends_when_nothing_comes_or_the_consumer_is_closed(broker: Broker, topic: str) -> None:
+def test_loop_ends_after_the_idle_timeout_or_the_close(broker: Broker, topic: str) -> None:
     with consumer_of(broker, topic, idle_timeout_s=0.01) as consumer:
         assert list(consumer) == []
         assert list(consumer.batches()) == []
@@ -216,7 +215,7 @@ def test_a_loop_ends_when_nothing_comes_or_the_consumer_is_closed(broker: Broker
         consumer.close()
 
 
-def test_gathering_for_longer_than_nothing_may_come_ends_no_loop(broker: Broker, topic: str) -> None:
+def test_longer_combining_than_the_idle_timeout_does_not_end_the_loop(broker: Broker, topic: str) -> None:
     with sync.Producer(broker.tcp_address) as producer:
         producer.publish_many(topic, [b"1", b"2"])
     with consumer_of(broker, topic, idle_timeout_s=0.2) as consumer:
@@ -227,7 +226,7 @@ def test_gathering_for_longer_than_nothing_may_come_ends_no_loop(broker: Broker,
         assert bodies == [b"1", b"2"]
 
 
-def test_it_can_be_paused_and_told_to_take_more(broker: Broker, topic: str) -> None:
+def test_pause_and_max_in_flight(broker: Broker, topic: str) -> None:
     with sync.Producer(broker.tcp_address) as producer, consumer_of(broker, topic) as consumer:
         consumer.pause()
         assert consumer.paused
@@ -243,7 +242,7 @@ def test_it_can_be_paused_and_told_to_take_more(broker: Broker, topic: str) -> N
             consumer.max_in_flight = -1
 
 
-def test_many_threads_share_a_producer_and_a_consumer(broker: Broker, topic: str) -> None:
+def test_threads_share_a_producer_and_a_consumer(broker: Broker, topic: str) -> None:
     seen: list[bytes] = []
 
     def publish(worker: int) -> None:
@@ -269,8 +268,8 @@ def test_many_threads_share_a_producer_and_a_consumer(broker: Broker, topic: str
 # ------------------------------------------------------------------------------------------------ handlers
 
 
-def test_handlers_run_side_by_side_and_what_they_raise_is_tried_again(broker: Broker, topic: str) -> None:
-    at_work = threading.Barrier(4)  # as many as there are threads, or nobody gets on
+def test_handlers_run_in_parallel_and_failed_messages_are_retried(broker: Broker, topic: str) -> None:
+    at_work = threading.Barrier(4)  # passes only if all threads run
     tries: list[int] = []
 
     def handle(message: sync.Message) -> None:
@@ -293,10 +292,10 @@ def test_handlers_run_side_by_side_and_what_they_raise_is_tried_again(broker: Br
     assert broker.channel_stats(topic, "c")["depth"] == 0
 
 
-# ------------------------------------------------------------------------------------------------ what goes wrong
+# ------------------------------------------------------------------------------------------------ failures
 
 
-def test_errors_come_out_as_they_are(broker: Broker) -> None:
+def test_errors_are_unchanged(broker: Broker) -> None:
     with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1: Connection refused"):
         sync.Producer("127.0.0.1:1").__enter__()
     with pytest.raises(ConnectionFailed, match="Connection refused"):
@@ -317,7 +316,7 @@ def test_errors_come_out_as_they_are(broker: Broker) -> None:
         1 / 0
 
 
-def test_outside_the_block_is_an_error(broker: Broker) -> None:
+def test_use_outside_the_block_is_an_error(broker: Broker) -> None:
     producer = sync.Producer(broker.tcp_address)
     with pytest.raises(ProducerClosed, match="not open yet"):
         producer.publish("t", b"x")
@@ -332,7 +331,7 @@ def test_outside_the_block_is_an_error(broker: Broker) -> None:
             use()
 
 
-def test_an_interrupt_ends_a_loop_and_nothing_is_lost(broker: Broker, topic: str) -> None:
+def test_interrupt_ends_a_loop_without_losing_messages(broker: Broker, topic: str) -> None:
     with sync.Producer(broker.tcp_address) as producer:
         producer.publish_many(topic, [b"1", b"2", b"3"])
 
@@ -350,7 +349,7 @@ def test_an_interrupt_ends_a_loop_and_nothing_is_lost(broker: Broker, topic: str
 
 
 def has_unread_bytes(broker: Broker) -> bool:
-    """Whether the kernel keeps something for a broker that it has not read: a publish, if the broker is frozen."""
+    """Return whether the kernel has bytes that a frozen broker has not read, such as a publish."""
     port = int(broker.tcp_address.rpartition(":")[2])
     connections = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     return any(
@@ -362,7 +361,7 @@ def has_unread_bytes(broker: Broker) -> bool:
 
 
 def is_closing(producer: sync.Producer) -> bool:
-    """Whether publishes are refused; a message that is empty is refused in any case."""
+    """Return whether the producer is closing; an empty message is refused in any case."""
     try:
         producer.publish("t", b"")
     except (ProducerClosed, ValueError) as error:
@@ -372,7 +371,7 @@ def is_closing(producer: sync.Producer) -> bool:
 
 @contextmanager
 def frozen(broker: Broker) -> Iterator[None]:
-    """It answers nothing meanwhile."""
+    """Stop the broker with SIGSTOP during the block."""
     broker.process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -380,7 +379,7 @@ def frozen(broker: Broker) -> Iterator[None]:
         broker.process.send_signal(signal.SIGCONT)
 
 
-def test_an_interrupt_ends_a_publish_that_is_not_acknowledged(broker: Broker, topic: str) -> None:
+def test_interrupt_ends_an_unacknowledged_publish(broker: Broker, topic: str) -> None:
     with sync.Producer(broker.tcp_address) as producer:
         with frozen(broker), interrupting(lambda: has_unread_bytes(broker)), pytest.raises(KeyboardInterrupt):
             producer.publish(topic, b"1")
@@ -388,7 +387,7 @@ def test_an_interrupt_ends_a_publish_that_is_not_acknowledged(broker: Broker, to
     assert broker.channel_stats(topic, "c")["depth"] == 2
 
 
-def test_an_interrupt_cuts_closing_short(broker: Broker, topic: str) -> None:
+def test_interrupt_shortens_the_close(broker: Broker, topic: str) -> None:
     with (
         ThreadPoolExecutor(1) as executor,
         sync.Producer(broker.tcp_address, close_timeout_s=1000) as producer,
@@ -403,7 +402,7 @@ def test_an_interrupt_cuts_closing_short(broker: Broker, topic: str) -> None:
             assert caught.value.maybe_stored
 
 
-def test_an_interrupt_before_the_thread_starts_leaves_nothing_to_close(
+def test_interrupt_before_the_thread_starts_leaves_nothing_to_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(thread: threading.Thread) -> None:
@@ -417,7 +416,7 @@ def test_an_interrupt_before_the_thread_starts_leaves_nothing_to_close(
     producer.close()
 
 
-def test_after_a_fork_it_says_so(broker: Broker) -> None:
+def test_use_after_a_fork_is_an_error(broker: Broker) -> None:
     script = """
 import os, sys, trio_nsq.sync
 with trio_nsq.sync.Producer(sys.argv[1]) as producer:

@@ -1,4 +1,4 @@
-"""The synchronous classes say and take what the asynchronous ones do."""
+"""Check that the synchronous classes have the signatures and docstrings of the asynchronous ones."""
 
 import inspect
 from typing import Any
@@ -60,7 +60,7 @@ def annotations(function: Any, own: type) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("original", "name", "mirror"), MEMBERS, ids=ids)
-def test_signatures_and_docstrings_are_the_same(original: type, name: str, mirror: type) -> None:
+def test_signatures_and_docstrings_are_equal(original: type, name: str, mirror: type) -> None:
     theirs, ours = vars(original)[name], inspect.getattr_static(mirror, NAMES.get(name, name))
     if (original, name) not in OWN_WORDS and name != "__init__":
         assert ours.__doc__ == theirs.__doc__
@@ -72,10 +72,10 @@ def test_signatures_and_docstrings_are_the_same(original: type, name: str, mirro
         assert annotations(ours, mirror) == annotations(theirs, original)
 
 
-def test_there_is_something_to_compare() -> None:
+def test_comparison_is_not_empty() -> None:
     assert len(MEMBERS) > 25
 
 
-def test_it_is_found_from_the_package() -> None:
+def test_module_is_found_from_the_package() -> None:
     assert trio_nsq.sync is sync
     assert "sync" in dir(trio_nsq)

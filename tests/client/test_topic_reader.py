@@ -1,4 +1,4 @@
-"""TopicReader against our broker, also when connections are cut and the broker is started anew."""
+"""Tests for TopicReader with `qcli serve`, also over cut connections and restarts."""
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,14 +27,14 @@ async def broker(path: Path, **options: Any) -> AsyncIterator[tuple[str, RawClie
 
 
 async def publish(client: RawClient, *counts: int, start: int = 0) -> None:
-    """A record for each number of messages, which say their sequence."""
+    """Publish one record for each number of messages; the bodies are the sequences."""
     for count in counts:
         await client.publish("t", *(b"%d" % number for number in range(start, start + count)))
         start += count
 
 
 async def read_all(reader: TopicReader) -> list[int | Gap]:
-    """Bodies, which are numbers, and gaps, up to the end."""
+    """Return bodies, as integers, and gaps, up to the end."""
     found: list[int | Gap] = []
     with trio.fail_after(PATIENCE_S):
         while some := await reader.receive():
@@ -49,7 +49,7 @@ async def read_all(reader: TopicReader) -> list[int | Gap]:
     return found
 
 
-# ---------------------------------------------------------------------- from here to there
+# ---------------------------------------------------------------------- ranges
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def read_all(reader: TopicReader) -> list[int | Gap]:
         (99, None, [], (12, 12)),
     ],
 )
-async def test_exactly_what_was_asked_for(
+async def test_requested_range_is_exact(
     tmp_path: Path,
     start: int | str,
     end: int | str | None,
@@ -84,7 +84,7 @@ async def test_exactly_what_was_asked_for(
             assert await reader.receive() == []
 
 
-async def test_records_keep_what_is_known_of_them(tmp_path: Path) -> None:
+async def test_records_keep_their_fields(tmp_path: Path) -> None:
     async with broker(tmp_path) as (address, client, _):
         await client.publish("t", b"a", b"b", b"c")
         await client.send(dpub("t", 60_000, b"later"))
@@ -107,7 +107,7 @@ async def test_records_keep_what_is_known_of_them(tmp_path: Path) -> None:
         assert 59 < (later.due_ns - later.timestamp_ns) / 1e9 < 61
 
 
-async def test_in_parts_if_only_so_many_are_wanted(tmp_path: Path) -> None:
+async def test_max_messages_splits_records(tmp_path: Path) -> None:
     async with broker(tmp_path) as (address, client, _):
         await publish(client, *([2] * 10))
         async with TopicReader(address, "t", max_messages=5) as reader:
@@ -125,7 +125,7 @@ async def test_in_parts_if_only_so_many_are_wanted(tmp_path: Path) -> None:
         ([b"<0>", b"<3>", b"<6>"], 0, [Gap(0, 9, "damaged")]),
     ],
 )
-async def test_damage(tmp_path: Path, bodies: list[bytes], start: int, expected: list[Gap]) -> None:
+async def test_damage_is_a_gap(tmp_path: Path, bodies: list[bytes], start: int, expected: list[Gap]) -> None:
     async with broker(tmp_path) as (_, client, _):
         for first in (0, 3, 6):
             await client.publish("t", *(b"<%d>" % number for number in range(first, first + 3)))
@@ -143,7 +143,7 @@ async def test_damage(tmp_path: Path, bodies: list[bytes], start: int, expected:
         assert (gaps, at) == (expected, 9)
 
 
-async def test_what_is_no_longer_kept(tmp_path: Path) -> None:
+async def test_deleted_messages_are_a_gap(tmp_path: Path) -> None:
     async with broker(tmp_path, mem_queue_size=4) as (address, client, _):
         for number in range(10):
             await client.publish("t#ephemeral", b"%d" % number)
@@ -155,10 +155,10 @@ async def test_what_is_no_longer_kept(tmp_path: Path) -> None:
             assert await read_all(reader) == [6, 7, 8, 9]
 
 
-# ---------------------------------------------------------------------- on and on
+# ---------------------------------------------------------------------- following
 
 
-async def test_following(tmp_path: Path) -> None:
+async def test_follow_new_messages(tmp_path: Path) -> None:
     async with broker(tmp_path) as (address, client, _):
         await publish(client, 3)
         async with TopicReader(address, "t", start=1, follow=True) as reader:
@@ -172,7 +172,7 @@ async def test_following(tmp_path: Path) -> None:
         assert got == list(range(1, 27))
 
 
-async def test_damage_at_the_end_is_told_before_anything_else_comes(tmp_path: Path) -> None:
+async def test_damage_at_the_end_is_reported_before_new_messages(tmp_path: Path) -> None:
     async with broker(tmp_path) as (_, client, _):
         for first in (0, 3):
             await client.publish("t", *(b"<%d>" % number for number in range(first, first + 3)))
@@ -192,9 +192,9 @@ async def test_damage_at_the_end_is_told_before_anything_else_comes(tmp_path: Pa
             assert more.base_sequence == 6
 
 
-async def test_a_broker_that_comes_back_without_its_end_has_no_gap_there(tmp_path: Path) -> None:
+async def test_broker_that_lost_its_last_messages_has_no_gap_there(tmp_path: Path) -> None:
     async def fill(client: RawClient, numbers: range) -> None:
-        for number in numbers:  # more than what may be on its way
+        for number in numbers:  # more than fits on the way
             await client.publish("t", b"%06d" % number + bytes(200_000))
 
     for name, count in (("before", 60), ("after", 40)):
@@ -224,8 +224,8 @@ async def test_a_broker_that_comes_back_without_its_end_has_no_gap_there(tmp_pat
         await reader.__aexit__(None, None, None)
 
 
-async def test_nothing_is_lost_if_it_is_cancelled(tmp_path: Path) -> None:
-    """Wherever that happens."""
+async def test_cancelled_read_loses_nothing(tmp_path: Path) -> None:
+    """At any point."""
     async with broker(tmp_path) as (address, client, _):
         await publish(client, *([1] * 40))
         async with TopicReader(address, "t") as reader:
@@ -243,7 +243,7 @@ async def test_nothing_is_lost_if_it_is_cancelled(tmp_path: Path) -> None:
         assert got == list(range(40))
 
 
-async def test_nothing_is_lost_if_it_is_cancelled_while_it_asks_what_became_of_messages(
+async def test_cancelled_query_about_missing_messages_loses_nothing(
     tmp_path: Path,
 ) -> None:
     async with broker(tmp_path) as (_, client, _):
@@ -275,15 +275,16 @@ async def test_nothing_is_lost_if_it_is_cancelled_while_it_asks_what_became_of_m
 async def proxy(
     address: str, budgets: Sequence[int] = (), on_request: Callable[[bytes], None] = lambda _: None
 ) -> AsyncIterator[tuple[str, list[int]]]:
-    """A proxy in front of a broker.
+    """Run a proxy in front of a broker.
 
     Args:
-        address: Of the broker.
-        budgets: The first connections are cut one by one after so many bytes of answers; no more are after that.
-        on_request: Called with every request.
+        address: The broker's address.
+        budgets: The first connections are cut after these numbers of bytes of answers; later ones are
+            refused.
+        on_request: Called for every request.
 
     Yields:
-        Its address, and the budgets that were used up.
+        The proxy's address, and the budgets that were used up.
     """
     host, _, port = address.rpartition(":")
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -312,8 +313,8 @@ async def proxy(
 
 
 @pytest.mark.parametrize("follow", [False, True])
-async def test_connections_that_are_cut_anywhere(tmp_path: Path, follow: bool) -> None:
-    """Nothing is missed and nothing comes twice."""
+async def test_connections_cut_anywhere(tmp_path: Path, follow: bool) -> None:
+    """No message is missing or duplicate."""
     async with broker(tmp_path, max_bytes_per_file=500) as (address, client, _):
         await publish(client, *[1, 2, 3, 4, 5, 6, 7, 8] * 2)
         budgets = [700, 1, 450, 330, 331, 400, 1000, 600, 5, 800]
@@ -330,7 +331,7 @@ async def test_connections_that_are_cut_anywhere(tmp_path: Path, follow: bool) -
         assert len(used) > 5
 
 
-async def test_a_broker_that_is_started_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_broker_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "trio_nsq.client")
     got: list[int] = []
     read = trio.Event()
@@ -359,8 +360,10 @@ async def test_a_broker_that_is_started_anew(tmp_path: Path, caplog: pytest.LogC
     assert got == [0, 1, 2, 3, 4, 5]
 
 
-async def test_after_something_has_come_delays_begin_anew(tmp_path: Path) -> None:
-    """Two times six delays from 5 ms on take 0.6 s at the most; twelve that go on doubling take ten seconds or more."""
+async def test_delays_start_again_after_a_success(tmp_path: Path) -> None:
+    """Twice six delays from 5 ms take 0.6 s at most; twelve delays that keep doubling take ten seconds or
+    more.
+    """
     async with broker(tmp_path, max_bytes_per_file=500) as (address, client, _):
         await publish(client, *[8] * 20)
         async with (
@@ -372,8 +375,8 @@ async def test_after_something_has_come_delays_begin_anew(tmp_path: Path) -> Non
             assert len(used) == 16
 
 
-async def test_a_log_that_lost_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """To a power cut; or the topic was deleted and made again. The reader says so, and goes on."""
+async def test_log_that_lost_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After a power cut, or because the topic was deleted and recreated. The reader reports it and continues."""
     for folder in ("shorter", "longer"):
         (tmp_path / folder).mkdir()
     async with broker(tmp_path / "shorter") as (_, client, _):
@@ -394,7 +397,7 @@ async def test_a_log_that_lost_its_end(tmp_path: Path, caplog: pytest.LogCapture
             await reading.wait()
         async with broker(tmp_path / "shorter", http_address=address) as (_, client, _):
             with trio.fail_after(PATIENCE_S):
-                while "went back" not in caplog.text:  # it has connected again
+                while "went back" not in caplog.text:  # it has reconnected
                     await trio.lowlevel.checkpoint()
                 await publish(client, 1, start=5)
                 await read.wait()
@@ -404,7 +407,7 @@ async def test_a_log_that_lost_its_end(tmp_path: Path, caplog: pytest.LogCapture
     assert warning.startswith(f"{address}: topic t went back from sequence 99 to ")
 
 
-async def test_a_topic_that_is_deleted(tmp_path: Path) -> None:
+async def test_deleted_topic(tmp_path: Path) -> None:
     async with broker(tmp_path) as (address, client, _):
         await publish(client, 1)
         async with TopicReader(address, "t", follow=True) as reader:
@@ -420,14 +423,14 @@ async def test_a_topic_that_is_deleted(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- no broker, no topic
 
 
-async def test_nobody_there() -> None:
+async def test_unreachable_broker() -> None:
     with pytest.raises(ConnectionFailed) as failed:
         async with TopicReader("127.0.0.1:1", "t"):
             pass
     assert isinstance(failed.value.__cause__, OSError)
 
 
-async def test_no_such_topic(tmp_path: Path) -> None:
+async def test_missing_topic(tmp_path: Path) -> None:
     async with broker(tmp_path) as (address, _, _):
         with pytest.raises(RequestRefused) as refused:
             async with TopicReader(address, "none"):
@@ -439,7 +442,7 @@ async def test_no_such_topic(tmp_path: Path) -> None:
         )
 
 
-async def test_the_tcp_port(tmp_path: Path) -> None:
+async def test_tcp_port_instead_of_http(tmp_path: Path) -> None:
     async with broker(tmp_path) as (_, _, bound):
         with pytest.raises(
             ConnectionFailed, match=r"the answer is not HTTP\. Is this the port of the TCP protocol"
@@ -448,7 +451,7 @@ async def test_the_tcp_port(tmp_path: Path) -> None:
                 pass
 
 
-def test_nsqd_cannot_do_that(tmp_path: Path) -> None:
+def test_nsqd_is_refused(tmp_path: Path) -> None:
     async def read(address: str) -> None:
         with pytest.raises(RequestRefused) as refused:
             async with TopicReader(address, "t"):

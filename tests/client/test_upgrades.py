@@ -1,4 +1,4 @@
-"""TLS, compression and AUTH between our client and our broker; tests/interop has the same with nsqd."""
+"""Tests for TLS, compression and AUTH between client and `qcli serve`; tests/interop tests them with nsqd."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -31,14 +31,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 async def broker_and_tls(
     folder: Path, certificates: Certificates, **options: Any
 ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """The address of a broker with TLS, and what a client says to get it."""
+    """The address of a broker with TLS, and the client's options for it."""
     with trio.fail_after(PATIENCE_S):
         async with running_broker(folder, **certificates.options, **options) as bound:
             yield bound.tcp_address, {"tls_v1": True, "tls_root_ca_file": certificates.ca_path}
 
 
 async def round_trip(address: str, count: int = 2000, **options: Any) -> None:
-    """Publish and consume, whole batches and single messages, some of them large."""
+    """Publish and consume whole batches and single messages, some of them large."""
     bodies = [b"%d" % n for n in range(count)] + [bytes(range(256)) * 2000]
     async with Producer(address, **options) as producer:
         await producer.publish_many("t", bodies)
@@ -54,14 +54,14 @@ async def round_trip(address: str, count: int = 2000, **options: Any) -> None:
 
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=["uncompressed", "snappy", "deflate"])
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
-async def test_everything_goes_through(
+async def test_round_trip_with_upgrades(
     tmp_path: Path, certificates: Certificates, encrypted: bool, compression: dict[str, Any]
 ) -> None:
     async with broker_and_tls(tmp_path / "d", certificates) as (address, tls):
         await round_trip(address, **(tls if encrypted else {}), **compression)
 
 
-async def test_finished_is_finished_when_the_consumer_is_closed(
+async def test_finished_messages_are_finished_when_the_consumer_is_closed(
     tmp_path: Path, certificates: Certificates
 ) -> None:
     """The last commands arrive before the end of the session."""
@@ -77,9 +77,7 @@ async def test_finished_is_finished_when_the_consumer_is_closed(
                 break
 
 
-async def test_a_broker_whose_certificate_nobody_vouches_for(
-    tmp_path: Path, certificates: Certificates
-) -> None:
+async def test_untrusted_certificate_is_refused(tmp_path: Path, certificates: Certificates) -> None:
     async with broker_and_tls(tmp_path / "d", certificates) as (address, _):
         with pytest.raises(ConnectionFailed, match="its certificate is not trusted: "):
             async with Producer(address, tls_v1=True):
@@ -87,12 +85,12 @@ async def test_a_broker_whose_certificate_nobody_vouches_for(
         await round_trip(address, 3, tls_v1=True, tls_insecure_skip_verify=True)
 
 
-async def test_a_context_of_ones_own(tmp_path: Path, certificates: Certificates) -> None:
+async def test_own_tls_context(tmp_path: Path, certificates: Certificates) -> None:
     async with broker_and_tls(tmp_path / "d", certificates) as (address, _):
         await round_trip(address, 3, tls_v1=True, tls_context=certificates.client_context())
 
 
-async def test_our_own_certificate(tmp_path: Path, certificates: Certificates) -> None:
+async def test_client_certificate(tmp_path: Path, certificates: Certificates) -> None:
     cert, key = certificates.client_files("alice")
     policy = {"tls_client_auth_policy": "require-verify", "tls_root_ca_file": certificates.ca_path}
     async with broker_and_tls(tmp_path / "d", certificates, **policy) as (address, tls):
@@ -105,17 +103,15 @@ async def test_our_own_certificate(tmp_path: Path, certificates: Certificates) -
                 pass
 
 
-async def test_nothing_is_sent_in_the_clear_when_tls_is_asked_for(tmp_path: Path) -> None:
+async def test_nothing_is_sent_in_plain_text_if_tls_is_required(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound:
         with pytest.raises(ConnectionFailed, match="does not offer TLS"):
             async with Producer(bound.tcp_address, tls_v1=True):
                 pass
 
 
-async def test_a_file_that_is_there_no_longer_when_a_connection_is_made_anew(
-    tmp_path: Path, certificates: Certificates
-) -> None:
-    """It is a reason to try again later, not to give up."""
+async def test_file_missing_at_a_reconnection(tmp_path: Path, certificates: Certificates) -> None:
+    """The consumer retries later, and does not end."""
     ca_path = tmp_path / "ca.pem"
     ca_path.write_bytes(certificates.ca_path.read_bytes())
     async with broker_and_tls(tmp_path / "d", certificates) as (address, _):
@@ -141,8 +137,8 @@ MISBEHAVIOUR = [
 
 
 @pytest.mark.parametrize(("said", "reason"), MISBEHAVIOUR)
-async def test_a_broker_that_does_not_keep_to_the_rules(broker: FakeBroker, said: bytes, reason: str) -> None:
-    """The connection is closed, with a reason that says what was wrong."""
+async def test_broker_that_violates_the_protocol(broker: FakeBroker, said: bytes, reason: str) -> None:
+    """The connection is closed, and the error names the violation."""
     settings = ConnectionSettings(tls_v1=b"tls_v1" in said, tls_insecure_skip_verify=True)
 
     async def misbehave() -> None:
@@ -163,10 +159,11 @@ async def test_a_broker_that_does_not_keep_to_the_rules(broker: FakeBroker, said
             assert connection.ended.is_set()
 
 
-async def test_sessions_begin_and_end_in_good_order(certificates: Certificates, broker: FakeBroker) -> None:
-    """The first OK comes in one piece with the end of the handshake; either side may say first that it is done."""
+async def test_tls_sessions_start_and_end_cleanly(certificates: Certificates, broker: FakeBroker) -> None:
+    """The first OK arrives together with the end of the handshake. Either side may end the session first."""
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_context.maximum_version = ssl.TLSVersion.TLSv1_2  # there the server has the handshake's last word
+    # Here the server sends the last message of the handshake.
+    server_context.maximum_version = ssl.TLSVersion.TLSv1_2
     server_context.load_cert_chain(certificates.options["tls_cert"], certificates.options["tls_key"])
     settings = ConnectionSettings(tls_v1=True, tls_context=certificates.client_context())
 
@@ -213,7 +210,7 @@ async def test_sessions_begin_and_end_in_good_order(certificates: Certificates, 
 
 
 def session_ended(session: ssl.SSLObject) -> bool:
-    """Whether the peer has said that it is done."""
+    """Whether the peer has ended the session."""
     try:
         return session.read() == b""
     except ssl.SSLZeroReturnError:
@@ -222,19 +219,19 @@ def session_ended(session: ssl.SSLObject) -> bool:
         return False
 
 
-async def test_a_broker_that_does_not_compress(tmp_path: Path) -> None:
+async def test_broker_without_compression(tmp_path: Path) -> None:
     from trio_nsq.protocol import Limits
 
     async with running_broker(tmp_path / "d", limits=Limits(snappy=False)) as bound:
         await round_trip(bound.tcp_address, 3, snappy=True)
 
 
-async def test_auth(tmp_path: Path) -> None:
+async def test_auth_secret(tmp_path: Path) -> None:
     async with running_auth_server() as server:
         async with running_broker(tmp_path / "d", auth_http_addresses=(server.address,)) as bound:
             await round_trip(bound.tcp_address, 3, auth_secret="hush", deflate=True)
             assert "secret=hush" in server.queries[0]
-            # As the command line gives what is not UTF-8.
+            # As the command line passes bytes that are not UTF-8.
             await round_trip(bound.tcp_address, 3, auth_secret="h\udcffsh")
             assert "secret=h%FFsh" in server.queries[-1]
             with pytest.raises(ConnectionFailed, match="set auth_secret"):
@@ -242,7 +239,7 @@ async def test_auth(tmp_path: Path) -> None:
                     pass
 
 
-async def test_max_in_flight_is_changed_while_it_runs(tmp_path: Path) -> None:
+async def test_max_in_flight_can_change_while_it_runs(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound:
         address = bound.tcp_address
         async with (

@@ -1,4 +1,4 @@
-"""Consumers opened on a fake broker, and the broker's part in it."""
+"""Consumers that are connected to a fake broker, and the broker's side of the conversation."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,9 +13,9 @@ from trio_nsq.protocol.frames import CLOSE_WAIT_FRAME
 
 
 def consumer_of(*brokers: FakeBroker, max_in_flight: int = 5, **options: Any) -> Consumer:
-    """A consumer of all these brokers."""
+    """Return a consumer of all these brokers."""
     addresses = [broker.address for broker in brokers]
-    # A goodbye that is cut short by time must not pass for a good one.
+    # With a short timeout, a failed close would look like a clean one.
     options.setdefault("close_timeout_s", 2 * PATIENCE_S)
     return Consumer("topic", "channel", nsqd_tcp_addresses=addresses, max_in_flight=max_in_flight, **options)
 
@@ -24,7 +24,9 @@ def consumer_of(*brokers: FakeBroker, max_in_flight: int = 5, **options: Any) ->
 async def opened(
     broker: FakeBroker, *, returned: tuple[int, ...] = (), **options: Any
 ) -> AsyncIterator[tuple[Consumer, Peer]]:
-    """A consumer and the broker's end of its connection; at the end the messages `returned` must come back."""
+    """Open a consumer; yield it and the broker's end of its connection. At the end it must requeue the
+    messages `returned`.
+    """
     async with (
         trio.open_nursery() as nursery,
         consumer_entered(nursery, broker, **options) as (consumer, peer),
@@ -37,7 +39,7 @@ async def opened(
 async def consumer_entered(
     nursery: trio.Nursery, broker: FakeBroker, **options: Any
 ) -> AsyncIterator[tuple[Consumer, Peer]]:
-    """The same without the goodbye."""
+    """Open a consumer without a clean close at the end."""
     consumer = consumer_of(broker, **options)
     peers = []
     subscribed = trio.Event()
@@ -54,7 +56,7 @@ async def consumer_entered(
 
 
 async def see_off(peer: Peer, *returned: int) -> None:
-    """Play the broker's part when a consumer closes; these messages must come back."""
+    """Play the broker's side of a clean close, in which these messages must be requeued."""
     await peer.expect(b"CLS\n")
     await peer.send(CLOSE_WAIT_FRAME)
     await peer.expect(reqs(*returned))
@@ -63,7 +65,7 @@ async def see_off(peer: Peer, *returned: int) -> None:
 
 
 async def hold_open(consumer: Consumer) -> None:
-    """Enter the consumer and stay."""
+    """Enter the consumer and stay inside."""
     async with consumer:
         await trio.sleep_forever()
 
@@ -77,7 +79,7 @@ async def accept_up_to_sub(broker: FakeBroker, max_rdy_count: int = 2500) -> Pee
 
 
 def eager_consumer_of(*brokers: FakeBroker, **options: Any) -> Consumer:
-    """A consumer that connects again at once, and just hangs up at the end."""
+    """Return a consumer that reconnects at once, and closes without waiting."""
     defaults = {"reconnect_min_s": 0.001, "reconnect_max_s": 0.001, "close_timeout_s": 0, "max_in_flight": 5}
     addresses = [broker.address for broker in brokers]
     return Consumer("topic", "channel", nsqd_tcp_addresses=addresses, **defaults | options)

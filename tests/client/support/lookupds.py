@@ -1,4 +1,4 @@
-"""A discovery service that says what the test wants it to."""
+"""A discovery service with given answers."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,9 +13,9 @@ class FakeLookupd:
 
     Attributes:
         address: Its HTTP address.
-        brokers: The addresses that it gives, or an error.
-        asked_at: When it was asked, on trio's clock.
-        gate: Questions wait for it before they are answered.
+        brokers: The addresses in its answers, or an error.
+        asked_at: The times of the requests on trio's clock.
+        gate: Answers wait for this event.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class FakeLookupd:
         self._asked = trio.Event()
 
     async def asked(self, times: int) -> None:
-        """Wait until it has been asked so often in all."""
+        """Wait until it has received this many requests in total."""
         while len(self.asked_at) < times:
             await self._asked.wait()
 
@@ -44,13 +44,13 @@ class FakeLookupd:
         return Response.json({"channels": [], "producers": producers})
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """One connection."""
+        """Serve one connection."""
         await serve_connection(stream, Router([Route("GET", "/lookup", self._lookup)]))
 
 
 @asynccontextmanager
 async def fake_lookupd(*brokers: str) -> AsyncIterator[FakeLookupd]:
-    """A service on a free port of 127.0.0.1 that names these; with the block it is gone."""
+    """Run a service on a free port of 127.0.0.1 with these brokers."""
     service = FakeLookupd()
     service.brokers = list(brokers)
     async with trio.open_nursery() as nursery:
@@ -65,6 +65,6 @@ async def _listen(service: FakeLookupd, task_status: trio.TaskStatus[list[trio.S
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until this holds."""
+    """Wait until a condition holds."""
     while not condition():
         await trio.sleep(0.001)

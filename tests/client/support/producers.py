@@ -1,4 +1,4 @@
-"""A producer opened on a fake broker, and publishes that run beside the test."""
+"""A producer that is connected to a fake broker, and publishes in the background."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +15,9 @@ from trio_nsq.client import Producer, ProducerClosed, PublishFailed
 async def opened(
     broker: FakeBroker, *, survive_refusals: bool = False, **options: Any
 ) -> AsyncIterator[tuple[Producer, Peer, trio.Nursery]]:
-    """A producer, the broker's end of its connection, and a nursery; the broker may be one that survives refusals."""
+    """Open a producer; yield it, the broker's end of its connection, and a nursery. With `survives`,
+    connections survive refusals.
+    """
     async with trio.open_nursery() as nursery:
         peers: list[Peer] = []
         greeted = trio.Event()
@@ -38,7 +40,7 @@ async def accept(broker: FakeBroker, *, survive_refusals: bool = False) -> Peer:
 
 
 class Outcome:
-    """Runs a publish as a task and keeps what became of it."""
+    """Runs a publish as a task and stores its result."""
 
     def __init__(self, nursery: trio.Nursery, publish: Callable[..., Awaitable[None]], *args: object) -> None:
         self.error: Exception | None = None
@@ -56,12 +58,12 @@ class Outcome:
             self.ended.set()
 
     async def failure(self) -> PublishFailed:
-        """Wait for it to fail."""
+        """Wait until it fails."""
         await self.ended.wait()
         assert isinstance(self.error, PublishFailed)
         return self.error
 
     async def success(self) -> None:
-        """Wait for it to be acknowledged."""
+        """Wait until it is acknowledged."""
         await self.ended.wait()
         assert self.error is None

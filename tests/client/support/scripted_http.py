@@ -1,4 +1,4 @@
-"""`scripted`: a broker over HTTP that gives the answers of a script and records requests; and usual answers."""
+"""`scripted`: a broker over HTTP that gives the answers of a script and records requests; and common answers."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = tuple[int, str, bytes]
-"""Status, what is said of the batch, and the body."""
+"""The status, the header about the batch, and the body."""
 OURS: Answer = (200, "", b'{"producer":"p","number":null}')
 NO_TOPIC: Answer = (404, "", b'{"message":"TOPIC_NOT_FOUND"}')
 NSQD: Answer = (404, "", b'{"message":"NOT_FOUND"}')
@@ -16,11 +16,11 @@ OK: Answer = (200, "", b"OK")
 
 
 class Script:
-    """A broker that answers what it is told to; None is to drop the connection once all is received.
+    """A broker with scripted answers; None closes the connection after the request.
 
     Attributes:
-        address: Where it is.
-        seen: The requests, and the number of the connection each came over.
+        address: Its address.
+        seen: The requests, with the number of their connection.
     """
 
     def __init__(self, answers: Sequence[Answer | None]) -> None:
@@ -38,7 +38,7 @@ class Script:
                 self.connection_number = script.connections
 
             def log_message(self, *_: Any) -> None:
-                """Not a word."""
+                """Log nothing."""
 
             def answer(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
