@@ -99,7 +99,7 @@ async def test_brokers_of_several_services_come_and_go(tmp_path: Path) -> None:
 
 
 @bounded
-async def test_it_asks_at_once_then_with_jitter_then_at_every_interval(
+async def test_queries_at_once_then_with_jitter_then_at_every_interval(
     broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
@@ -118,7 +118,7 @@ async def test_it_asks_at_once_then_with_jitter_then_at_every_interval(
 
 
 @bounded
-async def test_while_nobody_has_the_topic_it_asks_earlier(clock: trio.testing.MockClock) -> None:
+async def test_queries_are_more_frequent_while_no_broker_has_the_topic(clock: trio.testing.MockClock) -> None:
     async with fake_lookupd() as lookupd, consumer_of(lookupd, random=lambda: 0.0):
         for times, pause_s in enumerate((1, 2, 4), start=1):
             await lookupd.asked(times)
@@ -131,7 +131,7 @@ async def test_while_nobody_has_the_topic_it_asks_earlier(clock: trio.testing.Mo
 
 
 @bounded
-async def test_a_service_that_cannot_be_asked_does_not_say_that_nobody_has_the_topic(
+async def test_failed_query_does_not_mean_that_no_broker_has_the_topic(
     clock: trio.testing.MockClock,
 ) -> None:
     async with fake_lookupd() as lookupd:
@@ -160,7 +160,7 @@ async def test_lost_connection_starts_a_query(broker: FakeBroker, other_broker: 
             await other_broker.accept()
 
 
-# ------------------------------------------------------------------------------------------------ changes of the answers
+# ------------------------------------------------------------------------------------------------ changed answers
 
 
 @bounded
