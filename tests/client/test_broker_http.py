@@ -65,7 +65,7 @@ def test_answer_is_not_json(body: bytes) -> None:
         BrokerHTTP(broker.address).request_json("GET", "/info")
 
 
-def test_lost_connection_is_an_error_without_a_status() -> None:
+def test_lost_connection_leaves_a_request_unanswered() -> None:
     with scripted(None) as broker:
         with pytest.raises(BrokerUnreachable, match="the connection was lost") as caught:
             BrokerHTTP(broker.address).post("/pub", {"topic": "t"}, b"x")

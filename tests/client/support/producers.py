@@ -15,8 +15,8 @@ from trio_nsq.client import Producer, ProducerClosed, PublishFailed
 async def opened(
     broker: FakeBroker, *, survive_refusals: bool = False, **options: Any
 ) -> AsyncIterator[tuple[Producer, Peer, trio.Nursery]]:
-    """Open a producer; yield it, the broker's end of its connection, and a nursery. With `survives`,
-    connections survive refusals.
+    """Open a producer; yield it, the broker's end of its connection, and a nursery. With
+    `survive_refusals`, refused publishes do not end the connection.
     """
     async with trio.open_nursery() as nursery:
         peers: list[Peer] = []

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = tuple[int, str, bytes]
-"""The status, the header about the batch, and the body."""
+"""The status, the result for the batch, and the body."""
 OURS: Answer = (200, "", b'{"producer":"p","number":null}')
 NO_TOPIC: Answer = (404, "", b'{"message":"TOPIC_NOT_FOUND"}')
 NSQD: Answer = (404, "", b'{"message":"NOT_FOUND"}')
