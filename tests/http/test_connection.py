@@ -1,4 +1,6 @@
-"""Connections over real sockets, heard by a task each or by a poller; some are made by a client nobody here wrote."""
+"""Tests for HTTP connections over real sockets, served by a task each or by a poller; some with other HTTP
+clients.
+"""
 
 import logging
 import re
@@ -25,7 +27,7 @@ POLLED = False
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["task", "poller"])
 def polled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who hears the clients of `serving`."""
+    """The poller for the clients of `serving`, or None."""
     monkeypatch.setattr(sys.modules[__name__], "POLLED", request.param)
 
 
@@ -51,7 +53,7 @@ async def crash(request: Request) -> Response:
 
 
 async def break_inside(request: Request) -> Response:
-    raise trio.BrokenResourceError  # of something of its own, not of the client
+    raise trio.BrokenResourceError  # from something else than the client's connection
 
 
 async def split_header(request: Request) -> Response:
@@ -107,7 +109,7 @@ ROUTES = [
 async def serving(
     routes: Iterable[Route] = ROUTES, on_request: OnRequest | None = None
 ) -> AsyncIterator[int]:
-    """A server on a port of its own. What escapes from a connection fails the test."""
+    """Run a server on a free port. An exception that leaves a connection fails the test."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     poller = Poller() if POLLED else None
     handle = partial(serve_connection, router=Router(routes), on_request=on_request, poller=poller)
@@ -121,7 +123,7 @@ async def serving(
 
 
 async def receive_all(stream: trio.abc.ReceiveStream) -> bytes:
-    """All that comes, but for the dates."""
+    """Return everything that is received, without the dates."""
     with trio.fail_after(5):
         return undated(b"".join([bytes(data) async for data in stream]))
 
@@ -141,7 +143,7 @@ async def receive_exactly(stream: trio.abc.ReceiveStream, expected: bytes) -> No
 
 
 async def exchange(port: int, *parts: bytes, eof: bool = True) -> bytes:
-    """Send parts, one in each segment, and take all there is to take."""
+    """Send parts, one in each segment, and return everything that is received."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         for part in parts:
             await stream.send_all(part)
@@ -196,14 +198,14 @@ CRASHED = error(b"500 Internal Server Error", b"INTERNAL_ERROR")
         ),
     ],
 )
-async def test_reply_whole_byte_by_byte_and_pipelined(request_: bytes, reply: bytes) -> None:
+async def test_reply_to_whole_bytewise_and_pipelined_requests(request_: bytes, reply: bytes) -> None:
     async with serving() as port:
         assert await exchange(port, request_) == reply
         assert await exchange(port, *(request_[i : i + 1] for i in range(len(request_)))) == reply
         assert await exchange(port, get("/ping") + request_ + get("/ping")) == OK + reply + OK
 
 
-async def test_every_answer_has_its_date() -> None:
+async def test_every_answer_has_a_date() -> None:
     async with serving() as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
         before = int(time.time())
         await stream.send_all(get("/ping") + get("/nope") + get("/crash") + b"nonsense\r\n\r\n")
@@ -216,7 +218,7 @@ async def test_every_answer_has_its_date() -> None:
             assert before <= parsedate_to_datetime(date).timestamp() <= time.time()
 
 
-async def test_another_client_agrees() -> None:
+async def test_other_client_gets_the_same_answers() -> None:
     async with serving() as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         response = await client.get("/ping")
         assert (response.status_code, response.text) == (200, "OK")
@@ -236,7 +238,7 @@ async def test_another_client_agrees() -> None:
         assert (response.status_code, response.headers["allow"]) == (200, "OPTIONS, POST")
 
 
-async def test_another_client_sends_chunks() -> None:
+async def test_other_client_sends_chunks() -> None:
     async def body() -> AsyncGenerator[bytes, None]:
         for _ in range(10):
             yield b"x" * (LIMIT_BYTES // 10)
@@ -256,7 +258,7 @@ async def test_keep_alive_uses_one_connection() -> None:
 
 
 @pytest.mark.parametrize(("given", "peer"), [(None, b"@"), ("10.0.0.1:5", b"10.0.0.1:5")])
-async def test_peer_of_a_unix_socket_is_as_nsqd_shows_it_unless_given(given: str | None, peer: bytes) -> None:
+async def test_peer_of_a_unix_socket_is_as_in_nsqd_unless_given(given: str | None, peer: bytes) -> None:
     client, server = (trio.SocketStream(end) for end in trio.socket.socketpair())
     async with client:
         await client.send_all(b"POST /pub HTTP/1.0\r\n\r\n")
@@ -269,7 +271,7 @@ async def test_peer_of_a_unix_socket_is_as_nsqd_shows_it_unless_given(given: str
     ("version", "headers", "reply_headers"),
     [(b"1.1", b"Connection: close\r\n", b"Connection: close\r\n"), (b"1.0", b"", b"Connection: close\r\n")],
 )
-async def test_connection_closes_when_the_client_wants_it(
+async def test_connection_closes_if_the_client_requests_it(
     version: bytes, headers: bytes, reply_headers: bytes
 ) -> None:
     async with serving() as port:
@@ -277,7 +279,7 @@ async def test_connection_closes_when_the_client_wants_it(
         assert reply == OK.replace(b"\r\n\r\n", b"\r\n" + reply_headers + b"\r\n")
 
 
-async def test_http_10_stays_if_both_say_so() -> None:
+async def test_http_10_keep_alive_if_both_agree() -> None:
     request = get("/ping", b"Connection: keep-alive\r\n", b"1.0")
     async with serving() as port:
         reply = await exchange(port, request, request)
@@ -312,14 +314,14 @@ async def test_refusal_reaches_a_client_that_sends_its_long_body_first() -> None
         assert await exchange(port, head + body, eof=False) == TOO_BIG
 
 
-async def test_chunks_over_the_limit_are_cut_off() -> None:
+async def test_chunks_over_the_limit_are_refused() -> None:
     head = b"POST /pub HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
     chunk = b"64\r\n" + b"x" * 100 + b"\r\n"
     async with serving() as port:
         assert await exchange(port, head + chunk * 11, eof=False) == TOO_BIG
 
 
-async def test_continue_is_sent_when_the_body_is_welcome() -> None:
+async def test_continue_is_sent_when_the_body_is_accepted() -> None:
     head = b"POST /pub HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n"
     async with serving() as port:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -335,7 +337,7 @@ async def test_continue_is_sent_when_the_body_is_welcome() -> None:
 
 
 @pytest.mark.parametrize("path", ["/crash", "/break", "/split", "/nothing"])
-async def test_defect_of_a_handler_is_logged_and_the_connection_survives(
+async def test_exception_of_a_handler_is_logged_and_the_connection_continues(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving() as port:
@@ -347,7 +349,9 @@ async def test_defect_of_a_handler_is_logged_and_the_connection_survives(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-async def test_interrupt_in_a_handler_passes_even_while_the_server_stops(error: type[BaseException]) -> None:
+async def test_interrupt_in_a_handler_is_raised_even_while_the_server_stops(
+    error: type[BaseException],
+) -> None:
     client, server = memory_stream_pair()
 
     async def interrupt(request: Request) -> Response:
@@ -384,7 +388,7 @@ async def test_handlers_are_cancelled_with_the_server() -> None:
     "part",
     [b"", b"GET /ping HT", get("/ping"), b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf"],
 )
-async def test_client_that_disconnects_is_no_error(part: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_that_disconnects_is_not_an_error(part: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as port:
         stream = await trio.open_tcp_stream("127.0.0.1", port)
         await stream.send_all(part)
@@ -395,7 +399,7 @@ async def test_client_that_disconnects_is_no_error(part: bytes, caplog: pytest.L
     assert caplog.records == []
 
 
-async def test_generated_body_is_sent_in_chunks_and_the_connection_goes_on() -> None:
+async def test_generated_body_is_sent_in_chunks_and_the_connection_continues() -> None:
     async with serving([*ROUTES, log_route(counted)]) as port:
         reply = await exchange(port, get("/log") + get("/ping"))
         assert reply == (
@@ -415,7 +419,7 @@ async def test_generated_body_ends_with_the_connection_for_http_10() -> None:
 
 
 @pytest.mark.parametrize("body", [cut_off, broken_inside, broken_at_its_end])
-async def test_defect_of_a_generated_body_cuts_it_off_and_is_logged(
+async def test_exception_of_a_generated_body_truncates_it_and_is_logged(
     body: Callable[[], AsyncGenerator[bytes, None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving([*ROUTES, log_route(body)]) as port:
@@ -428,7 +432,7 @@ async def test_defect_of_a_generated_body_cuts_it_off_and_is_logged(
     assert all(record.exc_info for record in caplog.records)
 
 
-async def test_a_generated_body_that_cannot_go_on_says_why(caplog: pytest.LogCaptureFixture) -> None:
+async def test_generated_body_that_cannot_continue_has_a_reason(caplog: pytest.LogCaptureFixture) -> None:
     async def gives_up() -> AsyncGenerator[bytes, None]:
         yield b"one"
         raise CutOff("its disk is gone")
@@ -441,7 +445,7 @@ async def test_a_generated_body_that_cannot_go_on_says_why(caplog: pytest.LogCap
     assert (record.levelno, record.exc_info) == (logging.WARNING, None)
 
 
-async def test_generated_body_is_closed_when_its_client_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_generated_body_is_closed_when_its_client_disconnects(caplog: pytest.LogCaptureFixture) -> None:
     closed = trio.Event()
 
     async def endless() -> AsyncGenerator[bytes, None]:

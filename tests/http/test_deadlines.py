@@ -1,6 +1,7 @@
-"""Deadlines, in virtual time: over streams in memory, and over pairs of sockets heard by a poller.
+"""Tests for deadlines, in virtual time: with streams in memory, and with socket pairs served by a poller.
 
-What is sent to one end of such a pair is at the other at once, so that the clock does not jump meanwhile.
+Data that is sent to one end of such a pair is readable at the other at once, so the clock does not jump in
+between.
 """
 
 import math
@@ -31,7 +32,7 @@ from trio_nsq.reactor import Poller
 
 SLOW_S = 10_000.0
 
-LONG = b"~" * 1_000_000  # more than sockets hold
+LONG = b"~" * 1_000_000  # more than the socket buffers hold
 POLLED = False
 
 PING = b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
@@ -40,7 +41,7 @@ POST = b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-conti
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["task", "poller"])
 def polled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who hears the clients that are `connected`."""
+    """The poller for the clients of `connected`, or None."""
     monkeypatch.setattr(sys.modules[__name__], "POLLED", request.param)
 
 
@@ -104,7 +105,7 @@ ROUTES = [
 
 
 class NoRoom(Bodies):
-    """There is never room for a large body."""
+    """Has no room for large bodies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +126,7 @@ class NoRoom(Bodies):
 
 
 class Client:
-    """The client's end of a connection that is being served."""
+    """The client's end of a connection."""
 
     def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
         self.stream = stream
@@ -134,16 +135,18 @@ class Client:
         self._end_s = math.nan
 
     def now_s(self) -> float:
-        """Since the connection was made."""
+        """Seconds since the connection was made."""
         return trio.current_time() - self._start_s
 
     def end(self) -> None:
-        """The server has let go of the connection."""
+        """Wait until the server has closed the connection."""
         self._end_s = self.now_s()
         self.ended.set()
 
     async def end_s(self) -> object:
-        """When the server let go, since the connection was made; the client does nothing meanwhile."""
+        """Return when the server closed the connection, in seconds since it was made; the client does nothing
+        meanwhile.
+        """
         with trio.fail_after(10 * SLOW_S):
             await self.ended.wait()
         return pytest.approx(self._end_s, abs=1e-3)
@@ -153,7 +156,7 @@ class Client:
 async def connected(
     *more: Route, lockstep: bool = False, on_request: OnRequest | None = None, bodies: NoRoom | None = None
 ) -> AsyncGenerator[Client, None]:
-    """A connection; with `lockstep` the server can send only what the client is receiving, or little more."""
+    """Open a connection. With `lockstep`, the server can send only while the client receives."""
     ours: trio.abc.HalfCloseableStream
     theirs: trio.abc.HalfCloseableStream
     poller = None
@@ -185,13 +188,13 @@ async def connected(
         nursery.cancel_scope.cancel()
 
 
-async def test_silent_client_is_closed(autojump_clock: MockClock) -> None:
+async def test_silent_client_is_disconnected(autojump_clock: MockClock) -> None:
     async with connected() as client:
         assert await client.end_s() == IDLE_TIMEOUT_S
         assert await client.stream.receive_some() == b""
 
 
-async def test_resting_connection_is_closed_some_time_after_its_last_answer(
+async def test_idle_connection_is_closed_some_time_after_its_last_answer(
     autojump_clock: MockClock,
 ) -> None:
     async with connected() as client:
@@ -203,7 +206,7 @@ async def test_resting_connection_is_closed_some_time_after_its_last_answer(
 
 
 async def dribble(client: Client, data: bytes) -> None:
-    """One byte a second, until that is no longer possible or there are none left."""
+    """Send one byte per second, until that fails or none are left."""
     for i in range(len(data)):
         try:
             await client.stream.send_all(data[i : i + 1])
@@ -215,7 +218,7 @@ async def dribble(client: Client, data: bytes) -> None:
 @pytest.mark.parametrize(
     "start", [b"", POST, PING + PING], ids=["in the head", "in the body", "after other requests"]
 )
-async def test_dribbled_request_is_closed(start: bytes, autojump_clock: MockClock) -> None:
+async def test_slow_request_is_closed(start: bytes, autojump_clock: MockClock) -> None:
     rest = b"GET /" + b"x" * 1000 if start != POST else b"12"
     async with connected() as client:
         await trio.sleep(50)
@@ -226,7 +229,7 @@ async def test_dribbled_request_is_closed(start: bytes, autojump_clock: MockCloc
         assert await client.end_s() == 50 + REQUEST_TIMEOUT_S
 
 
-async def test_request_that_waits_for_room_has_no_more_time(autojump_clock: MockClock) -> None:
+async def test_request_that_waits_for_room_gets_no_more_time(autojump_clock: MockClock) -> None:
     bodies = NoRoom()
     async with connected(Route("POST", "/mpub", ping, len(LONG)), bodies=bodies) as client:
         await client.stream.send_all(POST.replace(b"pub", b"mpub").replace(b": 5", b": 1000000"))
@@ -238,7 +241,7 @@ async def test_request_that_waits_for_room_has_no_more_time(autojump_clock: Mock
     assert bodies.waiting == 0
 
 
-async def test_request_that_begins_with_the_end_of_another_has_its_own_time(
+async def test_pipelined_request_has_its_own_time(
     autojump_clock: MockClock,
 ) -> None:
     async with connected() as client:
@@ -248,7 +251,7 @@ async def test_request_that_begins_with_the_end_of_another_has_its_own_time(
         assert await client.end_s() == 20 + REQUEST_TIMEOUT_S
 
 
-async def test_request_may_begin_late(autojump_clock: MockClock) -> None:
+async def test_request_may_start_late(autojump_clock: MockClock) -> None:
     async with connected() as client:
         await trio.sleep(IDLE_TIMEOUT_S - 1)
         await client.stream.send_all(PING[:5])
@@ -258,13 +261,13 @@ async def test_request_may_begin_late(autojump_clock: MockClock) -> None:
         assert not client.ended.is_set()
 
 
-async def test_line_breaks_between_requests_are_no_request(autojump_clock: MockClock) -> None:
+async def test_line_breaks_between_requests_do_not_count(autojump_clock: MockClock) -> None:
     async with connected() as client:
         await dribble(client, b"\r\n" * 1000)
         assert await client.end_s() == IDLE_TIMEOUT_S
 
 
-async def test_handler_may_take_its_time_and_it_is_reported(autojump_clock: MockClock) -> None:
+async def test_slow_handler_is_allowed_and_reported(autojump_clock: MockClock) -> None:
     took_s: list[float] = []
     async with connected(on_request=lambda request, status, seconds: took_s.append(seconds)) as client:
         await client.stream.send_all(PING.replace(b"ping", b"slow"))
@@ -274,7 +277,7 @@ async def test_handler_may_take_its_time_and_it_is_reported(autojump_clock: Mock
     assert took_s == [pytest.approx(SLOW_S)]
 
 
-async def test_client_that_does_not_take_its_answer_is_closed(autojump_clock: MockClock) -> None:
+async def test_client_that_does_not_read_its_answer_is_disconnected(autojump_clock: MockClock) -> None:
     async with connected(lockstep=True) as client:
         await client.stream.send_all(PING.replace(b"ping", b"long"))
         assert await client.end_s() == IDLE_TIMEOUT_S
@@ -294,7 +297,7 @@ async def test_generated_body_may_wait_for_its_next_piece(autojump_clock: MockCl
         assert await client.end_s() == 3 * SLOW_S + IDLE_TIMEOUT_S
 
 
-async def test_generated_body_is_closed_if_its_client_does_not_take_it(autojump_clock: MockClock) -> None:
+async def test_generated_body_is_closed_if_its_client_does_not_read(autojump_clock: MockClock) -> None:
     closed = trio.Event()
     async with connected(slow_log(closed), lockstep=True) as client:
         await client.stream.send_all(b"GET /log HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -306,7 +309,7 @@ async def test_generated_body_is_closed_if_its_client_does_not_take_it(autojump_
 @pytest.mark.parametrize(
     "refused", [b"\0", POST.replace(b": 5", b": 11"), PING.replace(b"keep-alive", b"close")]
 )
-async def test_client_that_goes_on_sending_after_the_last_answer_is_closed(
+async def test_client_that_keeps_sending_after_the_last_answer_is_disconnected(
     refused: bytes, autojump_clock: MockClock
 ) -> None:
     async with connected() as client:

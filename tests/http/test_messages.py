@@ -1,4 +1,4 @@
-"""Responses and their heads."""
+"""Tests for responses and their heads."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -25,7 +25,7 @@ def test_text() -> None:
     assert Response.text("é", 500) == Response(500, "é".encode(), "text/plain; charset=utf-8")
 
 
-def test_json_is_written_without_blanks() -> None:
+def test_json_has_no_spaces() -> None:
     expected = Response(200, b'{"a":[1,"\xc3\xa9"]}', "application/json; charset=utf-8")
     assert Response.json({"a": [1, "é"]}) == expected
 
@@ -56,7 +56,7 @@ def test_head_of_a_plain_route_lacks_the_header_of_nsq() -> None:
     assert head(Response.empty(404), plain=True) == ["HTTP/1.1 404 Not Found", "Content-Length: 0"]
 
 
-def test_generated_body_is_announced_as_chunked_if_the_client_knows_that() -> None:
+def test_generated_body_is_chunked_if_the_client_supports_it() -> None:
     response = Response(200, pieces(), None)
     assert head(response, plain=True) == ["HTTP/1.1 200 OK", "Transfer-Encoding: chunked"]
     assert head(response, plain=True, chunked=False) == ["HTTP/1.1 200 OK"]
@@ -72,6 +72,6 @@ def test_generated_body_is_announced_as_chunked_if_the_client_knows_that() -> No
         Response(headers={"Location": "/\N{SNOWMAN}"}),
     ],
 )
-def test_what_cannot_be_sent_is_refused(response: Response) -> None:
+def test_invalid_responses_are_refused(response: Response) -> None:
     with pytest.raises(ValueError):
         head(response)

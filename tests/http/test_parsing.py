@@ -1,4 +1,4 @@
-"""Bytes in, requests out: whole, byte by byte, and with another request on each side."""
+"""Tests for the parser of requests: whole, byte by byte, and with other requests before and after."""
 
 import logging
 import tracemalloc
@@ -163,7 +163,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
-def test_request_is_read(case: str, delivery: Callable[[bytes], list[bytes]]) -> None:
+def test_request_is_parsed(case: str, delivery: Callable[[bytes], list[bytes]]) -> None:
     data, expected = ACCEPTED[case]
     (exchange,) = read(delivery(data))
     assert exchange.request == expected
@@ -173,7 +173,7 @@ def test_request_is_read(case: str, delivery: Callable[[bytes], list[bytes]]) ->
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
-def test_pipelined_requests_come_out_in_order(case: str, delivery: Callable[[bytes], list[bytes]]) -> None:
+def test_pipelined_requests_are_parsed_in_order(case: str, delivery: Callable[[bytes], list[bytes]]) -> None:
     data, expected = ACCEPTED[case]
     before, exchange, after = read(delivery(NEXT + data + NEXT))
     assert exchange.request == expected
@@ -256,7 +256,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_request_is_refused_after_what_came_before(
+def test_invalid_request_is_refused_after_the_valid_ones(
     case: str, delivery: Callable[[bytes], list[bytes]]
 ) -> None:
     data, status, code = REFUSED[case]
@@ -274,12 +274,12 @@ def test_nothing_is_read_after_a_refusal(case: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["/nope?a=%zz&b", "http://localhost/ping", "/PING/?a=b"])
-def test_target_is_what_was_sent(target: str) -> None:
+def test_target_is_unchanged(target: str) -> None:
     (exchange,) = read([get(target.encode())])
     assert exchange.request.target == target
 
 
-def test_refusal_tells_what_is_known_of_the_request() -> None:
+def test_refusal_has_the_known_parts_of_the_request() -> None:
     (refused,) = read([post(b"Content-Length: 11\r\n")])
     assert (refused.request.method, refused.request.path) == ("POST", "/pub")
     _, refused = read([get(b"/ping"), b"\0"])
@@ -306,7 +306,7 @@ HEAD_START = b"GET /ping HTTP/1.1\r\n" + HOST + b"X: "
 
 
 def dribble(reader: RequestReader, piece: bytes, total: int) -> tuple[int, list[Exchange]]:
-    """Feed `piece` again and again, up to a total; how many bytes were taken, and what came of them."""
+    """Feed `piece` repeatedly, up to a total; return how many bytes were accepted, and the results."""
     taken = 0
     while taken < total:
         taken += len(piece)
@@ -325,7 +325,7 @@ def dribble(reader: RequestReader, piece: bytes, total: int) -> tuple[int, list[
         pytest.param(post(b"Transfer-Encoding: chunked\r\n", b"1\r\na\r\n1;x="), id="chunk extension"),
     ],
 )
-def test_what_is_not_body_is_limited(start: bytes) -> None:
+def test_parts_other_than_the_body_are_limited(start: bytes) -> None:
     reader = RequestReader(ROUTER, "")
     assert reader.receive_data(start) == []
     taken, found = dribble(reader, b"\r\n" * 50 if not start else b"x" * 100, 2 * MAX_HEAD_BYTES)
@@ -334,7 +334,7 @@ def test_what_is_not_body_is_limited(start: bytes) -> None:
     assert not found[0].keep_alive
 
 
-def test_head_may_fill_its_limit() -> None:
+def test_head_of_exactly_the_limit() -> None:
     reader = RequestReader(ROUTER, "")
     head = HEAD_START + b"x" * (MAX_HEAD_BYTES - len(HEAD_START) - 4) + b"\r\n\r\n"
     _, (exchange,) = dribble(reader, head[:-4], 1), reader.receive_data(head[-4:])
@@ -360,7 +360,7 @@ def test_many_small_chunks_do_not_count_as_head() -> None:
 @pytest.mark.parametrize(
     ("header", "size"), [(b"Content-Length: 300000\r\n", 300_000), (b"Transfer-Encoding: chunked\r\n", 10**9)]
 )
-def test_a_large_body_that_has_begun_to_come_says_how_long_it_can_become(header: bytes, size: int) -> None:
+def test_large_body_announces_its_maximum_length(header: bytes, size: int) -> None:
     chunk = b"x" * 0x1000
     piece, end = (chunk, b"") if b"Length" in header else (b"1000\r\n" + chunk + b"\r\n", b"0\r\n\r\n")
     reader = RequestReader(ROUTER, "")
@@ -376,7 +376,7 @@ def test_a_large_body_that_has_begun_to_come_says_how_long_it_can_become(header:
     assert reader.unfinished_bytes == 0
 
 
-def test_a_large_body_that_is_refused_is_waited_for_no_more() -> None:
+def test_large_body_is_not_awaited_after_a_refusal() -> None:
     reader = RequestReader(ROUTER, "")
     reader.receive_data(post(b"Transfer-Encoding: chunked\r\n", b"20000\r\n" + b"x" * 0x20000, path=b"/mpub"))
     assert reader.unfinished_bytes
@@ -385,7 +385,7 @@ def test_a_large_body_that_is_refused_is_waited_for_no_more() -> None:
     assert reader.unfinished_bytes == 0
 
 
-def test_a_body_takes_little_more_memory_than_its_bytes_and_none_when_it_is_handed_out() -> None:
+def test_body_takes_little_more_memory_than_its_bytes_and_none_afterwards() -> None:
     reader = RequestReader(ROUTER, "")
     tracemalloc.start()
     try:
@@ -409,7 +409,7 @@ def test_full_buffers_of_pipelined_requests_do_not_count_as_one_head() -> None:
     assert all(isinstance(exchange.answer, Route) for exchange in found)
 
 
-def test_many_offers_to_upgrade_in_one_read() -> None:
+def test_many_upgrade_offers_in_one_read() -> None:
     offer = get(b"/ping", headers=HOST + b"Connection: Upgrade\r\nUpgrade: x\r\n")
     assert len(read([offer * 1500])) == 1500
 
@@ -431,13 +431,15 @@ def test_many_offers_to_upgrade_in_one_read() -> None:
         (post(b"Content-Length: 3\r\nExpect: 100-continue\r\n", version=b"1.0"), False),
     ],
 )
-def test_continue_is_expected_while_the_body_is_welcome_and_missing(data: bytes, expected: bool) -> None:
+def test_continue_is_expected_only_while_the_body_is_accepted_and_missing(
+    data: bytes, expected: bool
+) -> None:
     reader = RequestReader(ROUTER, "")
     reader.receive_data(data)
     assert reader.continue_expected is expected
 
 
-def test_at_rest_between_requests_only() -> None:
+def test_idle_between_requests_only() -> None:
     reader = RequestReader(ROUTER, "")
     data = post(b"Content-Length: 3\r\n", b"ab~")
     assert reader.at_rest
@@ -457,7 +459,7 @@ class BrokenRouter(Router):
         raise self._error
 
 
-def test_defect_of_a_router_is_logged_and_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_exception_of_a_router_is_logged_and_answered(caplog: pytest.LogCaptureFixture) -> None:
     (exchange,) = RequestReader(BrokenRouter(ZeroDivisionError()), "").receive_data(NEXT)
     assert answer_of(exchange) == (500, '{"message":"INTERNAL_ERROR"}')
     (record,) = caplog.records
@@ -467,7 +469,7 @@ def test_defect_of_a_router_is_logged_and_answered(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_interrupts_pass_through_the_parser(error: type[BaseException]) -> None:
+def test_interrupts_leave_the_parser(error: type[BaseException]) -> None:
     with pytest.raises(error):
         RequestReader(BrokenRouter(error()), "").receive_data(NEXT)
 
@@ -483,10 +485,10 @@ FRAGMENTS = st.sampled_from(
 
 
 @given(st.lists(FRAGMENTS | st.binary(max_size=20), max_size=8), st.integers(1, 50))
-def test_any_bytes_give_the_same_requests_however_they_are_split(parts: list[bytes], size: int) -> None:
+def test_result_does_not_depend_on_how_the_bytes_are_split(parts: list[bytes], size: int) -> None:
     data = b"".join(parts)
     in_one = read([data])
     in_many = read(data[i : i + size] for i in range(0, len(data), size))
-    # All that follows a request which ends the connection is beyond what anyone looks at.
+    # Bytes after a request that ends the connection are not parsed.
     ends = next((i + 1 for i, exchange in enumerate(in_one) if not exchange.keep_alive), len(in_one))
     assert in_many == in_one[:ends]

@@ -1,4 +1,6 @@
-"""Connections that a poller hears: answers that are made without the task, at once or later, and what needs it."""
+"""Tests for connections with a poller: answers without the task, at once or later, and requests that need the
+task.
+"""
 
 import gc
 import os
@@ -26,7 +28,7 @@ from trio_nsq.http.serving import PolledConnection
 from trio_nsq.reactor import Poller
 
 PATIENCE_S = 20
-LONG = 1_000_000  # more than sockets hold
+LONG = 1_000_000  # more than the socket buffers hold
 
 
 def post(path: str, body: bytes = b"", headers: bytes = b"", version: bytes = b"1.1") -> bytes:
@@ -35,15 +37,15 @@ def post(path: str, body: bytes = b"", headers: bytes = b"", version: bytes = b"
 
 
 class Desk:
-    """Takes requests, and answers them when it is told to.
+    """Receives requests, and answers them when the test says so.
 
     Attributes:
-        begun, handled: The bodies of the requests that were begun, and of those that came to the handler.
-        reported: Bodies and statuses, as told by the connection.
+        begun, handled: The bodies of requests begun without the task, and of those that the handler got.
+        reported: Bodies and statuses that the connection reported.
         connection: The client's end.
-        ended: When the connection was closed, seconds by trio's clock since it was made.
-        error: What escaped from it.
-        waiting: Those who are told the answers to what was begun and not answered.
+        ended: When the connection was closed, in seconds on trio's clock since it was made.
+        error: An exception that left the connection.
+        waiting: Callbacks for the answers to requests that were begun.
     """
 
     def __init__(self) -> None:
@@ -99,7 +101,7 @@ class Desk:
         raise ZeroDivisionError
 
     def answer(self, status: int = 200) -> None:
-        """Answer the first that waits."""
+        """Answer the first waiting request."""
         self.waiting.popleft()(Response(status, b"later"))
 
     def note(self, request: Request, status: int, seconds: float) -> None:
@@ -121,19 +123,19 @@ class Desk:
         self.ended.set()
 
     async def send(self, data: bytes) -> None:
-        """Send, and let it be answered as far as that is possible."""
+        """Send, and let it be answered as far as possible."""
         await self.client.send_all(data)
         await settle()
 
     def send_at_once(self, data: bytes, *, end: bool = False) -> None:
-        """Send before the poller looks; `end`: it is the last."""
+        """Send before the poller looks; `end`: then close the sending side."""
         with socket.socket(fileno=os.dup(self.client.socket.fileno())) as sock:
             assert sock.send(data) == len(data)
             if end:
                 sock.shutdown(socket.SHUT_WR)
 
     async def answers(self, *bodies: bytes) -> None:
-        """Expect answers with these bodies, in order, and nothing after them."""
+        """Check that answers with these bodies arrive in order, and nothing after them."""
         received = b""
         with trio.fail_after(PATIENCE_S):
             for body in bodies:
@@ -147,13 +149,13 @@ class Desk:
         assert received == b""
 
     async def closed(self) -> None:
-        """Expect that nothing comes any more."""
+        """Check that the connection is closed without more data."""
         with trio.fail_after(PATIENCE_S):
             assert await self.client.receive_some() == b""
             await self.ended.wait()
 
     async def end_s(self) -> object:
-        """When the connection is closed; the client does nothing meanwhile."""
+        """Return when the connection is closed; the client does nothing meanwhile."""
         with trio.fail_after(100 * IDLE_TIMEOUT_S):
             await self.ended.wait()
         return pytest.approx(self.ended_s, abs=0.1)
@@ -161,7 +163,7 @@ class Desk:
 
 @asynccontextmanager
 async def sitting() -> AsyncIterator[Desk]:
-    """A desk, with one client."""
+    """Run a desk with one client."""
     desk = Desk()
     desk.client, theirs = (
         trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in socket.socketpair()
@@ -169,12 +171,12 @@ async def sitting() -> AsyncIterator[Desk]:
     async with trio.open_nursery() as nursery, desk.client:
         nursery.start_soon(desk.poller.run, QuietRounds())
         nursery.start_soon(desk.serve, theirs)
-        await settle()  # the task takes what has come before it is heard
+        await settle()  # the task first reads what has arrived, then gives the connection to the poller
         yield desk
         nursery.cancel_scope.cancel()
 
 
-async def test_what_can_be_answered_at_once_takes_no_task() -> None:
+async def test_immediate_answer_needs_no_task() -> None:
     async with sitting() as desk:
         for body in (b"1", b"2", b"3"):
             await desk.send(post("/at-once", body))
@@ -186,7 +188,7 @@ async def test_what_can_be_answered_at_once_takes_no_task() -> None:
         assert desk.reported == [(body, 200) for body in desk.begun]
 
 
-async def test_what_is_refused_at_once_takes_no_task() -> None:
+async def test_immediate_refusal_needs_no_task() -> None:
     async with sitting() as desk:
         await desk.send(post("/refused", b"1") + post("/at-once", b"2") + post("/refused", b"3"))
         await desk.answers(b'{"message":"FULL"}', b"2", b'{"message":"FULL"}')
@@ -194,8 +196,8 @@ async def test_what_is_refused_at_once_takes_no_task() -> None:
         assert desk.reported == [(b"1", 503), (b"2", 200), (b"3", 503)]
 
 
-async def test_what_cannot_goes_to_the_handler() -> None:
-    """And what comes behind it, before the poller has the client again."""
+async def test_other_requests_go_to_the_handler() -> None:
+    """Also the requests behind them, until the poller has the connection again."""
     async with sitting() as desk:
         await desk.send(post("/never", b"1") + post("/at-once", b"2") + post("/plain", b"refused"))
         await desk.answers(b"handled", b"handled", b'{"message":"REFUSED"}')
@@ -222,8 +224,8 @@ async def test_pipelined_requests_wait_for_the_answers_before_them() -> None:
         assert desk.reported == [(b"1", 200), (b"2", 200), (b"3", 503), (b"4", 200)]
 
 
-async def test_what_comes_while_an_answer_is_made_is_read_afterwards() -> None:
-    """The poller has been told of it before, and sleeps."""
+async def test_data_during_an_answer_is_read_afterwards() -> None:
+    """The poller was notified of it before, and sleeps."""
     async with sitting() as desk:
         await desk.send(post("/later", b"1"))
         await desk.send(post("/at-once", b"2")[:-1])
@@ -237,9 +239,9 @@ async def test_what_comes_while_an_answer_is_made_is_read_afterwards() -> None:
         await desk.answers(b"4")
 
 
-async def test_a_request_in_parts_takes_no_task() -> None:
+async def test_request_in_parts_needs_no_task() -> None:
     async with sitting() as desk:
-        body = b"~" * 60_000  # these are of different reads
+        body = b"~" * 60_000  # these arrive in different reads
         for part in (
             post("/at-once", body)[:30_000],
             post("/at-once", body)[30_000:] + post("/at-once", b"2"),
@@ -249,7 +251,7 @@ async def test_a_request_in_parts_takes_no_task() -> None:
         assert desk.handled == []
 
 
-async def test_a_request_longer_than_a_read_takes_no_task() -> None:
+async def test_request_longer_than_a_read_needs_no_task() -> None:
     async with sitting() as desk:
         body = b"~" * 100_000
         desk.send_at_once(post("/at-once", body))
@@ -258,7 +260,7 @@ async def test_a_request_longer_than_a_read_takes_no_task() -> None:
 
 
 async def test_many_requests_in_one_read() -> None:
-    """Calls do not pile up."""
+    """Calls are not nested."""
     async with sitting() as desk:
         desk.send_at_once(post("/at-once", b"1") * 600)
         received = b""
@@ -269,7 +271,7 @@ async def test_many_requests_in_one_read() -> None:
         assert desk.error is None
 
 
-async def test_what_comes_together_with_the_end_is_answered() -> None:
+async def test_requests_that_arrive_with_the_end_are_answered() -> None:
     async with sitting() as desk:
         desk.send_at_once(post("/at-once", b"1") + post("/plain", b"2"), end=True)
         await desk.answers(b"1", b"handled")
@@ -282,7 +284,7 @@ async def test_what_comes_together_with_the_end_is_answered() -> None:
         await desk.closed()
 
 
-async def test_a_client_that_ends_its_half_gets_its_answers() -> None:
+async def test_client_that_closes_its_sending_side_gets_its_answers() -> None:
     async with sitting() as desk:
         await desk.client.send_all(post("/later", b"1") + post("/at-once", b"2") + post("/plain", b"3"))
         await desk.client.send_eof()
@@ -293,7 +295,7 @@ async def test_a_client_that_ends_its_half_gets_its_answers() -> None:
         await desk.closed()
 
 
-async def test_a_client_that_leaves_before_its_answer() -> None:
+async def test_client_that_leaves_before_its_answer() -> None:
     before = open_files_before()
     async with sitting() as desk:
         await desk.client.send_all(post("/later", b"1") + post("/later", b"2"))
@@ -309,7 +311,7 @@ async def test_a_client_that_leaves_before_its_answer() -> None:
     assert open_files() == before
 
 
-async def test_an_answer_that_is_made_when_the_server_has_let_go_of_the_client_goes_nowhere() -> None:
+async def test_answer_to_a_closed_connection_is_dropped() -> None:
     before = open_files_before()
     async with sitting() as desk:
         await desk.send(post("/later", b"1") + post("/later", b"2"))
@@ -321,7 +323,7 @@ async def test_an_answer_that_is_made_when_the_server_has_let_go_of_the_client_g
     assert open_files() == before
 
 
-async def test_the_last_request_is_the_tasks() -> None:
+async def test_last_request_goes_to_the_task() -> None:
     async with sitting() as desk:
         await desk.send(post("/at-once", b"1", version=b"1.0", headers=b"Connection: keep-alive\r\n"))
         await desk.send(post("/at-once", b"2", headers=b"Connection: close\r\n") + b"what comes behind it")
@@ -331,7 +333,7 @@ async def test_the_last_request_is_the_tasks() -> None:
         await desk.closed()
 
 
-async def test_a_body_is_asked_for_where_the_client_waits() -> None:
+async def test_body_is_generated_if_the_client_waits_for_it() -> None:
     async with sitting() as desk:
         request = post("/at-once", b"body", headers=b"Expect: 100-continue\r\n")
         await desk.send(request[:-4])
@@ -342,17 +344,17 @@ async def test_a_body_is_asked_for_where_the_client_waits() -> None:
         assert desk.handled == []
 
 
-async def test_a_slow_reader_gets_every_answer_whole_and_in_order() -> None:
+async def test_slow_reader_gets_every_answer_complete_and_in_order() -> None:
     async with sitting() as desk:
         await desk.send(post("/long", b"1") + post("/at-once", b"2") + post("/long", b"3"))
-        assert desk.begun == [b"1"]  # what nobody takes is not made
+        assert desk.begun == [b"1"]  # answers are not made before they can be sent
         await desk.answers(b"1" * LONG, b"handled", b"handled")
         await settle()
         await desk.send(post("/at-once", b"4"))
         await desk.answers(b"4")
 
 
-async def test_a_mistake_of_ours_ends_the_connection_and_nothing_else() -> None:
+async def test_bug_ends_the_connection_and_nothing_else() -> None:
     async with sitting() as desk:
         await desk.send(post("/at-once", b"1") + post("/mistake"))
         await desk.answers(b"1")
@@ -360,10 +362,10 @@ async def test_a_mistake_of_ours_ends_the_connection_and_nothing_else() -> None:
         assert isinstance(desk.error, ZeroDivisionError)
 
 
-# ---------------------------------------------------------------------- limits of time
+# ---------------------------------------------------------------------- deadlines
 
 
-async def test_no_time_runs_while_an_answer_is_made(autojump_clock: MockClock) -> None:
+async def test_deadline_is_suspended_while_an_answer_is_made(autojump_clock: MockClock) -> None:
     async with sitting() as desk:
         await desk.client.send_all(post("/later", b"1") + post("/later", b"2")[:-1])
         await trio.sleep(50 * IDLE_TIMEOUT_S)
@@ -373,7 +375,7 @@ async def test_no_time_runs_while_an_answer_is_made(autojump_clock: MockClock) -
         assert await desk.end_s() == 50 * IDLE_TIMEOUT_S + REQUEST_TIMEOUT_S
 
 
-async def test_a_client_that_takes_no_answer_is_closed(autojump_clock: MockClock) -> None:
+async def test_client_that_reads_no_answer_is_disconnected(autojump_clock: MockClock) -> None:
     async with sitting() as desk:
         await trio.sleep(IDLE_TIMEOUT_S / 2)
         await desk.client.send_all(post("/later", b"1") + post("/long", b"2"))
@@ -383,9 +385,7 @@ async def test_a_client_that_takes_no_answer_is_closed(autojump_clock: MockClock
 
 
 @pytest.mark.parametrize("path", ["/at-once", "/plain"])
-async def test_a_client_that_rests_too_long_after_an_answer_is_closed(
-    autojump_clock: MockClock, path: str
-) -> None:
+async def test_client_that_is_idle_for_too_long_is_disconnected(autojump_clock: MockClock, path: str) -> None:
     async with sitting() as desk:
         for n in range(20):
             await desk.client.send_all(post(path, b"%d" % n))
@@ -394,13 +394,13 @@ async def test_a_client_that_rests_too_long_after_an_answer_is_closed(
 
 
 async def dribble(client: trio.SocketStream, data: bytes) -> None:
-    """One byte a second."""
+    """Send one byte per second."""
     for n in range(len(data)):
         await client.send_all(data[n : n + 1])
         await trio.sleep(1)
 
 
-async def test_a_request_that_begins_late_has_all_its_time_and_no_more(autojump_clock: MockClock) -> None:
+async def test_request_that_starts_late_has_its_full_time_and_no_more(autojump_clock: MockClock) -> None:
     request = post("/at-once", b"~" * 1000)
     async with sitting() as desk:
         await trio.sleep(0.9 * IDLE_TIMEOUT_S)
@@ -418,7 +418,7 @@ async def test_a_request_that_begins_late_has_all_its_time_and_no_more(autojump_
 
 
 @pytest.mark.parametrize("path", ["/at-once", "/later", "/plain"])
-async def test_a_closed_connection_is_freed_at_once(path: str) -> None:
+async def test_closed_connection_is_freed_at_once(path: str) -> None:
     async with sitting() as desk:
         await desk.send(post(path, b"1"))
         if desk.waiting:

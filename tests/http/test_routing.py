@@ -1,4 +1,4 @@
-"""What answers which method and path."""
+"""Tests for the routes of methods and paths."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_route_is_found(method: str, path: str, route: Route) -> None:
     assert ROUTER.resolve(method, path) is route
 
 
-def test_literal_segment_goes_before_one_in_braces() -> None:
+def test_literal_segment_takes_precedence_over_braces() -> None:
     literal = Route("GET", "/config/all", handler)
     router = Router([GET_CONFIG, literal])
     assert router.resolve("GET", "/config/all") is literal
@@ -52,7 +52,7 @@ def test_literal_segment_goes_before_one_in_braces() -> None:
         ("GET", "/config/"),
         ("GET", "/config/a/b"),
         ("CONNECT", "host:80"),
-        # nsqd puts a path right only for a method that it has
+        # nsqd redirects only methods that it has
         ("GET", "/PUB"),
         ("HEAD", "/PING"),
         ("OPTIONS", "/PING"),
@@ -109,7 +109,7 @@ def test_options_is_200_with_allow(path: str, allow: str) -> None:
         ("GET", "//evil.example/ping/..", "", 404, None),
     ],
 )
-def test_slashes_and_letter_case_are_put_right(
+def test_slashes_and_letter_case_are_corrected(
     method: str, path: str, query: str, status: int, location: str | None
 ) -> None:
     answer = ROUTER.resolve(method, path, query)
@@ -136,6 +136,6 @@ def test_same_route_twice_is_refused() -> None:
         Router([PING, Route("GET", "/ping", handler)])
 
 
-def test_names_in_braces_do_not_tell_routes_apart() -> None:
+def test_routes_that_differ_only_in_names_in_braces_are_refused() -> None:
     with pytest.raises(ValueError, match="two routes for GET /config/"):
         Router([GET_CONFIG, Route("GET", "/config/{name}", handler)])

@@ -1,4 +1,4 @@
-"""Paths and query strings, by nsqd's rules."""
+"""Tests for paths and query strings, by nsqd's rules."""
 
 import pytest
 from hypothesis import given
@@ -62,7 +62,7 @@ def test_badly_encoded_query_is_refused(query: str) -> None:
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=0x21, max_codepoint=0x7E)))
-def test_any_query_is_read_or_refused(query: str) -> None:
+def test_any_query_is_decoded_or_refused(query: str) -> None:
     try:
         parameters = parse_query(query)
     except ValueError:
