@@ -156,7 +156,7 @@ def test_topic_without_dead_letters(qcli: Cli, broker: Broker, topic: str, verb:
     broker.create(topic, "c")
     other = qcli("dlq", *verb, topic)
     error = f'Error: Topic "{topic}" on {qcli.http_address} never had a dead letter. '
-    assert (other.code, other.err) == (1, f"{error}See the topics that have: qcli dlq list\n")
+    assert (other.code, other.err) == (1, f"{error}'qcli dlq list' lists the topics that have.\n")
 
 
 def test_no_broker(nowhere: Cli) -> None:

@@ -241,7 +241,8 @@ def test_no_broker(nowhere: Cli) -> None:
     assert result.code == 3
     assert result.err == (
         "Error: No broker answers at 127.0.0.1:1: connection refused. "
-        "Start a broker with 'qcli serve', or use another address: --nsqd-tcp-address.\n"
+        "Start a broker with 'qcli serve', or use another address: --nsqd-tcp-address."
+        " 'qcli stat --wait 10s' waits for a broker that is starting.\n"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.support import Cli, does_not_exist, without_suggestion
+from cli.support import Cli, Run, does_not_exist, lines_until_ready, only_ours, serving, without_suggestion
 from interop.peers import Broker, qcli_serve
 from qcli.commands.stat.rows import (
     COUNTS,
@@ -175,8 +175,24 @@ def test_no_broker(nowhere: Cli) -> None:
     assert result.code == 3
     assert result.err == (
         "Error: No broker answers at 127.0.0.1:1: connection refused. "
-        "Start a broker with 'qcli serve', or use another address: --nsqd-http-address.\n"
+        "Start a broker with 'qcli serve', or use another address: --nsqd-http-address."
+        " 'qcli stat --wait 10s' waits for a broker that is starting.\n"
     )
+
+
+@only_ours
+def test_a_broker_that_is_starting_is_awaited(tmp_path: Path) -> None:
+    socket = str(tmp_path / "http.sock")
+    with Cli("127.0.0.1:1", socket).running("stat", "--wait", "30s", "--format", "json") as stat:
+        with serving(tmp_path, "--http-address", socket) as broker:
+            lines_until_ready(broker)
+            assert stat.end().code == 0
+
+
+def test_the_wait_for_a_broker_ends(nowhere: Cli, qcli: Cli, run_here: Run) -> None:
+    result = run_here(nowhere, "stat", "--wait", "1ms")
+    assert (result.code, result.err.startswith("Error: No broker answers at 127.0.0.1:1")) == (3, True)
+    assert run_here(qcli, "stat", "--wait", "1ms", "--once").code == 0
 
 
 def test_server_without_http(qcli: Cli) -> None:

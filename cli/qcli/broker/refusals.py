@@ -76,7 +76,8 @@ def not_found(address: str, wanted: Source, text: str) -> NotFound | None:
     if text == "CHANNEL_NOT_FOUND":
         if wanted.channel is None:  # the channel of a dead-letter topic
             return NotFound(
-                f'Topic "{wanted.topic}" on {address} never had a dead letter. See the topics that have: qcli dlq list'
+                f'Topic "{wanted.topic}" on {address} never had a dead letter. '
+                "'qcli dlq list' lists the topics that have."
             )
         return missing(wanted, address)
     return None

@@ -1,8 +1,12 @@
 """`qcli stat`: backlogs and rates of topics and channels."""
 
+from __future__ import annotations
+
 import shutil
 import sys
 import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,11 +14,17 @@ from ...broker.address_options import broker_http_options
 from ...broker.name_completion import complete_source
 from ...framework import output
 from ...framework.command import DocumentedCommand
-from ...framework.errors import ExitCode
+from ...framework.errors import ExitCode, Failure
 from ...framework.options import option, output_format
 from ...framework.params import Source, positive_duration, source
 from . import rows
 from .rows import Reports, Row
+
+if TYPE_CHECKING:
+    from ...broker.admin_client import AdminClient
+
+RETRY_S = 0.1
+"""With --wait: the time between two attempts to reach a broker."""
 
 FORMATS = ("table", "json", "csv", "tsv")
 
@@ -27,6 +37,7 @@ FORMATS = ("table", "json", "csv", "tsv")
         "show everything, live on a terminal": "qcli stat",
         "show one topic once": "qcli stat clicks --once",
         "print a number for a script": "qcli stat clicks/archive --format json | jq .depth",
+        "wait for a broker that is starting": "qcli serve --data-path ./data & qcli stat --wait 10s --once",
         "print ten lines, one per minute": "qcli stat clicks/archive --format csv --count 10 --interval 1m",
     },
     exits={
@@ -73,6 +84,13 @@ FORMATS = ("table", "json", "csv", "tsv")
     default="2s",
     help="Wait this long between reports.",
 )
+@option(
+    "Output",
+    "--wait",
+    "wait_ms",
+    type=positive_duration,
+    help="If a broker does not answer, as it may just be starting, try again for this long, such as 10s.",
+)
 def command(
     wanted: Source | None,
     nsqd_http_addresses: tuple[str, ...],
@@ -80,6 +98,7 @@ def command(
     once: bool,
     count: int | None,
     interval: int,
+    wait_ms: int | None,
 ) -> None:
     """Show backlogs and rates of topics and channels.
 
@@ -90,13 +109,29 @@ def command(
 
     if once and count is not None:
         raise click.UsageError("--once and --count exclude each other.")
-    reports = Reports([AdminClient(address) for address in nsqd_http_addresses], wanted)
+    brokers = [AdminClient(address) for address in nsqd_http_addresses]
+    if wait_ms is not None:
+        _wait(brokers, time.monotonic() + wait_ms / 1000)
+    reports = Reports(brokers, wanted)
     if form == "table" and count is None and not once and output.is_live_terminal(sys.stdout):
         from .live import show_live
 
         show_live(reports, interval)
     else:
         _print_reports(reports, form, 1 if count is None else count, interval)
+
+
+def _wait(brokers: Iterable[AdminClient], deadline_s: float) -> None:
+    """Wait until each broker answers. Raises Failure: one does not answer by the deadline, or refuses."""
+    for broker in brokers:
+        while True:
+            try:
+                broker.request("GET", "/info", {})
+                break
+            except Failure as error:
+                if error.exit_code != ExitCode.UNREACHABLE or time.monotonic() >= deadline_s:
+                    raise
+            time.sleep(RETRY_S)
 
 
 def _print_reports(reports: Reports, form: str, count: int, interval_ms: int) -> None:
