@@ -1,4 +1,4 @@
-"""A discovery service that does what the test tells it to: it records, stalls, talks nonsense and hangs up."""
+"""A scripted discovery service: it records, stalls, sends invalid data and disconnects."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,18 +11,18 @@ import trio
 from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
 
 PATIENCE_S = 60
-"""By the test's clock, which may be one that jumps over every silence."""
+"""On the test's clock, which may jump over idle times."""
 
 Reply = Callable[[str], bytes | None]
 
 
 class Conversation:
-    """What one broker has said over one connection.
+    """The commands of one broker over one connection.
 
     Attributes:
         lines: The commands, oldest first.
         identity: The body of IDENTIFY; empty before.
-        ended: Whether it is over.
+        ended: Whether the connection is closed.
     """
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -33,7 +33,7 @@ class Conversation:
         self._sending = trio.Lock()
 
     async def say(self, data: bytes) -> None:
-        """Send bytes as they are."""
+        """Send bytes unchanged."""
         async with self._sending:
             await self._stream.send_all(data)
 
@@ -62,11 +62,11 @@ class FakeLookupd:
     Attributes:
         tcp_address, http_address: `127.0.0.1:PORT`.
         conversations: Oldest first.
-        replies: Verb to data to answer with, instead of what nsqlookupd would say; None: no answer.
-        fields: What replaces, or adds to, the reply to IDENTIFY.
-        channels: What `/channels` says of each topic, or a response of its own.
-        asked: The topics that it was asked for.
-        gate: Questions wait for it before they are answered.
+        replies: Replies by verb that replace those of nsqlookupd; None: no answer.
+        fields: Fields that replace, or are added to, the reply to IDENTIFY.
+        channels: The answer of `/channels` for each topic, or a complete response.
+        asked: The topics of its requests.
+        gate: Answers wait for this event.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class FakeLookupd:
         self._happened = trio.Event()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until something holds that depends on what brokers do here."""
+        """Wait until a condition holds that depends on brokers in this process."""
         with trio.fail_after(PATIENCE_S):
             while not condition():
                 await self._happened.wait()
@@ -92,12 +92,12 @@ class FakeLookupd:
         self._happened = trio.Event()
 
     async def conversation(self, index: int) -> Conversation:
-        """The first, second ... connection, once it is there and the broker has introduced itself."""
+        """Return the connection with this number, once the broker has sent IDENTIFY."""
         await self.until(lambda: len(self.conversations) > index and self.conversations[index].identity)
         return self.conversations[index]
 
     async def heard(self, index: int, *lines: str) -> Conversation:
-        """Wait until a connection has brought these lines at its end."""
+        """Wait until the last lines of a connection are these."""
         conversation = await self.conversation(index)
         await self.until(lambda: tuple(conversation.lines[-len(lines) :]) == lines)
         return conversation
@@ -105,13 +105,13 @@ class FakeLookupd:
     # ------------------------------------------------------------------ TCP
 
     async def serve_tcp(self, stream: trio.SocketStream) -> None:
-        """One connection."""
+        """Serve one connection."""
         conversation = Conversation(stream)
         self.conversations.append(conversation)
         try:
             await self._talk(conversation, stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
-            pass  # one of us has hung up
+            pass  # one side has disconnected
         finally:
             conversation.ended = True
             self._note()
@@ -162,7 +162,7 @@ class FakeLookupd:
     # ------------------------------------------------------------------ HTTP
 
     def router(self) -> Router:
-        """`/channels`."""
+        """Return the routes: `/channels`."""
         return Router([Route("GET", "/channels", self._channels)])
 
     async def _channels(self, request: Request) -> Response:
@@ -178,7 +178,9 @@ class FakeLookupd:
 
 @asynccontextmanager
 async def fake_lookupd(port: int = 0) -> AsyncIterator[FakeLookupd]:
-    """A service on a port of 127.0.0.1, 0 picking a free one; with the block it is gone, connections and all."""
+    """Run a service on a port of 127.0.0.1; 0 is a free one. At the end of the block all connections are
+    closed.
+    """
     service = FakeLookupd()
     async with trio.open_nursery() as nursery:
 

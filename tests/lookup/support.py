@@ -1,4 +1,4 @@
-"""Discovery services to test with, and bytes to them."""
+"""Discovery services for tests, and a raw client for them."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -24,8 +24,8 @@ class Lookupd:
 
     Attributes:
         tcp_address, http_address: `127.0.0.1:PORT`.
-        end: Ends it at once, as a kill does.
-        log: What it has printed, if it is a process of its own.
+        end: Ends it at once, like a kill.
+        log: Its log output, if it is a process.
     """
 
     tcp_address: str
@@ -42,7 +42,7 @@ Runs: TypeAlias = Callable[..., AbstractAsyncContextManager[Lookupd]]
 async def ours(
     tcp_address: str = FREE, http_address: str = FREE, *, files: Files | None = None, **options: Any
 ) -> AsyncIterator[Lookupd]:
-    """Our discovery service, in the test's own trio run; ended with the block."""
+    """Run `qcli lookupd` in the test's trio run."""
     settings = LookupdOptions(tcp_address, http_address, **({"broadcast_address": "127.0.0.1"} | options))
     async with trio.open_nursery() as nursery:
         scope = trio.CancelScope()
@@ -70,7 +70,7 @@ async def real(tcp_address: str = FREE, http_address: str = FREE) -> AsyncIterat
 
 
 def identify(**changes: Any) -> bytes:
-    """IDENTIFY, as a broker sends it but for these fields."""
+    """Return an IDENTIFY as a broker sends it, with these fields changed."""
     fields = {
         "broadcast_address": "b",
         "hostname": "h",
@@ -83,14 +83,14 @@ def identify(**changes: Any) -> bytes:
 
 
 class RawProducer:
-    """Bytes to a discovery service, responses back."""
+    """A raw connection to a discovery service."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._buffer = b""
 
     async def response(self) -> bytes | None:
-        """The next response; None when the service has closed the connection."""
+        """Return the next response; None if the service has closed the connection."""
         head = await self._exactly(4)
         if head is None:
             return None
@@ -109,19 +109,19 @@ class RawProducer:
         return data
 
     async def ask(self, commands: bytes) -> list[bytes | None]:
-        """Send commands, one line each; returns their responses."""
+        """Send commands, one per line; return their responses."""
         await self.stream.send_all(commands)
         return [await self.response() for _ in range(commands.count(b"\n"))]
 
     async def register(self, *lines: str) -> None:
-        """REGISTER or UNREGISTER, and expect OK."""
+        """Send REGISTER or UNREGISTER, and expect OK."""
         responses = await self.ask("".join(f"{line}\n" for line in lines).encode())
         assert responses == [b"OK"] * len(lines)
 
 
 @asynccontextmanager
 async def producer(lookupd: Lookupd, **identity: Any) -> AsyncIterator[RawProducer]:
-    """A producer that has introduced itself."""
+    """Connect a producer and send IDENTIFY."""
     host, _, port = lookupd.tcp_address.rpartition(":")
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         client = RawProducer(stream)

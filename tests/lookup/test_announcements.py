@@ -1,4 +1,4 @@
-"""What a service is told, against what is here: a model that obeys the commands as nsqlookupd does."""
+"""Tests for announcements to a service: a model executes the commands as nsqlookupd does."""
 
 from dataclasses import dataclass, field
 
@@ -21,21 +21,21 @@ def lines(announcements: Announcements, limit: int = 1000) -> list[str]:
 
 
 def connected(topics: dict[str, Topic]) -> Announcements:
-    """Announcements to a service that knows everything already."""
+    """Return announcements to a service that has received everything."""
     announcements = Announcements(topics)
     while announcements.pending:
         announcements.take(1000)
     return announcements
 
 
-def test_everything_is_told_at_first() -> None:
+def test_everything_is_announced_first() -> None:
     announcements = Announcements({"a": Topic(), "b": Topic({"c": object(), "d#ephemeral": object()})})
     assert announcements.pending
     assert lines(announcements) == ["REGISTER a", "REGISTER b c", "REGISTER b d#ephemeral"]
     assert not announcements.pending
 
 
-def test_what_is_made_and_deleted() -> None:
+def test_created_and_deleted_topics_and_channels() -> None:
     topics: dict[str, Topic] = {}
     announcements = connected(topics)
     topics["t"] = Topic()
@@ -51,7 +51,7 @@ def test_what_is_made_and_deleted() -> None:
     assert lines(announcements) == ["UNREGISTER t"]
 
 
-def test_what_came_and_went_before_it_could_be_told() -> None:
+def test_created_and_deleted_before_the_announcement() -> None:
     topics: dict[str, Topic] = {}
     announcements = connected(topics)
     announcements.changed("t")
@@ -60,8 +60,8 @@ def test_what_came_and_went_before_it_could_be_told() -> None:
 
 
 @pytest.mark.parametrize("telling_of", [("t", None), ("t", "c")])
-def test_a_topic_made_anew_is_registered_anew(telling_of: tuple[str, str | None]) -> None:
-    """So nsqlookupd forgets a tombstone, and knows again what was deleted there in between."""
+def test_recreated_topic_is_registered_again(telling_of: tuple[str, str | None]) -> None:
+    """So nsqlookupd removes a tombstone, and registers again what was deleted there in between."""
     topics = {"t": Topic({"c": object()})}
     announcements = connected(topics)
     topics["t"] = Topic({"c": object()})
@@ -70,7 +70,7 @@ def test_a_topic_made_anew_is_registered_anew(telling_of: tuple[str, str | None]
     assert lines(announcements) == ["UNREGISTER t c", "UNREGISTER t", "REGISTER t", "REGISTER t c"]
 
 
-def test_a_channel_made_anew_is_registered_anew() -> None:
+def test_recreated_channel_is_registered_again() -> None:
     topics = {"t": Topic({"c": object()})}
     announcements = connected(topics)
     topics["t"].channels["c"] = object()
@@ -78,7 +78,7 @@ def test_a_channel_made_anew_is_registered_anew() -> None:
     assert lines(announcements) == ["UNREGISTER t c", "REGISTER t c"]
 
 
-def test_the_same_is_not_told_twice() -> None:
+def test_nothing_is_announced_twice() -> None:
     topics = {"t": Topic({"c": object()})}
     announcements = connected(topics)
     announcements.changed("t")
@@ -86,7 +86,7 @@ def test_the_same_is_not_told_twice() -> None:
     assert lines(announcements) == []
 
 
-def test_a_topic_whose_channel_goes_while_everything_is_told() -> None:
+def test_channel_deleted_during_the_first_announcements() -> None:
     topics = {"t": Topic({"c": object()})}
     announcements = Announcements(topics)
     del topics["t"].channels["c"]
@@ -94,7 +94,7 @@ def test_a_topic_whose_channel_goes_while_everything_is_told() -> None:
     assert lines(announcements) == ["REGISTER t"]
 
 
-def test_few_at_a_time() -> None:
+def test_commands_are_limited_per_batch() -> None:
     announcements = Announcements({f"t{number}": Topic() for number in range(5)})
     assert [len(announcements.take(2)) for _ in range(4)] == [2, 2, 1, 0]
 
@@ -103,7 +103,7 @@ NAMES = st.sampled_from(["a", "b"])
 
 
 class Registered(RuleBasedStateMachine):
-    """Whatever happens, in whatever order: when nothing is pending, the service knows what is here."""
+    """After any sequence of events: if nothing is pending, the service's registrations match the broker."""
 
     @initialize()
     def start(self) -> None:
@@ -150,7 +150,7 @@ class Registered(RuleBasedStateMachine):
             else:
                 assert isinstance(command, Unregister)
                 del self.registered[topic, channel]
-                # nsqlookupd would warn
+                # nsqlookupd would log a warning
                 assert channel is not None or not any(known == topic for known, _ in self.registered)
 
     @invariant()

@@ -1,4 +1,4 @@
-"""A broker and its discovery services: what it announces, and what its new topics begin with."""
+"""Tests for a broker with discovery services: its registrations, and the channels of new topics."""
 
 import json
 import logging
@@ -29,10 +29,10 @@ def around(lookupd: FakeLookupd, **options: Any) -> dict[str, Any]:
     return {"nsqlookupd_tcp_addresses": (lookupd.tcp_address,), "broadcast_address": "127.0.0.1"} | options
 
 
-# ------------------------------------------------------------------------------------------------ announcing
+# ------------------------------------------------------------------------------------------------ registrations
 
 
-async def test_what_a_broker_makes_and_deletes_is_announced(tmp_path: Path) -> None:
+async def test_created_and_deleted_topics_and_channels_are_registered(tmp_path: Path) -> None:
     async with fake_lookupd() as lookupd:
         async with (
             running_broker(tmp_path, **around(lookupd)) as broker,
@@ -59,12 +59,12 @@ async def test_what_a_broker_makes_and_deletes_is_announced(tmp_path: Path) -> N
             await lookupd.heard(0, "REGISTER t d", "UNREGISTER t d", "UNREGISTER t")
             assert conversation.registered == set()
             await http(broker, "POST", "/topic/create?topic=u")
-        # At its end the broker says nothing, and hangs up.
+        # A stopping broker only disconnects.
         await lookupd.until(lambda: conversation.ended)
         assert conversation.lines[-1] == "REGISTER u"
 
 
-async def test_what_was_there_before_is_announced_at_the_start(tmp_path: Path) -> None:
+async def test_existing_topics_are_registered_at_the_start(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         await http(broker, "POST", "/topic/create?topic=t")
         await http(broker, "POST", "/topic/create?topic=u")
@@ -73,22 +73,22 @@ async def test_what_was_there_before_is_announced_at_the_start(tmp_path: Path) -
         conversation = await lookupd.conversation(0)
         await lookupd.until(lambda: len(conversation.lines) == 2)
         assert set(conversation.lines) == {"REGISTER t", "REGISTER u c"}
-        assert lookupd.asked == []  # its channels are known
+        assert lookupd.asked == []  # the channels of existing topics are known
 
 
-async def test_the_ports_others_are_told_can_be_set(tmp_path: Path) -> None:
+async def test_broadcast_ports_can_be_set(tmp_path: Path) -> None:
     ports = {"broadcast_tcp_port": 14150, "broadcast_http_port": 14151}
     async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd, **ports)):
         identity = (await lookupd.conversation(0)).identity
         assert (identity["tcp_port"], identity["http_port"]) == (14150, 14151)
 
 
-async def test_a_broker_that_only_this_machine_reaches_says_where(tmp_path: Path) -> None:
+async def test_broker_on_loopback_warns_about_its_broadcast_address(tmp_path: Path) -> None:
     async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd, broadcast_address=None)):
         assert (await lookupd.conversation(0)).identity["broadcast_address"] == "127.0.0.1"
 
 
-async def test_services_are_changed_over_http(tmp_path: Path) -> None:
+async def test_services_can_be_changed_over_http(tmp_path: Path) -> None:
     async with (
         fake_lookupd() as one,
         fake_lookupd() as two,
@@ -107,7 +107,7 @@ async def test_services_are_changed_over_http(tmp_path: Path) -> None:
         assert answer.json() == [two.tcp_address]
 
 
-async def test_an_address_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
+async def test_invalid_address_is_refused_at_the_start(tmp_path: Path) -> None:
     options = BrokerOptions(tmp_path, "127.0.0.1:0", "127.0.0.1:0", nsqlookupd_tcp_addresses=("nowhere",))
     with pytest.raises(StartupError, match=r"--lookupd-tcp-address: .*'nowhere'"):
         await serve(options)
@@ -116,7 +116,7 @@ async def test_an_address_that_is_none_is_refused_at_the_start(tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------ new topics
 
 
-async def test_a_first_publish_waits_for_the_channels_and_nothing_else_does(tmp_path: Path) -> None:
+async def test_first_publish_waits_for_the_channels_and_nothing_else_does(tmp_path: Path) -> None:
     async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
         await lookupd.conversation(0)
         lookupd.channels["t"] = ["b", "a", "gone#ephemeral", "not valid"]
@@ -130,7 +130,7 @@ async def test_a_first_publish_waits_for_the_channels_and_nothing_else_does(tmp_
             lookupd.gate = trio.Event()
             await one.send(pub("t", b"1"))
             await two.send(pub("t", b"2"))
-            await lookupd.until(lambda: lookupd.asked == ["other", "t"])  # once, whoever publishes
+            await lookupd.until(lambda: lookupd.asked == ["other", "t"])  # one query for both publishers
             await consumer.subscribe("t", "c", ready_count=10)
             await other.publish("other", b"2")
             await settle()
@@ -138,7 +138,7 @@ async def test_a_first_publish_waits_for_the_channels_and_nothing_else_does(tmp_
             lookupd.gate.set()
             await one.ok()
             await two.ok()
-            # Its channels are as safe as its messages.
+            # The channels are as durable as the messages.
             states = [json.loads(path.read_text()) for path in tmp_path.rglob("state.json")]
             assert any(all(f'"{name}"' in json.dumps(state) for name in "abc") for state in states)
             assert {(await consumer.message()).body for _ in range(2)} == {b"1", b"2"}
@@ -147,7 +147,7 @@ async def test_a_first_publish_waits_for_the_channels_and_nothing_else_does(tmp_
             assert lookupd.asked == ["other", "t"]
 
 
-async def test_channels_elsewhere_count_for_the_limit(
+async def test_channels_from_services_count_for_the_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with fake_lookupd() as lookupd:
@@ -169,8 +169,8 @@ async def test_channels_elsewhere_count_for_the_limit(
                 assert await depths(broker, "u") == {"own": 1, "a": 1}
 
 
-async def test_channels_elsewhere_and_those_of_clients_together_keep_to_the_limit(tmp_path: Path) -> None:
-    """Whichever of them are on their way to disk when the others come."""
+async def test_channels_from_services_and_clients_together_keep_the_limit(tmp_path: Path) -> None:
+    """Also if some are being saved when the others arrive."""
     files = HeldFiles()
     async with fake_lookupd() as lookupd:
         async with running_broker(tmp_path, files=files, **around(lookupd, max_channels=2)) as broker:
@@ -200,7 +200,7 @@ async def test_channels_elsewhere_and_those_of_clients_together_keep_to_the_limi
 
 
 @pytest.mark.parametrize("how", ["SUB", "create"])
-async def test_a_topic_made_without_a_message_gets_its_channels_too(tmp_path: Path, how: str) -> None:
+async def test_topic_created_without_a_message_gets_its_channels(tmp_path: Path, how: str) -> None:
     async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
         await lookupd.conversation(0)
         lookupd.channels["t"] = ["a"]
@@ -217,7 +217,9 @@ async def test_a_topic_made_without_a_message_gets_its_channels_too(tmp_path: Pa
             assert await depths(broker, "t") == ({"a": 1, "c": 1} if how == "SUB" else {"a": 1})
 
 
-async def test_without_an_answer_it_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_an_answer_the_publish_continues(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with fake_lookupd() as lookupd:
         pass
     async with running_broker(tmp_path, **around(lookupd)) as broker, connected(broker.tcp_address) as client:
@@ -226,7 +228,7 @@ async def test_without_an_answer_it_goes_on(tmp_path: Path, caplog: pytest.LogCa
     assert [record.levelno for record in caplog.records if record.message == complaint] == [logging.ERROR]
 
 
-async def test_a_service_that_stalls_is_waited_for_no_longer_than_the_request_timeout(tmp_path: Path) -> None:
+async def test_service_that_stalls_delays_by_the_request_timeout_at_most(tmp_path: Path) -> None:
     async with fake_lookupd() as lookupd:
         timeouts = {"http_client_request_timeout_ms": 100}
         async with running_broker(tmp_path, **around(lookupd, **timeouts)) as broker:
@@ -236,7 +238,7 @@ async def test_a_service_that_stalls_is_waited_for_no_longer_than_the_request_ti
                 await client.publish("t", b"1")
 
 
-async def test_a_topic_deleted_while_its_channels_are_asked_for(tmp_path: Path) -> None:
+async def test_topic_deleted_during_the_query_is_recreated_by_the_publish(tmp_path: Path) -> None:
     async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
         await lookupd.conversation(0)
         lookupd.channels["t"] = ["a"]
@@ -247,12 +249,12 @@ async def test_a_topic_deleted_while_its_channels_are_asked_for(tmp_path: Path) 
             await http(broker, "POST", "/topic/delete?topic=t")
             assert (await http(broker, "GET", "/stats?format=json")).json()["topics"] == []
             lookupd.gate.set()
-            await client.ok()  # in a topic of that name, made anew
+            await client.ok()  # in a new topic with the same name
             assert lookupd.asked == ["t", "t"]
             assert await depths(broker, "t") == {"a": 1}
 
 
-async def test_a_broker_stops_while_channels_are_asked_for(tmp_path: Path) -> None:
+async def test_broker_stops_during_a_query(tmp_path: Path) -> None:
     async with fake_lookupd() as lookupd:
         lookupd.gate = trio.Event()
         with trio.fail_after(PATIENCE_S):
@@ -262,12 +264,12 @@ async def test_a_broker_stops_while_channels_are_asked_for(tmp_path: Path) -> No
                     await client.send(pub("t", b"1"))
                     await lookupd.until(lambda: lookupd.asked)
                     started = trio.current_time()
-        assert trio.current_time() - started < 3  # it waits for no service
+        assert trio.current_time() - started < 3  # it does not wait for services
     async with running_broker(tmp_path) as broker:
         assert await depths(broker, "t") == {}
 
 
-async def test_a_publisher_that_leaves_while_it_waits(tmp_path: Path) -> None:
+async def test_publisher_that_disconnects_during_a_query(tmp_path: Path) -> None:
     async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
         await lookupd.conversation(0)
         lookupd.channels["t"] = ["a"]
@@ -281,7 +283,7 @@ async def test_a_publisher_that_leaves_while_it_waits(tmp_path: Path) -> None:
             assert set(await depths(broker, "t")) == {"a"}
 
 
-async def test_a_topic_deleted_while_its_channels_are_asked_for_stays_deleted(tmp_path: Path) -> None:
+async def test_topic_deleted_during_the_query_stays_deleted(tmp_path: Path) -> None:
     async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
         await lookupd.conversation(0)
         lookupd.channels["t"] = ["a"]
@@ -294,7 +296,7 @@ async def test_a_topic_deleted_while_its_channels_are_asked_for_stays_deleted(tm
         assert (await http(broker, "GET", "/stats?format=json")).json()["topics"] == []
 
 
-async def test_without_services_nobody_is_asked_and_nothing_is_said(
+async def test_without_services_there_is_no_query_and_no_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

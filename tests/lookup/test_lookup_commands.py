@@ -1,4 +1,4 @@
-"""What brokers send to a discovery service, whole and in pieces."""
+"""Tests for parsing the commands of brokers, whole and in pieces."""
 
 from struct import pack
 
@@ -14,7 +14,7 @@ I = Identify(PeerInfo("b", "h", 4151, 4150, "1.3.0"))  # noqa: E741
 
 
 def read(pieces: list[bytes], *, eof: bool = False) -> list[Command | bytes]:
-    """The commands, and the error if there is one."""
+    """Return the commands, and the error if there is one."""
     reader = CommandReader()
     found: list[Command | bytes] = []
     try:
@@ -55,7 +55,7 @@ CASES: list[tuple[bytes, list[Command | bytes]]] = [
 
 
 @pytest.mark.parametrize(("data", "expected"), CASES)
-def test_commands_however_they_are_cut(data: bytes, expected: list[Command | bytes]) -> None:
+def test_commands_in_any_pieces(data: bytes, expected: list[Command | bytes]) -> None:
     assert read([data]) == expected
     assert read([data[i : i + 1] for i in range(len(data))]) == expected
     if not expected or not isinstance(expected[-1], bytes):
@@ -71,6 +71,6 @@ def test_commands_however_they_are_cut(data: bytes, expected: list[Command | byt
         (b"PIN", []),
     ],
 )
-def test_what_ends_too_early(data: bytes, expected: list[Command | bytes]) -> None:
+def test_truncated_commands(data: bytes, expected: list[Command | bytes]) -> None:
     assert read([MAGIC + data], eof=True) == expected
     assert read([MAGIC + data]) == [each for each in expected if not isinstance(each, bytes)]

@@ -1,4 +1,4 @@
-"""The bytes of nsqlookupd's protocol V1."""
+"""Tests for the encoding of nsqlookupd's protocol V1."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_peer_info(body: bytes, info: PeerInfo) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"OK", b"[]", b'{"http_port":"1"}', b'{"tcp_port":1.0}', b'{"version":1}']
 )
-def test_what_is_no_peer_info(body: bytes) -> None:
+def test_invalid_peer_info(body: bytes) -> None:
     with pytest.raises(ValueError):
         PeerInfo.parse(body)
 
@@ -59,7 +59,7 @@ RESPONSES = [b"OK", b"", INFO_JSON, b"E_INVALID client must IDENTIFY", b"x" * MA
 
 
 @pytest.mark.parametrize("piece_size", [1, 7, 10**9])
-def test_responses_however_they_are_cut(piece_size: int) -> None:
+def test_responses_in_any_pieces(piece_size: int) -> None:
     stream = b"".join(encode_response(response) for response in RESPONSES)
     reader = ResponseReader()
     read = []
@@ -71,7 +71,7 @@ def test_responses_however_they_are_cut(piece_size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), MAX_RESPONSE_BYTES + 1, int.from_bytes(b"HTTP", "big")])
-def test_a_size_out_of_range_is_refused_before_its_data_is_there(size: int) -> None:
+def test_size_out_of_range_is_refused_before_its_data(size: int) -> None:
     reader = ResponseReader()
     reader.receive_data(size.to_bytes(4, "big", signed=True))
     with pytest.raises(LookupdError, match=rf"\({size}\)"):

@@ -1,4 +1,4 @@
-"""The discovery service: connections that err, are silent or leave; inactive producers; what is logged."""
+"""Tests for the discovery service: faulty, silent and disconnecting clients; inactive producers; the log."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from trio_nsq.lookup.service.server import GREETING_TIMEOUT_S, serve
 
 @pytest.fixture
 def clock() -> MockClock:
-    """Time passes only when the test says so."""
+    """A clock that moves only when the test says so."""
     return MockClock()
 
 
@@ -41,7 +41,7 @@ async def connect(lookupd: Lookupd) -> trio.SocketStream:
 # ------------------------------------------------------------------------------------------------ time
 
 
-async def test_a_producer_that_pings_no_more_is_inactive_until_it_does(clock: MockClock) -> None:
+async def test_silent_producer_is_inactive_until_its_next_ping(clock: MockClock) -> None:
     async with ours() as lookupd, producer(lookupd) as one:
         await one.register("REGISTER t")
         clock.jump(301)
@@ -51,22 +51,22 @@ async def test_a_producer_that_pings_no_more_is_inactive_until_it_does(clock: Mo
         assert await told(lookupd) == ["b"]
 
 
-async def test_times_are_told_by_the_real_clock(clock: MockClock) -> None:
+async def test_times_in_answers_use_the_real_clock(clock: MockClock) -> None:
     async with ours() as lookupd, producer(lookupd) as one:
         await one.register("REGISTER t")
         before = (await get(lookupd, "/debug"))["topic:t:"][0]["last_update"]
         clock.jump(100)
         after = (await get(lookupd, "/debug"))["topic:t:"][0]["last_update"]
-        assert 90e9 < before - after < 101e9  # a hundred seconds ago by now, but of a clock that stood still
+        assert 90e9 < before - after < 101e9  # 100 s of a clock that stood still meanwhile
 
 
-async def test_a_producer_that_is_silent_for_too_long_is_gone(
+async def test_producer_that_is_silent_for_too_long_is_removed(
     clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ours() as lookupd, producer(lookupd) as one:
         await one.register("REGISTER t", "REGISTER t c#ephemeral")
         clock.jump(599)
-        assert await one.ask(b"PING\n") == [b"OK"]  # which gives it as long again
+        assert await one.ask(b"PING\n") == [b"OK"]  # restarts the time
         clock.jump(599)
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert len((await get(lookupd, "/debug"))["client::"]) == 1
@@ -77,18 +77,18 @@ async def test_a_producer_that_is_silent_for_too_long_is_gone(
 
 
 @pytest.mark.parametrize("said", [b"", b"  V", b"  V1", b"  V1IDENTIFY\n\0\0\1\0{"])
-async def test_a_client_that_does_not_say_who_it_is(clock: MockClock, said: bytes) -> None:
+async def test_client_without_identify_is_disconnected(clock: MockClock, said: bytes) -> None:
     async with ours() as lookupd, await connect(lookupd) as stream:
         await stream.send_all(said)
         await trio.testing.wait_all_tasks_blocked(0.01)
         clock.jump(GREETING_TIMEOUT_S - 1)
-        await stream.send_all(b"1")  # bytes that complete nothing give it no more time
+        await stream.send_all(b"1")  # bytes that complete no command do not extend the time
         await trio.testing.wait_all_tasks_blocked(0.01)
         clock.jump(2)
         assert await stream.receive_some() == b""
 
 
-async def test_pings_are_no_answer_to_who_it_is(clock: MockClock) -> None:
+async def test_pings_do_not_replace_identify(clock: MockClock) -> None:
     async with ours() as lookupd, await connect(lookupd) as stream:
         await stream.send_all(b"  V1PING\n")
         assert await stream.receive_some() == b"\0\0\0\2OK"
@@ -112,10 +112,10 @@ async def test_pings_are_no_answer_to_who_it_is(clock: MockClock) -> None:
         (b"x" * 20_000, b"E_INVALID line longer than 16384 bytes"),
     ],
 )
-async def test_an_error_arrives_and_ends_the_connection(said: bytes, error: bytes) -> None:
+async def test_error_is_delivered_and_ends_the_connection(said: bytes, error: bytes) -> None:
     async with ours() as lookupd, producer(lookupd) as one:
         await one.register("REGISTER t")
-        # What comes behind would reset the connection, if it were not read.
+        # Unread data after the error would reset the connection.
         await one.stream.send_all(b"REGISTER t c\n" + said + b"PING\n" * 100_000)
         assert [await one.response() for _ in range(3)] == [b"OK", error, None]
         assert await told(lookupd) == []
@@ -123,7 +123,7 @@ async def test_an_error_arrives_and_ends_the_connection(said: bytes, error: byte
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 2**31 - 1])
-async def test_an_impossible_identify_costs_its_own_connection_only(size: int) -> None:
+async def test_invalid_identify_affects_only_its_connection(size: int) -> None:
     async with ours() as lookupd, producer(lookupd) as one:
         async with await connect(lookupd) as stream:
             other = RawProducer(stream)
@@ -133,7 +133,7 @@ async def test_an_impossible_identify_costs_its_own_connection_only(size: int) -
         assert await one.ask(b"PING\n") == [b"OK"]
 
 
-async def test_a_producer_may_register_so_much_and_no_more() -> None:
+async def test_registrations_per_producer_are_limited() -> None:
     async with ours(max_registrations=2) as lookupd, producer(lookupd) as one:
         responses = await one.ask(b"REGISTER t c\nREGISTER u\n")
         assert responses == [b"OK", b"E_INVALID REGISTER exceeds the limit of 2 topics and channels"]
@@ -152,7 +152,7 @@ async def test_thousands_of_channels_at_once() -> None:
             pass
 
 
-async def test_a_client_that_reads_nothing_holds_nobody_up(clock: MockClock) -> None:
+async def test_client_that_reads_nothing_delays_no_other(clock: MockClock) -> None:
     async with ours() as lookupd, producer(lookupd) as one, producer(lookupd) as other:
         with trio.move_on_after(0.5) as flooding:
 
@@ -168,11 +168,11 @@ async def test_a_client_that_reads_nothing_holds_nobody_up(clock: MockClock) -> 
         assert await other.ask(b"PING\n") == [b"OK"]
         clock.jump(601)
         await trio.testing.wait_all_tasks_blocked(0.01)
-        # Both are gone: neither has been heard.
+        # Both are removed: neither has sent a ping.
         assert await get(lookupd, "/debug") == {}
 
 
-async def test_a_mistake_of_ours_costs_one_connection(
+async def test_exception_ends_one_connection_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ours() as lookupd, producer(lookupd) as one, producer(lookupd, hostname="other") as other:
@@ -185,10 +185,10 @@ async def test_a_mistake_of_ours_costs_one_connection(
     assert "internal error" in caplog.text
 
 
-# ------------------------------------------------------------------------------------------------ the rest
+# ------------------------------------------------------------------------------------------------ other tests
 
 
-async def test_brokers_are_told_where_to_ask() -> None:
+async def test_brokers_get_the_addresses_of_the_service() -> None:
     for given, told_host in [(None, "127.0.0.1"), ("elsewhere", "elsewhere")]:
         async with ours(broadcast_address=given) as lookupd, await connect(lookupd) as stream:
             await stream.send_all(b"  V1" + identify())
@@ -198,7 +198,7 @@ async def test_brokers_are_told_where_to_ask() -> None:
             assert f"127.0.0.1:{info['tcp_port']}" == lookupd.tcp_address
 
 
-async def test_it_does_not_start_where_another_listens() -> None:
+async def test_port_in_use_is_an_error() -> None:
     async with ours() as lookupd:
         for options, flag in [
             (LookupdOptions(lookupd.tcp_address, FREE), "--tcp-address"),
@@ -208,7 +208,7 @@ async def test_it_does_not_start_where_another_listens() -> None:
                 await serve(options)
 
 
-async def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_messages(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "trio_nsq")
     async with ours() as lookupd, producer(lookupd, broadcast_address="\x1b[31m") as one:
         peer = "%s:%d" % one.stream.socket.getsockname()
@@ -235,4 +235,4 @@ async def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert all(line.isprintable() for line in lines)
     assert (
         sum("REGISTER t c" in line and "UN" not in line for line in lines) == 1
-    )  # what is no news is not told
+    )  # a repeated registration is not logged

@@ -1,4 +1,4 @@
-"""`qcli lookupd`: its options, wherever they come from, and what it says."""
+"""Tests for `qcli lookupd`: options, their sources, and output."""
 
 import dataclasses
 import json
@@ -23,33 +23,33 @@ from trio_nsq.lookup.service.options import LookupdOptions
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What whoever runs the tests has set says nothing here."""
+    """Ignore variables of the user who runs the tests."""
     for name in [name for name in os.environ if name.startswith("QCLI_")]:
         monkeypatch.delenv(name)
 
 
 def options(*args: str) -> LookupdOptions:
-    """What the service is told for these flags, and this process's environment."""
+    """Return the service's options for these flags and the environment of this process."""
     with command.make_context("lookupd", list(args)) as ctx:
         return lookupd_options(ctx.params)
 
 
 @contextmanager
 def running(*flags: str, **env: str) -> Iterator[Running]:
-    """A service on free ports, unless flags say otherwise."""
+    """Run a service on free ports, unless the flags have others."""
     free = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
     with Cli("127.0.0.1:1", "127.0.0.1:1", env).running("lookupd", *free, *flags) as service:
         yield service
 
 
-def test_defaults_are_the_service_s() -> None:
+def test_defaults_are_those_of_the_service() -> None:
     assert options() == LookupdOptions()
     names = {setting.name for setting in SETTINGS}
     assert {field.name for field in dataclasses.fields(LookupdOptions)} - names == set()
 
 
 @pytest.mark.interop
-def test_every_flag_of_nsqlookupd_is_there_with_its_default() -> None:
+def test_each_flag_of_nsqlookupd_exists_with_its_default() -> None:
     done = subprocess.run(
         [nsqlookupd_program(), "--help"], capture_output=True, text=True, timeout=DEADLINE_S
     )
@@ -57,11 +57,11 @@ def test_every_flag_of_nsqlookupd_is_there_with_its_default() -> None:
     assert len(described) > 8
     ours = {param.opts[0]: param for param in command.params if isinstance(param, click.Option)}
     other = {
-        # A difference, with its reason in docs/reference/differences.md.
+        # A documented difference: docs/reference/differences.md.
         "tcp-address": "127.0.0.1:4160",
         "http-address": "127.0.0.1:4161",
         "log-prefix": "[qcli] ",
-        # nsqlookupd says what follows from the machine.
+        # nsqlookupd computes the default from the machine.
         "broadcast-address": None,
     }
     for flag, kind, text in described:
@@ -77,7 +77,7 @@ def test_every_flag_of_nsqlookupd_is_there_with_its_default() -> None:
             assert default == "info"
 
 
-def test_flags_the_environment_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "c.toml"
     file.write_text(
         'tcp_address = "a:1"\nhttp_address = "b:2"\nbroadcast_address = "c"\ninactive_producer_timeout = 1500\n'
@@ -93,7 +93,7 @@ def test_flags_the_environment_and_a_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.interop
-def test_nsqlookupd_s_example_configuration_will_do() -> None:
+def test_example_file_of_nsqlookupd_is_accepted() -> None:
     given = options("--config", str(nsqlookupd_example_config()))
     assert given == LookupdOptions("0.0.0.0:4160", "0.0.0.0:4161")
 
@@ -108,7 +108,7 @@ def test_nsqlookupd_s_example_configuration_will_do() -> None:
         ("max_registrations = 0", "max_registrations: 0 is not in the range"),
     ],
 )
-def test_values_that_are_wrong(tmp_path: Path, line: str, reason: str) -> None:
+def test_invalid_values(tmp_path: Path, line: str, reason: str) -> None:
     (tmp_path / "c.toml").write_text(line)
     with pytest.raises(Failure) as refused:
         options("--config", str(tmp_path / "c.toml"))
@@ -119,12 +119,12 @@ def test_values_that_are_wrong(tmp_path: Path, line: str, reason: str) -> None:
     "args",
     [["--tcp-address=./socket"], ["--http-address="], ["--tombstone-lifetime=1"], ["-verbose", "false"]],
 )
-def test_flags_that_are_wrong(args: list[str]) -> None:
+def test_invalid_flags(args: list[str]) -> None:
     with pytest.raises(click.UsageError):
         options(*args)
 
 
-def test_it_runs_until_a_signal(tmp_path: Path) -> None:
+def test_service_runs_until_a_signal(tmp_path: Path) -> None:
     file, config = tmp_path / "a.json", tmp_path / "c.toml"
     config.write_text("tpc_address = 1")
     flags = (f"--address-file={file}", f"--data-path={tmp_path / 'd'}", f"-config={config}", "-verbose")
@@ -143,7 +143,7 @@ def test_it_runs_until_a_signal(tmp_path: Path) -> None:
     assert "Traceback" not in result.err
 
 
-def test_it_says_why_it_does_not_start(tmp_path: Path) -> None:
+def test_failed_start_names_the_reason(tmp_path: Path) -> None:
     with running(f"--data-path={tmp_path / 'no' / 'd'}") as service:
         result = service.end()
     assert (result.code, result.out) == (1, b"")

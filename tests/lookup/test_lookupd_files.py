@@ -1,4 +1,4 @@
-"""What outlives a restart of a discovery service, and folders and files that cannot be used."""
+"""Tests for the saved state of a discovery service, and for unusable folders and files."""
 
 import errno
 import json
@@ -36,7 +36,7 @@ def saved(folder: Path) -> Any:
     return json.loads((folder / FILE_NAME).read_bytes())["topics"]
 
 
-async def test_a_restart_forgets_nothing_but_what_is_ephemeral(tmp_path: Path) -> None:
+async def test_restart_loses_only_ephemeral_names(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     async with ours(data_path=folder) as lookupd:
         async with producer(lookupd) as one:
@@ -49,14 +49,14 @@ async def test_a_restart_forgets_nothing_but_what_is_ephemeral(tmp_path: Path) -
     assert [path.name for path in folder.iterdir()] == [FILE_NAME]
 
 
-async def test_without_a_folder_a_restart_forgets_all() -> None:
+async def test_without_a_folder_a_restart_loses_everything() -> None:
     async with ours() as lookupd:
         await post(lookupd, "/topic/create?topic=t")
     async with ours() as lookupd:
         assert await names(lookupd) == {}
 
 
-async def test_names_are_written_at_once_and_not_only_at_the_end(
+async def test_names_are_saved_at_once_and_not_only_at_the_end(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with ours(data_path=tmp_path / "d") as lookupd:
@@ -68,7 +68,7 @@ async def test_names_are_written_at_once_and_not_only_at_the_end(
 
 
 class BrokenDisk(Files):
-    """Cannot be written to, until it can: `error` is 0 then."""
+    """A disk that cannot be written while `error` is not 0."""
 
     def __init__(self, error: int) -> None:
         self.error = error
@@ -79,7 +79,7 @@ class BrokenDisk(Files):
         super().replace(path, content)
 
 
-async def test_a_full_disk_stops_nobody_and_is_tried_again(
+async def test_full_disk_stops_nothing_and_is_retried(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = BrokenDisk(errno.ENOSPC)
@@ -96,7 +96,7 @@ async def test_a_full_disk_stops_nobody_and_is_tried_again(
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS])
-async def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, error: int) -> None:
+async def test_read_only_folder_is_refused(tmp_path: Path, error: int) -> None:
     with pytest.raises(BaseExceptionGroup) as refused:
         async with ours(data_path=tmp_path / "d", files=BrokenDisk(error)):
             pass
@@ -104,14 +104,14 @@ async def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, err
     NamesFile(tmp_path / "d").close()
 
 
-async def test_a_folder_that_another_service_uses(tmp_path: Path) -> None:
+async def test_folder_in_use(tmp_path: Path) -> None:
     async with ours(data_path=tmp_path / "d"):
         with pytest.raises(StartupError, match=r"--data-path: .*/d is in use by another server"):
             NamesFile(tmp_path / "d")
     NamesFile(tmp_path / "d").close()
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"--data-path: cannot use .*/no/d: No such file or directory"):
         NamesFile(tmp_path / "no" / "d")
     (tmp_path / "file").touch()
@@ -135,7 +135,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         b'{"format": 1, "topics": {"t": [1]}}',
     ],
 )
-def test_a_file_that_is_damaged_is_not_overwritten(tmp_path: Path, content: bytes) -> None:
+def test_damaged_file_is_not_overwritten(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     file = NamesFile(tmp_path)
     with pytest.raises(
@@ -147,7 +147,7 @@ def test_a_file_that_is_damaged_is_not_overwritten(tmp_path: Path, content: byte
     assert (tmp_path / FILE_NAME).read_bytes() == content
 
 
-async def test_a_service_that_finds_its_file_damaged_lets_go_of_the_folder(tmp_path: Path) -> None:
+async def test_service_with_a_damaged_file_releases_the_folder(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"{")
     with pytest.raises(BaseExceptionGroup) as refused:
         async with ours(data_path=tmp_path):

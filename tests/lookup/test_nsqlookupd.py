@@ -1,4 +1,6 @@
-"""Brokers and discovery services, ours and the real ones; and what nsqd says to one, beside what our broker says."""
+"""Tests for brokers and discovery services, ours and nsq's; and a comparison of what nsqd and our broker send
+to one.
+"""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -19,7 +21,7 @@ from trio_nsq.broker import BoundAddresses
 pytestmark = pytest.mark.interop
 
 with_either = pytest.mark.parametrize("lookupds", [real, ours], ids=["nsqlookupd", "ours"])
-"""For a test that runs `lookupds`."""
+"""Parametrizes `lookupds`."""
 
 
 def around(*lookupds: Lookupd) -> dict[str, Any]:
@@ -45,12 +47,14 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def started(stack: ExitStack, broker: AbstractContextManager[Broker]) -> Broker:
-    """Start it in a thread: brokers give up on a service that does not answer for a second, as ours here would not."""
+    """Start a broker in a thread: it would give up on a service in this thread, which could not answer for a
+    second.
+    """
     return await trio.to_thread.run_sync(lambda: stack.enter_context(broker))
 
 
 async def registered(lookupd: Lookupd) -> dict[tuple[str, str], list[tuple[str, int]]]:
-    """Who has which (topic, channel), the channel of a topic itself being empty."""
+    """Return the producers of each (topic, channel); the channel of a topic itself is empty."""
     found = {}
     for key, producers in (await get(lookupd.http_address, "/debug")).items():
         category, topic, channel = key.split(":")
@@ -60,7 +64,7 @@ async def registered(lookupd: Lookupd) -> dict[tuple[str, str], list[tuple[str, 
 
 
 async def becomes(lookupd: Lookupd, expected: dict[tuple[str, str], list[tuple[str, int]]]) -> None:
-    """Wait until nsqlookupd knows exactly this."""
+    """Wait until nsqlookupd has exactly these registrations."""
     last: Any = None
 
     async def is_so() -> bool:
@@ -75,7 +79,7 @@ async def becomes(lookupd: Lookupd, expected: dict[tuple[str, str], list[tuple[s
 
 
 @with_either
-async def test_registrations_follow_what_is_there(tmp_path: Path, lookupds: Runs) -> None:
+async def test_registrations_follow_topics_and_channels(tmp_path: Path, lookupds: Runs) -> None:
     async with lookupds() as one, lookupds() as two:
         async with running_broker(tmp_path, **around(one, two)) as broker:
             me = [("127.0.0.1", int(broker.tcp_address.rpartition(":")[2]))]
@@ -101,7 +105,7 @@ async def test_registrations_follow_what_is_there(tmp_path: Path, lookupds: Runs
 
 
 @with_either
-async def test_a_topic_made_anew_is_known_again_after_a_tombstone(tmp_path: Path, lookupds: Runs) -> None:
+async def test_recreated_topic_is_found_in_spite_of_a_tombstone(tmp_path: Path, lookupds: Runs) -> None:
     async with lookupds() as lookupd:
         async with running_broker(tmp_path, **around(lookupd)) as broker:
             await post(broker, "/topic/create?topic=t")
@@ -119,7 +123,7 @@ async def test_a_topic_made_anew_is_known_again_after_a_tombstone(tmp_path: Path
 
 
 @with_either
-async def test_it_is_killed_and_comes_back(tmp_path: Path, lookupds: Runs) -> None:
+async def test_service_is_killed_and_restarted(tmp_path: Path, lookupds: Runs) -> None:
     async with lookupds() as lookupd:
         async with running_broker(tmp_path, **around(lookupd)) as broker:
             me = [("127.0.0.1", int(broker.tcp_address.rpartition(":")[2]))]
@@ -132,8 +136,8 @@ async def test_it_is_killed_and_comes_back(tmp_path: Path, lookupds: Runs) -> No
 
 
 @with_either
-async def test_a_new_topic_has_the_channels_it_has_elsewhere(tmp_path: Path, lookupds: Runs) -> None:
-    """Two brokers that know of each other by nsqlookupd alone; one of them is nsqd."""
+async def test_new_topic_gets_the_channels_of_other_brokers(tmp_path: Path, lookupds: Runs) -> None:
+    """Two brokers that share only an nsqlookupd; one of them is nsqd."""
     async with lookupds() as one, lookupds() as two:
         flag = f"--lookupd-tcp-address={one.tcp_address}"
         with ExitStack() as stack:
@@ -151,7 +155,7 @@ async def test_a_new_topic_has_the_channels_it_has_elsewhere(tmp_path: Path, loo
                         "c": 1,
                         "d": 1,
                     }
-                # And nsqd learns from ours.
+                # And nsqd gets the channels of our broker.
                 await post(broker, "/topic/create?topic=u")
                 await post(broker, "/channel/create?topic=u&channel=e")
 
@@ -164,7 +168,7 @@ async def test_a_new_topic_has_the_channels_it_has_elsewhere(tmp_path: Path, loo
 
 
 @with_either
-async def test_nsqd_registers_anew_with_one_that_comes_back(tmp_path: Path, lookupds: Runs) -> None:
+async def test_nsqd_registers_again_after_a_restart_of_the_service(tmp_path: Path, lookupds: Runs) -> None:
     async with lookupds() as lookupd:
         with ExitStack() as stack:
             flag = f"--lookupd-tcp-address={lookupd.tcp_address}"
@@ -175,7 +179,7 @@ async def test_nsqd_registers_anew_with_one_that_comes_back(tmp_path: Path, look
             await becomes(lookupd, known)
             lookupd.end()
             async with lookupds(lookupd.tcp_address, lookupd.http_address) as again:
-                # Or it would notice with the next ping. The first one is what fails.
+                # Otherwise nsqd would notice with its next ping. The first command fails.
                 await trio.to_thread.run_sync(broker.create, "u")
                 await trio.to_thread.run_sync(broker.create, "v")
                 await becomes(again, known | {("u", ""): me, ("v", ""): me})
@@ -206,9 +210,9 @@ async def test_go_nsq_finds_both_brokers(tmp_path: Path, lookupds: Runs) -> None
     assert {delivery.body for delivery in deliveries} == {b"from nsqd", b"from ours"}
 
 
-# ------------------------------------------------------------------------------------------------ beside nsqd
+# ------------------------------------------------------------------------------------------------ comparison with nsqd
 
-FIRST = "REGISTER first"  # nsqd may say it twice, when it connects and as news
+FIRST = "REGISTER first"  # nsqd may send it twice: when it connects, and as an update
 STEPS = [
     ("/topic/create", {"topic": "first"}, {FIRST}),
     ("/topic/create", {"topic": "a"}, {"REGISTER a"}),
@@ -217,13 +221,13 @@ STEPS = [
     ("/topic/create", {"topic": "e#ephemeral"}, {"REGISTER e#ephemeral"}),
     ("/channel/delete", {"topic": "a", "channel": "c"}, {"UNREGISTER a c"}),
     ("/channel/create", {"topic": "a", "channel": "c"}, {"REGISTER a c"}),
-    # nsqd's order of these is arbitrary.
+    # nsqd sends these in any order.
     ("/topic/delete", {"topic": "a"}, {"UNREGISTER a c", "UNREGISTER a d#ephemeral", "UNREGISTER a"}),
 ]
 
 
 async def said_to(lookupd: FakeLookupd, broker: Broker) -> dict[str, str]:
-    """Take the steps; returns what a broker told of itself, with types for the values that differ by nature."""
+    """Run the steps; return what a broker sent, with types instead of values that always differ."""
     conversation = await lookupd.conversation(0)
     for path, parameters, expected in STEPS:
         del conversation.lines[:]
@@ -237,7 +241,7 @@ async def said_to(lookupd: FakeLookupd, broker: Broker) -> dict[str, str]:
     return {key: str(type(value)) for key, value in conversation.identity.items()}
 
 
-async def test_both_brokers_say_the_same(tmp_path: Path) -> None:
+async def test_both_brokers_send_the_same(tmp_path: Path) -> None:
     async with fake_lookupd() as to_nsqd, fake_lookupd() as to_ours:
         with ExitStack() as stack:
             flag = f"--lookupd-tcp-address={to_nsqd.tcp_address}"
@@ -245,6 +249,6 @@ async def test_both_brokers_say_the_same(tmp_path: Path) -> None:
             flags = [f"--lookupd-tcp-address={to_ours.tcp_address}", "--broadcast-address=127.0.0.1"]
             ours = await said_to(to_ours, await started(stack, qcli_serve(tmp_path / "ours", *flags)))
     assert list(ours.items()) == list(theirs.items())  # in the same order, too
-    # The first ones can come before nsqd has read who the service is; then it asks nobody.
+    # nsqd skips its first queries if it has not yet read the service's answer to IDENTIFY.
     assert to_ours.asked == ["first", "a", "e#ephemeral"]
     assert to_nsqd.asked == to_ours.asked[-len(to_nsqd.asked) :]

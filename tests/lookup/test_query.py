@@ -1,4 +1,4 @@
-"""Asking a discovery service which brokers have a topic."""
+"""Tests for queries to a discovery service about the brokers of a topic."""
 
 import json
 import ssl
@@ -28,7 +28,7 @@ ADDRESS = ProducerAddress("b", 4150, 4151)
 
 @asynccontextmanager
 async def answering(response: Response, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """A server that answers every question about a topic `a b` with this; gives `host:port`."""
+    """Run a server with this answer for the topic `a b`; yields `host:port`."""
 
     async def lookup(request: Request) -> Response:
         assert request.query == {"topic": "a b"}
@@ -53,7 +53,7 @@ async def ask(address: str, tls: ssl.SSLContext | None = None) -> list[ProducerA
 
 
 @pytest.mark.parametrize("lookupds", [pytest.param(real, marks=pytest.mark.interop), ours])
-async def test_a_discovery_service(lookupds: Runs) -> None:
+async def test_query(lookupds: Runs) -> None:
     async with lookupds() as lookupd:
         assert await lookup_topic(lookupd.http_address, "t", timeout_s=5) == []
         async with producer(lookupd, broadcast_address="x") as one:
@@ -81,12 +81,12 @@ async def test_a_discovery_service(lookupds: Runs) -> None:
         ),
     ],
 )
-async def test_answers_of_all_ages(answer: object, expected: list[ProducerAddress]) -> None:
+async def test_answers_of_old_and_new_versions(answer: object, expected: list[ProducerAddress]) -> None:
     async with answering(Response.json(answer)) as address:
         assert await ask(address) == expected
 
 
-async def test_an_address_that_nobody_could_connect_to_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broker_with_an_invalid_address_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     producers = [FIELDS | {"tcp_port": 70000}, FIELDS, FIELDS | {"broadcast_address": ""}]
     async with answering(Response.json({"producers": producers})) as address:
         assert await ask(address) == [ADDRESS]
@@ -106,7 +106,7 @@ async def test_an_address_that_nobody_could_connect_to_is_left_out(caplog: pytes
         (Response.text(json.dumps({"producers": "x" * MAX_ANSWER_BYTES})), "longer than 5242880 bytes"),
     ],
 )
-async def test_an_answer_that_is_none_names_who_gave_it(response: Response, reason: str) -> None:
+async def test_invalid_answer_names_the_service(response: Response, reason: str) -> None:
     async with answering(response) as address:
         with pytest.raises(LookupFailed, match=reason) as failed:
             await ask(address)
@@ -117,13 +117,13 @@ async def test_an_answer_that_is_none_names_who_gave_it(response: Response, reas
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:1", "nowhere.invalid:4161", "http://", "ftp://a:1", "a b:1", "xn--:1", ""]
 )
-async def test_nobody_is_there(address: str) -> None:
+async def test_unreachable_service(address: str) -> None:
     with pytest.raises(LookupFailed) as failed:
         await ask(address)
     assert failed.value.reason
 
 
-async def test_a_service_that_does_not_answer(autojump_clock: trio.testing.MockClock) -> None:
+async def test_silent_service(autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
         (listener,) = await nursery.start(
             lambda task_status: trio.serve_tcp(
@@ -136,7 +136,7 @@ async def test_a_service_that_does_not_answer(autojump_clock: trio.testing.MockC
         nursery.cancel_scope.cancel()
 
 
-async def test_over_tls() -> None:
+async def test_query_over_tls() -> None:
     authority = trustme.CA()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(server)

@@ -1,4 +1,4 @@
-"""Connections to discovery services that stall, talk nonsense, hang up and come back."""
+"""Tests for connections to discovery services that stall, send invalid data, disconnect and return."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ INFO = PeerInfo("127.0.0.1", "here", 4151, 4150, "0.1")
 
 @pytest.fixture
 def clock() -> MockClock:
-    """Time passes only while everybody waits; what is on its way between sockets gets there first."""
+    """A clock that moves only while all tasks wait, after data between sockets has arrived."""
     return MockClock(autojump_threshold=0.02)
 
 
@@ -31,7 +31,7 @@ class Topic:
 
 
 class Here:
-    """What is here, and its registration."""
+    """Topics and channels of a broker, and their registration."""
 
     def __init__(self, addresses: tuple[str, ...], **options: Any) -> None:
         self.topics: dict[str, Topic] = {}
@@ -67,10 +67,10 @@ async def running(*addresses: str, **options: Any) -> AsyncIterator[Here]:
         nursery.cancel_scope.cancel()
 
 
-# ------------------------------------------------------------------------------------------------ being known
+# ------------------------------------------------------------------------------------------------ registrations
 
 
-async def test_introduction(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_identify(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with fake_lookupd() as lookupd:
         async with running(lookupd.tcp_address) as here:
@@ -91,7 +91,7 @@ async def test_introduction(clock: MockClock, caplog: pytest.LogCaptureFixture) 
     assert caplog.messages[-1] == "LOOKUP: closing"
 
 
-async def test_everything_at_first_and_then_what_changes(clock: MockClock) -> None:
+async def test_everything_first_and_then_changes(clock: MockClock) -> None:
     async with fake_lookupd() as lookupd, running(lookupd.tcp_address) as here:
         here.make("a")
         here.make("b", "c", "d#ephemeral")
@@ -129,7 +129,7 @@ async def test_pings(clock: MockClock) -> None:
         assert len(conversation.lines) == 4
 
 
-async def test_a_reply_in_pieces(clock: MockClock) -> None:
+async def test_reply_in_pieces(clock: MockClock) -> None:
     async with fake_lookupd() as lookupd:
         lookupd.replies["REGISTER"] = None
         async with running(lookupd.tcp_address) as here:
@@ -141,10 +141,10 @@ async def test_a_reply_in_pieces(clock: MockClock) -> None:
             await lookupd.heard(0, "REGISTER t", "PING")
 
 
-# ------------------------------------------------------------------------------------------------ trouble
+# ------------------------------------------------------------------------------------------------ failures
 
 
-async def test_after_a_cut_everything_is_said_again(clock: MockClock) -> None:
+async def test_everything_is_registered_again_after_a_lost_connection(clock: MockClock) -> None:
     async with fake_lookupd() as lookupd, running(lookupd.tcp_address) as here:
         here.make("a", "c")
         here.make("b")
@@ -158,7 +158,9 @@ async def test_after_a_cut_everything_is_said_again(clock: MockClock) -> None:
         assert again.registered == {("a",), ("a", "c"), ("d",), ("e",)}
 
 
-async def test_a_cut_is_noticed_at_rest(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_lost_connection_is_detected_while_idle(
+    clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with fake_lookupd() as lookupd, running(lookupd.tcp_address):
         conversation = await lookupd.conversation(0)
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -187,7 +189,7 @@ async def test_a_cut_is_noticed_at_rest(clock: MockClock, caplog: pytest.LogCapt
         ("PING", None, f"timed out after {STEP_TIMEOUT_S:g} s"),
     ],
 )
-async def test_a_wrong_reply_ends_the_connection(
+async def test_invalid_reply_ends_the_connection(
     clock: MockClock, caplog: pytest.LogCaptureFixture, verb: str, reply: bytes | None, said: str
 ) -> None:
     async with fake_lookupd() as lookupd:
@@ -197,12 +199,12 @@ async def test_a_wrong_reply_ends_the_connection(
             conversation = await lookupd.conversation(0)
             await lookupd.until(lambda: conversation.ended)
             lookupd.replies.clear()
-            await lookupd.heard(1, "REGISTER t")  # and all is well
+            await lookupd.heard(1, "REGISTER t")  # and the connection works
     assert f"LOOKUPD({lookupd.tcp_address}): {said}" in caplog.messages
 
 
 @pytest.mark.parametrize("data", [b"\0\0\0\2OK", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff\xff\xff\xff"])
-async def test_something_unasked_ends_the_connection(
+async def test_unexpected_reply_ends_the_connection(
     clock: MockClock, caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
     async with fake_lookupd() as lookupd, running(lookupd.tcp_address):
@@ -213,11 +215,11 @@ async def test_something_unasked_ends_the_connection(
     assert any(record.levelno == logging.ERROR for record in caplog.records)
 
 
-async def test_a_service_that_reads_nothing_holds_nobody_up(clock: MockClock) -> None:
+async def test_service_that_reads_nothing_delays_no_other(clock: MockClock) -> None:
     async with fake_lookupd() as good:
         listeners = await trio.open_tcp_listeners(
             0, host="127.0.0.1"
-        )  # connections are made, and nothing is read
+        )  # connections are accepted, and nothing is read
         async with listeners[0]:
             deaf = "%s:%d" % listeners[0].socket.getsockname()
             async with running(deaf, good.tcp_address) as here:
@@ -225,7 +227,7 @@ async def test_a_service_that_reads_nothing_holds_nobody_up(clock: MockClock) ->
                 await good.heard(0, "REGISTER t")
 
 
-async def test_attempts_get_rarer_and_a_service_that_lasts_starts_afresh(
+async def test_delays_between_attempts_grow_until_a_connection_lasts(
     clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -247,7 +249,7 @@ async def test_attempts_get_rarer_and_a_service_that_lasts_starts_afresh(
             assert trio.current_time() - hung_up_at < 1
 
 
-async def test_delays_are_spread(clock: MockClock) -> None:
+async def test_delays_are_randomized(clock: MockClock) -> None:
     async with fake_lookupd() as lookupd:
         lookupd.replies["IDENTIFY"] = b"no"
         async with running(lookupd.tcp_address, random_fraction=lambda: 0.5):
@@ -257,7 +259,7 @@ async def test_delays_are_spread(clock: MockClock) -> None:
             assert trio.current_time() - first == pytest.approx(0.075, abs=0.01)
 
 
-async def test_a_service_that_is_not_there_yet(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_service_that_starts_later(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     async with fake_lookupd() as lookupd:
         pass
     port = int(lookupd.tcp_address.rpartition(":")[2])
@@ -271,7 +273,7 @@ async def test_a_service_that_is_not_there_yet(clock: MockClock, caplog: pytest.
             await revived.heard(0, "REGISTER t")
 
 
-async def test_a_broker_without_http_is_told_why_it_is_refused(
+async def test_refused_broker_without_http_gets_a_hint(
     clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{__name__}.INFO", PeerInfo("127.0.0.1", "here", 0, 4150, "0.1"))
@@ -282,10 +284,10 @@ async def test_a_broker_without_http_is_told_why_it_is_refused(
     assert "--broadcast-http-port" in caplog.text
 
 
-# ------------------------------------------------------------------------------------------------ which services
+# ------------------------------------------------------------------------------------------------ changes of the services
 
 
-async def test_services_are_changed_while_it_runs(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_services_can_be_changed_at_runtime(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with fake_lookupd() as one, fake_lookupd() as two, running() as here:
         here.make("t")
@@ -308,7 +310,7 @@ async def test_services_are_changed_while_it_runs(clock: MockClock, caplog: pyte
 @pytest.mark.parametrize(
     "address", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:0", ":4160", "a b:4160", "::1:4160"]
 )
-async def test_an_address_that_is_none_changes_nothing(clock: MockClock, address: str) -> None:
+async def test_invalid_address_changes_nothing(clock: MockClock, address: str) -> None:
     with pytest.raises(ValueError):
         Here((address,))
     async with fake_lookupd() as lookupd, running(lookupd.tcp_address) as here:
@@ -320,7 +322,7 @@ async def test_an_address_that_is_none_changes_nothing(clock: MockClock, address
         await lookupd.heard(0, "REGISTER t")
 
 
-async def test_services_may_be_changed_when_it_has_ended(clock: MockClock) -> None:
+async def test_services_can_be_changed_after_the_end(clock: MockClock) -> None:
     async with fake_lookupd() as lookupd:
         async with running() as here:
             pass
@@ -329,8 +331,8 @@ async def test_services_may_be_changed_when_it_has_ended(clock: MockClock) -> No
         assert not lookupd.conversations
 
 
-async def test_a_host_that_cannot_be_looked_up(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
-    address = f"{'x' * 70}:4160"  # longer than a host's name can be
+async def test_unknown_host(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    address = f"{'x' * 70}:4160"  # longer than any host name
     async with fake_lookupd() as lookupd, running(address, lookupd.tcp_address):
         await lookupd.conversation(0)
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -338,10 +340,10 @@ async def test_a_host_that_cannot_be_looked_up(clock: MockClock, caplog: pytest.
     assert not any(record.exc_info for record in caplog.records)
 
 
-# ------------------------------------------------------------------------------------------------ asking
+# ------------------------------------------------------------------------------------------------ queries
 
 
-async def test_channels_of_all_services_together(clock: MockClock) -> None:
+async def test_channels_of_all_services_are_combined(clock: MockClock) -> None:
     async with fake_lookupd() as one, fake_lookupd() as two:
         one.channels["t#ephemeral"] = ["b", "a", "gone#ephemeral", "not valid", "", None]
         two.channels["t#ephemeral"] = ["c", "b", "x" * 65]
@@ -360,7 +362,7 @@ BAD_ANSWERS = [
 
 
 @pytest.mark.parametrize("bad", BAD_ANSWERS, ids=["500", "no JSON", "wrong type", "too long"])
-async def test_a_service_that_does_not_answer_rightly(
+async def test_service_with_an_invalid_answer(
     clock: MockClock, caplog: pytest.LogCaptureFixture, bad: Response
 ) -> None:
     async with (
@@ -380,9 +382,7 @@ async def test_a_service_that_does_not_answer_rightly(
         assert caplog.records[1].levelno == logging.ERROR
 
 
-async def test_a_service_that_does_not_answer_at_all(
-    clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_silent_service(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     async with (
         fake_lookupd() as one,
         fake_lookupd() as two,
@@ -397,7 +397,7 @@ async def test_a_service_that_does_not_answer_at_all(
         assert "no answer within 5 s" in caplog.text
 
 
-async def test_a_broker_that_has_just_started_connects_before_it_asks(clock: MockClock) -> None:
+async def test_new_broker_connects_before_it_queries(clock: MockClock) -> None:
     async with fake_lookupd() as lookupd:
         lookupd.channels["t"] = ["c"]
         async with running(lookupd.tcp_address) as here:
@@ -406,7 +406,7 @@ async def test_a_broker_that_has_just_started_connects_before_it_asks(clock: Moc
             assert await here.registration.channels("t") == ["c"]
 
 
-async def test_nobody_to_ask(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_query_without_services(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     async with fake_lookupd() as lookupd:
         pass
     complaint = "no available nsqlookupd to query for channels to pre-create for topic t"
@@ -424,7 +424,7 @@ async def test_nobody_to_ask(clock: MockClock, caplog: pytest.LogCaptureFixture)
             assert complaint in caplog.messages
 
 
-async def test_a_service_is_asked_though_its_connection_is_lost(clock: MockClock) -> None:
+async def test_query_without_a_connection(clock: MockClock) -> None:
     async with fake_lookupd() as lookupd, running(lookupd.tcp_address) as here:
         here.make("other")
         lookupd.channels["t"] = ["c"]
@@ -438,7 +438,7 @@ async def test_a_service_is_asked_though_its_connection_is_lost(clock: MockClock
 @pytest.mark.parametrize(
     "fields", [{"http_port": 99_999}, {"http_port": -1}, {"broadcast_address": "x" * 70}]
 )
-async def test_a_service_with_an_impossible_address(
+async def test_service_with_an_invalid_address(
     clock: MockClock, caplog: pytest.LogCaptureFixture, fields: dict[str, Any]
 ) -> None:
     async with fake_lookupd() as lookupd:
@@ -448,7 +448,7 @@ async def test_a_service_with_an_impossible_address(
     assert "failed to query nsqlookupd" in caplog.text
 
 
-async def test_a_service_that_is_removed_is_not_waited_for(clock: MockClock) -> None:
+async def test_removed_service_is_not_awaited(clock: MockClock) -> None:
     async with fake_lookupd() as lookupd, running(lookupd.tcp_address) as here:
         lookupd.replies["IDENTIFY"] = None
         await lookupd.conversation(0)
@@ -460,7 +460,7 @@ async def test_a_service_that_is_removed_is_not_waited_for(clock: MockClock) -> 
         assert trio.current_time() - started < STEP_TIMEOUT_S / 2
 
 
-async def test_asking_a_service_that_is_removed_meanwhile(clock: MockClock) -> None:
+async def test_query_during_the_removal_of_a_service(clock: MockClock) -> None:
     async with fake_lookupd() as lookupd, running(lookupd.tcp_address) as here:
         lookupd.channels["t"] = ["c"]
         lookupd.gate = trio.Event()

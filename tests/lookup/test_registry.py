@@ -1,4 +1,4 @@
-"""Who has what: the registry of a discovery service."""
+"""Tests for the registry of a discovery service."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def told(there: Registry, topic: str = "t", now: float = 0) -> list[str] | None:
 # ------------------------------------------------------------------------------------------------ time
 
 
-def test_a_producer_that_pings_no_more_is_told_to_nobody_until_it_does() -> None:
+def test_silent_producer_is_hidden_until_its_next_ping() -> None:
     there = registry()
     producer = join(there)
     there.register(producer, "t")
@@ -46,7 +46,7 @@ def test_a_producer_that_pings_no_more_is_told_to_nobody_until_it_does() -> None
     assert [*there.nodes(2 * INACTIVE_S)] == [(producer, {"t": False})]
 
 
-def test_a_tombstone_holds_for_its_lifetime_on_its_topic() -> None:
+def test_tombstone_hides_a_producer_of_its_topic_for_its_lifetime() -> None:
     there = registry()
     producer = join(there)
     there.register(producer, "t", "c")
@@ -58,7 +58,7 @@ def test_a_tombstone_holds_for_its_lifetime_on_its_topic() -> None:
     assert ("topic:t:", producer, 10) in there.registrations()
 
 
-def test_a_tombstone_goes_with_the_registration_and_not_by_another() -> None:
+def test_tombstone_ends_with_its_own_registration() -> None:
     there = registry()
     producer = join(there)
     there.register(producer, "t")
@@ -79,7 +79,7 @@ def test_a_tombstone_for_an_ipv6_address(node: str) -> None:
     assert told(there) == []
 
 
-def test_a_tombstone_for_nobody() -> None:
+def test_tombstone_without_a_producer() -> None:
     there = registry()
     there.register(join(there), "t")
     assert not there.tombstone("t", "a:4150", 0)
@@ -87,11 +87,11 @@ def test_a_tombstone_for_nobody() -> None:
     assert told(there) == ["a"]
 
 
-# ------------------------------------------------------------------------------------------------ what stays
+# ------------------------------------------------------------------------------------------------ permanent names
 
 
 @pytest.mark.parametrize("unregisters", [True, False])
-def test_what_had_a_producer_once_stays_listed(unregisters: bool) -> None:
+def test_names_stay_listed_after_their_last_producer(unregisters: bool) -> None:
     there = registry()
     producer = join(there)
     there.register(producer, "t", "c")
@@ -104,7 +104,7 @@ def test_what_had_a_producer_once_stays_listed(unregisters: bool) -> None:
 
 
 @pytest.mark.parametrize("unregisters", [True, False])
-def test_an_ephemeral_topic_goes_with_its_last_producer(unregisters: bool) -> None:
+def test_ephemeral_topic_is_removed_with_its_last_producer(unregisters: bool) -> None:
     there = registry()
 
     def leave(producer: Producer) -> None:
@@ -122,7 +122,7 @@ def test_an_ephemeral_topic_goes_with_its_last_producer(unregisters: bool) -> No
     assert (told(there, "t#ephemeral"), there.channels("t#ephemeral")) == (None, [])
 
 
-def test_what_is_deleted_is_registered_anew() -> None:
+def test_deleted_names_can_be_registered_again() -> None:
     there = registry()
     producer = join(there)
     there.register(producer, "t", "c")
@@ -138,25 +138,25 @@ def test_what_is_deleted_is_registered_anew() -> None:
     there.disconnect(producer)
 
 
-def test_a_producer_may_register_so_much_and_no_more() -> None:
+def test_registrations_per_producer_are_limited() -> None:
     there = registry(max_registrations=3)
     producer = join(there)
     there.register(producer, "t", "c")
     with pytest.raises(TooMany, match="limit of 3"):
-        there.register(producer, "u", "c")  # which would be two
+        there.register(producer, "u", "c")  # this would be two registrations
     there.register(producer, "u")
     with pytest.raises(TooMany):
         there.register(producer, "t", "d")
-    assert not there.register(producer, "t", "c")  # it has that
+    assert not there.register(producer, "t", "c")  # it is registered already
     there.unregister(producer, "u")
     there.register(producer, "t", "d")
     there.register(join(there, "b"), "v")
 
 
-# ------------------------------------------------------------------------------------------------ on disk
+# ------------------------------------------------------------------------------------------------ saved state
 
 
-def test_names_that_are_to_outlive_a_restart() -> None:
+def test_names_to_save() -> None:
     there = registry()
     changes: list[dict[str, list[str]]] = []
     there.on_names_changed = lambda: changes.append(there.durable_names())
@@ -178,7 +178,7 @@ def test_names_that_are_to_outlive_a_restart() -> None:
     assert (again.topics(), again.channels("t"), told(again)) == (["t", "v"], ["c"], [])
 
 
-# ------------------------------------------------------------------------------------------------ whatever happens
+# ------------------------------------------------------------------------------------------------ properties
 
 TOPICS = st.sampled_from(["t", "u", "t#ephemeral"])
 CHANNELS = st.sampled_from([None, "c", "d", "c#ephemeral"])
@@ -195,8 +195,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_it_is_what_each_producer_has_registered(steps: list[tuple[str, int, str, str | None]]) -> None:
-    """Beside a list of registrations that is searched through for every answer."""
+def test_registry_equals_a_simple_list(steps: list[tuple[str, int, str, str | None]]) -> None:
+    """Compare with a list of registrations that is searched for every answer."""
     there = registry()
     producers = [join(there, str(who)) for who in range(3)]
     registered: set[tuple[str, str, str | None]] = set()
@@ -234,7 +234,7 @@ def test_it_is_what_each_producer_has_registered(steps: list[tuple[str, int, str
         assert listed == {
             (me, f"topic:{of}:" if name is None else f"channel:{of}:{name}") for me, of, name in registered
         }
-        # What is ephemeral is listed for as long as somebody has it.
+        # Ephemeral names are listed while they have a producer.
         assert ("t#ephemeral" in there.topics()) == any(of == "t#ephemeral" for _, of, _ in registered)
         assert ("c#ephemeral" in there.channels("t")) == any(
             each[1:] == ("t", "c#ephemeral") for each in registered
