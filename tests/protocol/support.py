@@ -1,4 +1,4 @@
-"""Readers driven as a broker or a client drives them, and what they read made comparable."""
+"""Readers driven as a broker or a client drives them, with results in a form that can be compared."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -18,23 +18,23 @@ Event = ResponseFrame | ErrorFrame | MessageRun
 
 
 def int32(number: int) -> bytes:
-    """A size field, also for a size no field should hold."""
+    """Return a size field, also for invalid sizes."""
     return pack(">i", number)
 
 
 def messages(*bodies: bytes) -> MessageSet:
-    """A set, put together the slow way."""
+    """Build a set of messages in a simple way."""
     return MessageSet(b"".join(int32(len(body)) + body for body in bodies), [len(body) for body in bodies])
 
 
 def mpub_body(*bodies: bytes) -> bytes:
-    """What follows the line of an MPUB, its size field included."""
+    """Return the body of an MPUB after its command line, with its size field."""
     content = int32(len(bodies)) + messages(*bodies).data
     return int32(len(content)) + content
 
 
 def reader_in(state: State, limits: Limits = LIMITS) -> CommandReader:
-    """A reader of a connection that has come as far as `state`."""
+    """Return a reader of a connection in this state."""
     reader = CommandReader(limits)
     reader.receive_data(MAGIC_V2)
     assert reader.next_command() is None
@@ -43,7 +43,9 @@ def reader_in(state: State, limits: Limits = LIMITS) -> CommandReader:
 
 
 def drain(reader: CommandReader) -> Iterator[Command | CommandError]:
-    """All that can be read now, as a broker reads it: it moves the state, and stops at an error."""
+    """Yield all commands that can be read now. As in a broker, they change the state, and an error ends the
+    reading.
+    """
     while True:
         try:
             command = reader.next_command()
@@ -60,9 +62,8 @@ def drain(reader: CommandReader) -> Iterator[Command | CommandError]:
 
 
 def read_all(reader: CommandReader, pieces: Iterable[bytes], *, eof: bool = False) -> list[object]:
-    """What the reader makes of these pieces: commands, and at the end maybe the text of an error.
-
-    Neighbouring `Finish`es are joined: how FIN lines gather depends on how they arrive.
+    """Read these pieces: return the commands, and the text of an error at the end. Adjacent `Finish` are
+    joined, because their grouping depends on how they arrive.
     """
     found: list[object] = []
     for piece in pieces:
@@ -86,17 +87,17 @@ def read_all(reader: CommandReader, pieces: Iterable[bytes], *, eof: bool = Fals
 
 
 def finish(ids: Sequence[bytes]) -> Finish:
-    """FIN of these messages in a row."""
+    """Return one FIN run for these messages."""
     return Finish(encode_finish(ids))
 
 
 def single_bytes(data: bytes) -> list[bytes]:
-    """The data, a byte at a time."""
+    """Return the data in pieces of one byte."""
     return [data[i : i + 1] for i in range(len(data))]
 
 
 def split_at(data: bytes, cuts: Sequence[int]) -> list[bytes]:
-    """The data, cut at these places."""
+    """Return the data, split at these positions."""
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     return [data[a:b] for a, b in pairwise(places)]
 
@@ -104,13 +105,13 @@ def split_at(data: bytes, cuts: Sequence[int]) -> list[bytes]:
 def message_frame(
     body: bytes, *, message_id: bytes = b"0123456789abcdef", timestamp_ns: int = 1, attempts: int = 1
 ) -> bytes:
-    """A message frame, from the description of the format."""
+    """Build a message frame in a simple way, from the description of the format."""
     data = pack(">qH16s", timestamp_ns, attempts, message_id) + body
     return pack(">ii", 4 + len(data), 2) + data
 
 
 def read_frames(reader: FrameReader, pieces: Iterable[bytes]) -> list[object]:
-    """What the reader makes of these pieces: events with each message by itself, and maybe an error at the end."""
+    """Read these pieces: return the events, with each message by itself, and an error at the end."""
     found: list[object] = []
     for piece in pieces:
         reader.receive_data(piece)
@@ -123,7 +124,7 @@ def read_frames(reader: FrameReader, pieces: Iterable[bytes]) -> list[object]:
 
 
 def flattened(event: Event) -> list[object]:
-    """The event, or the messages of a run one by one."""
+    """Return the event, or the messages of a run one by one."""
     if not isinstance(event, MessageRun):
         return [event]
     assert len(event) > 0

@@ -21,7 +21,7 @@ def test_addresses_with_a_port(text: str, parsed: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(("text", "host"), [("localhost", "localhost"), ("[::1]", "::1")])
-def test_the_default_port_is_for_addresses_without_one(text: str, host: str) -> None:
+def test_default_port_is_for_addresses_without_one(text: str, host: str) -> None:
     assert parse_address(text, default_port=4150) == (host, 4150)
     with pytest.raises(ValueError, match="no port"):
         parse_address(text)
@@ -54,7 +54,7 @@ def test_the_default_port_is_for_addresses_without_one(text: str, host: str) -> 
         "http://host:4150",
     ],
 )
-def test_anything_else_is_refused_with_the_text_in_the_error(text: str) -> None:
+def test_invalid_address_is_refused_with_its_text(text: str) -> None:
     for default_port in (None, 4150):
         with pytest.raises(ValueError) as caught:
             parse_address(text, default_port)
@@ -74,7 +74,7 @@ def test_anything_else_is_refused_with_the_text_in_the_error(text: str) -> None:
         ("/tmp/a\nb\x1b[31m", r"'/tmp/a\nb\x1b[31m'"),
     ],
 )
-def test_peers_are_shown_as_nsqd_does(
+def test_peers_are_shown_as_in_nsqd(
     address: tuple[str, int] | tuple[str, int, int, int] | str | bytes, text: str
 ) -> None:
     assert format_peer(address) == text
@@ -93,5 +93,5 @@ def test_peers_are_shown_as_nsqd_does(
         ("", ""),
     ],
 )
-def test_what_may_be_secret_in_a_url_is_not_shown(url: str, shown: str) -> None:
+def test_password_in_a_url_is_hidden(url: str, shown: str) -> None:
     assert without_secrets(url) == shown

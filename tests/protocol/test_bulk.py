@@ -1,4 +1,4 @@
-"""The loops of `bulk.py`, compiled and as they stand there, held against what they are to do said once more."""
+"""Tests for the loops of `bulk.py`, compiled and as Python, against simple implementations."""
 
 import hashlib
 import os
@@ -47,7 +47,7 @@ WALKS: dict[str, Callable[..., int]] = {
 }
 
 
-def test_what_is_compiled_is_this_source() -> None:
+def test_compiled_module_is_current() -> None:
     if not bulk.COMPILED:
         if os.environ.get("CI") == "true":
             pytest.fail("the compiled form of bulk.py is not in use: see hatch_build.py")
@@ -58,7 +58,7 @@ def test_what_is_compiled_is_this_source() -> None:
     assert digest == bulk.COMPILED_FROM, "it was compiled from another version: make setup"
 
 
-def test_the_source_is_not_compiled() -> None:
+def test_source_form_is_not_compiled() -> None:
     assert not FORMS["source"].COMPILED
     assert FORMS["source"].COMPILED_FROM == ""
 
@@ -77,7 +77,7 @@ SETS = st.lists(
 def naive_walk(
     data: bytes, start: int, end: int, count: int, smallest: int, biggest: int, sizes: Sequence[int]
 ) -> tuple[int, list[int]]:
-    """Where the walk ends, and the sizes it ends with."""
+    """Return where the walk ends, and the sizes."""
     found = list(sizes)
     while len(found) < count and start + 4 <= end:
         size = int.from_bytes(data[start : start + 4], "big", signed=True)
@@ -91,7 +91,7 @@ def naive_walk(
 def check_walk(
     data: bytes, start: int, end: int, count: int, smallest: int, biggest: int, sizes: Sequence[int] = ()
 ) -> tuple[int, list[int]]:
-    """What every form makes of it, which has to be the same."""
+    """Return the result, after checking that all forms agree."""
     expected = naive_walk(data, start, end, count, smallest, biggest, sizes)
     for name, walk in WALKS.items():
         found = list(sizes)
@@ -107,17 +107,17 @@ THREE = messages(b"a", b"", b"cde").data
     ("data", "start", "count", "sizes", "at", "found"),
     [
         (THREE, 0, 3, [], 16, [1, 0, 3]),
-        (THREE, 0, 2, [], 9, [1, 0]),  # no more than there are to be
+        (THREE, 0, 2, [], 9, [1, 0]),  # not more than the count
         (THREE, 0, 0, [], 0, []),
         (THREE, 0, -1, [], 0, []),
-        (THREE, 5, 3, [1], 16, [1, 0, 3]),  # goes on
-        (THREE, 0, 3, [7, 7, 7], 0, [7, 7, 7]),  # there are all
+        (THREE, 5, 3, [1], 16, [1, 0, 3]),  # continues
+        (THREE, 0, 3, [7, 7, 7], 0, [7, 7, 7]),  # complete already
         (THREE, 0, 3, [7, 7, 7, 7], 0, [7, 7, 7, 7]),
         (THREE, 16, 3, [], 16, []),
         (THREE, 99, 3, [], 99, []),
         (THREE, 2**62, 3, [], 2**62, []),
         (THREE + int32(5), 0, 9, [], 25, [1, 0, 3, 5]),  # past the end
-        (THREE + b"\0\0\0", 0, 9, [], 16, [1, 0, 3]),  # half a size
+        (THREE + b"\0\0\0", 0, 9, [], 16, [1, 0, 3]),  # an incomplete size
         (b"", 0, 1, [], 0, []),
         (int32(0), 0, 1, [], 4, [0]),
         (int32(0) * 3, 0, 2**31, [], 12, [0, 0, 0]),
@@ -129,13 +129,13 @@ THREE = messages(b"a", b"", b"cde").data
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_sizes_are_walked(
+def test_walk_collects_sizes(
     data: bytes, start: int, count: int, sizes: list[int], at: int, found: list[int]
 ) -> None:
     assert check_walk(data, start, len(data), count, 0, 2**31 - 1, sizes) == (at, found)
 
 
-def test_only_sizes_within_bounds_are_taken() -> None:
+def test_sizes_out_of_range_end_the_walk() -> None:
     data = messages(b"a", b"bc", b"").data
     assert check_walk(data, 0, len(data), 3, 1, 2) == (11, [1, 2])
     assert check_walk(data, 0, len(data), 3, 1, 1) == (5, [1])
@@ -149,14 +149,14 @@ def test_only_sizes_within_bounds_are_taken() -> None:
     SETS, st.integers(0, 30), st.integers(-8, 90), st.integers(-1, 9), st.integers(0, 2),
     st.one_of(st.integers(-8, 12), st.just(2**31 - 1)), st.lists(st.integers(0, 9), max_size=3),
 )  # fmt: skip
-def test_every_form_walks_alike(
+def test_all_forms_walk_alike(
     data: bytes, start: int, end: int, count: int, smallest: int, biggest: int, sizes: list[int]
 ) -> None:
     check_walk(data, start, min(end, len(data)), count, smallest, biggest, sizes)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_an_end_behind_the_data_is_an_error(form: ModuleType) -> None:
+def test_end_after_the_data_is_an_error(form: ModuleType) -> None:
     for size in range(len(THREE) + 1):
         with pytest.raises(IndexError):
             form.walk_sizes(THREE[:size], 0, 2**40, 4, 0, 2**31 - 1, [])
@@ -226,7 +226,7 @@ def test_only_bytes_are_split(name: str) -> None:
 
 ANY_SIZES = st.lists(
     st.one_of(st.integers(0, 12), st.sampled_from([2**31 - 1, 2**31, 2**32])), max_size=8
-)  # such as do not fit the data, too
+)  # including sizes that exceed the data
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -234,13 +234,13 @@ def test_bodies(form: ModuleType) -> None:
     assert form.split_bodies(b"", []) == []
     assert form.split_bodies(THREE, [1, 0, 3]) == [b"a", b"", b"cde"]
     assert form.split_bodies(THREE, [1]) == [b"a"]
-    assert form.split_bodies(THREE, [1, 0, 4, 5]) == [b"a", b"", b"cde", b""]  # what is not there is left out
+    assert form.split_bodies(THREE, [1, 0, 4, 5]) == [b"a", b"", b"cde", b""]  # missing bytes are left out
     assert form.split_bodies(b"", [1, 2**31]) == [b"", b""]
 
 
 @settings(max_examples=100)
 @given(st.binary(max_size=60), ANY_SIZES)
-def test_every_form_takes_the_same_bodies_out(data: bytes, sizes: list[int]) -> None:
+def test_all_forms_split_the_same_bodies(data: bytes, sizes: list[int]) -> None:
     expected, start = [], 4
     for size in sizes:
         expected.append(data[start : start + size])
@@ -252,7 +252,7 @@ def test_every_form_takes_the_same_bodies_out(data: bytes, sizes: list[int]) -> 
 def naive_frames(
     data: bytes, sizes: Sequence[int], heads: bytes, prefixes: Mapping[int, bytes], first: int
 ) -> tuple[bytes, list[int]]:
-    """The frames, and where each of them ends."""
+    """Return the frames, and where each of them ends."""
     frames, ends, start = b"", [], 4
     for index, size in enumerate(sizes):
         head = heads[index * HEAD_BYTES : (index + 1) * HEAD_BYTES]
@@ -265,7 +265,7 @@ def naive_frames(
 
 @settings(max_examples=100)
 @given(st.binary(max_size=60), ANY_SIZES, st.binary(max_size=250), st.integers(0, 2**40))
-def test_every_form_makes_the_same_frames(data: bytes, sizes: list[int], heads: bytes, first: int) -> None:
+def test_all_forms_make_the_same_frames(data: bytes, sizes: list[int], heads: bytes, first: int) -> None:
     prefixes = {size: int32(size % 2**31) for size in sizes}
     frames, ends = naive_frames(data, sizes, heads, prefixes, first)
     for name, form in FORMS.items():
@@ -276,9 +276,9 @@ def test_every_form_makes_the_same_frames(data: bytes, sizes: list[int], heads: 
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_sizes_of_frames_are_made_when_they_are_missing(form: ModuleType) -> None:
+def test_missing_size_prefixes_are_made(form: ModuleType) -> None:
     prefixes = SizePrefixes(30)
-    for body in (b"abc", b"x" * 70_000):  # one is remembered, the other is too big for that
+    for body in (b"abc", b"x" * 70_000):  # one prefix is cached, the other size is too large
         parts: list[bytes] = []
         offsets = [0]
         form.add_frames(
@@ -291,14 +291,14 @@ def test_sizes_of_frames_are_made_when_they_are_missing(form: ModuleType) -> Non
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_frames_that_cannot_be_made(form: ModuleType) -> None:
+def test_invalid_frames(form: ModuleType) -> None:
     with pytest.raises(KeyError):
         form.add_frames(THREE, [1], b"h" * HEAD_BYTES, {}, [], [0])
     with pytest.raises(IndexError):
         form.add_frames(THREE, [1], b"h" * HEAD_BYTES, {1: b"1"}, [], [])
 
 
-def test_a_compiled_function_refuses_what_it_is_not_made_for() -> None:
+def test_compiled_function_refuses_wrong_types() -> None:
     if not bulk.COMPILED:
         pytest.skip("the compiled form of bulk.py is not in use")
     compiled = FORMS["compiled"]
@@ -326,11 +326,13 @@ def test_a_compiled_function_refuses_what_it_is_not_made_for() -> None:
         compiled.split_bodies(THREE, [2**63])
 
 
-# ------------------------------------------------------------------------------------------------ their use
+# ------------------------------------------------------------------------------------------------ users of the loops
 
 
 def naive_decode(payload: bytes, count: int, metadata_bytes: int) -> RecordBatch | None:
-    """A record of sequence 0 with all else 0, or None if its payload is no set of `count` messages and metadata."""
+    """Decode a record of sequence 0 in a simple way; None if its payload is not `count` messages and
+    metadata.
+    """
     end = len(payload) - metadata_bytes
     at, sizes = naive_walk(payload, 0, end, count, 0, 2**31 - 1, [])
     if at != end or len(sizes) != count:
@@ -365,8 +367,10 @@ def test_payloads_are_decoded_alike(payload: bytes, count: int, metadata_bytes: 
 @example(THREE[:5] + THREE[9:], 2, -1)
 @example(THREE[:5] + THREE[9:], 3, 0)
 @example(THREE, 3, 0)
-def test_an_mpub_in_two_pieces_says_what_it_says_whole(data: bytes, count: int, more: int) -> None:
-    """What is there of a body is looked at in one way, the whole body in another."""
+def test_error_of_an_mpub_in_two_pieces_equals_that_of_a_whole_one(
+    data: bytes, count: int, more: int
+) -> None:
+    """A partial body and a complete body are checked by different code."""
     limits = Limits(max_msg_size=8, max_body_size=120)
     wire = b"MPUB t\n" + int32(4 + len(data) + more) + int32(count) + data
     whole = read_all(reader_in(State.INIT, limits), [wire], eof=True)
@@ -374,8 +378,8 @@ def test_an_mpub_in_two_pieces_says_what_it_says_whole(data: bytes, count: int, 
         assert read_all(reader_in(State.INIT, limits), [wire[:cut], wire[cut:]], eof=True) == whole
 
 
-def test_all_of_it_works_where_nothing_is_compiled(tmp_path: Path) -> None:
-    """The tests of what uses these loops, once more, in a copy of the package that has the sources only."""
+def test_tests_pass_without_the_compiled_module(tmp_path: Path) -> None:
+    """Run the tests of the users of these loops in a copy of the package that has only sources."""
     copytree(PACKAGE, tmp_path / "trio_nsq", ignore=ignore_patterns("*.so", "__pycache__"))
     program = """
 import sys, pytest, trio_nsq.protocol.bulk as it

@@ -1,4 +1,4 @@
-"""Commands on the wire: each both ways, whole, byte by byte, split anywhere and with others behind it."""
+"""Tests for commands: encoded and decoded, whole, byte by byte, split anywhere and followed by others."""
 
 import tracemalloc
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ ALL_BYTES = bytes(range(256))
 
 @dataclass(frozen=True)
 class Case:
-    """A command: what our side sends for it, what that must be on the wire, and what it is read as."""
+    """A command: the arguments of our side, the bytes on the wire, and the decoded command."""
 
     name: str
     state: State
@@ -155,7 +155,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return value
 
 
-def test_the_table_has_every_verb_and_every_kind_of_command() -> None:
+def test_table_has_every_verb_and_every_kind_of_command() -> None:
     assert {case.wire.partition(b"\n")[0].split(b" ")[0] for case in CASES} == set(LEGAL_STATES)
     assert {type(case.command) for case in CASES} == set(Command.__args__)
 
@@ -174,13 +174,13 @@ def test_decoding_byte_by_byte(case: Case) -> None:
     for i, byte in enumerate(single_bytes(case.wire)):
         reader.receive_data(byte)
         now = list(drain(reader))
-        # Nothing early; FIN lines are commands each.
+        # Nothing early, except that each FIN line is a command.
         assert (not now) or i + 1 == len(case.wire) or isinstance(case.command, Finish)
         found += now
     assert found == [case.command] or found == [finish([ID]), finish([ID2])]
 
 
-def test_decoding_with_more_behind_it(case: Case) -> None:
+def test_decoding_with_more_data_after_it(case: Case) -> None:
     behind = b"NOP\nPUB t\n\0\0\0\1xTHE BEGINNING OF"
     expected = [case.command, NoOperation(), Publish("PUB", "t", messages(b"x"))]
     assert read_all(reader_in(case.state), [case.wire + behind]) == expected
@@ -189,14 +189,14 @@ def test_decoding_with_more_behind_it(case: Case) -> None:
         assert read_all(reader_in(case.state), [case.wire[:cut], case.wire[cut:] + behind]) == expected
 
 
-def test_decoding_of_lines_that_end_with_carriage_return_and_line_feed(case: Case) -> None:
-    lines = -1 if isinstance(case.command, Finish) else 1  # of a body nothing may be changed
+def test_decoding_lines_that_end_with_crlf(case: Case) -> None:
+    lines = -1 if isinstance(case.command, Finish) else 1  # bodies must not change
     wire = case.wire.replace(b"\n", b"\r\n", lines)
     assert read_all(reader_in(case.state), [wire * 2]) == read_all(reader_in(case.state), [case.wire * 2])
     assert read_all(reader_in(case.state), single_bytes(wire)) == [case.command]
 
 
-def test_a_whole_conversation_pipelined() -> None:
+def test_pipelined_conversation() -> None:
     cases = [case for case in CASES if case.state is State.INIT and not isinstance(case.command, Subscribe)]
     cases += [case for case in CASES if case.name == "SUB"]
     cases += [c for c in CASES if c.state is State.SUBSCRIBED and not isinstance(c.command, StartClose)]
@@ -209,7 +209,7 @@ def test_a_whole_conversation_pipelined() -> None:
         assert read_all(CommandReader(LIMITS), pieces) == expected
 
 
-def test_finish_of_nothing_is_no_command() -> None:
+def test_finish_without_ids_is_refused() -> None:
     assert encode_finish([]) == b""
 
 
@@ -229,8 +229,8 @@ def test_surplus_parameters_are_ignored() -> None:
     assert read_all(reader_in(State.SUBSCRIBED), [b"REQ " + ID + b" 5 x\n"]) == [Requeue(ID, 5)]
 
 
-def test_the_same_publish_line_again_and_again_and_others_between() -> None:
-    """The reader remembers the last line; PUB, MPUB and topics must not be mixed up by that."""
+def test_repeated_publish_lines_with_others_between() -> None:
+    """The reader caches the last line; the cache must not confuse PUB, MPUB and topics."""
     wire = b""
     expected: list[object] = []
     for topic in ("a", "b", "b", "a", "a#ephemeral", "a"):
@@ -243,7 +243,7 @@ def test_the_same_publish_line_again_and_again_and_others_between() -> None:
     assert read_all(reader_in(State.INIT), single_bytes(wire)) == expected
 
 
-def test_a_refused_topic_is_not_remembered() -> None:
+def test_refused_topic_is_not_cached() -> None:
     reader = reader_in(State.INIT)
     reader.receive_data(b"PUB a!\n\0\0\0\1xPUB a!\n\0\0\0\1x")
     with pytest.raises(CommandError, match="E_BAD_TOPIC"):
@@ -254,7 +254,7 @@ def test_a_refused_topic_is_not_remembered() -> None:
 
 
 @pytest.mark.parametrize("size", range(5))
-def test_the_magic_may_come_in_pieces(size: int) -> None:
+def test_magic_in_pieces(size: int) -> None:
     reader = CommandReader(LIMITS)
     reader.receive_data(MAGIC_V2[:size])
     assert reader.next_command() is None
@@ -265,7 +265,7 @@ def test_the_magic_may_come_in_pieces(size: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [b"  V1", b"GET ", b"\0\0\0\0", b"V2  ", b"  v2"])
-def test_another_magic_is_refused_with_a_bare_code(magic: bytes) -> None:
+def test_other_magic_is_refused_with_a_bare_code(magic: bytes) -> None:
     reader = CommandReader(LIMITS)
     reader.receive_data(magic[:3])
     assert reader.next_command() is None
@@ -277,7 +277,7 @@ def test_another_magic_is_refused_with_a_bare_code(magic: bytes) -> None:
     assert not reader.greeted
 
 
-def test_the_end_before_the_magic_says_nothing() -> None:
+def test_end_before_the_magic_is_silent() -> None:
     assert read_all(CommandReader(LIMITS), [b"  V"], eof=True) == []
 
 
@@ -300,7 +300,7 @@ EXAMPLE = {
 }
 
 
-def test_the_table_of_states_is_nsqds() -> None:
+def test_table_of_states_equals_that_of_nsqd() -> None:
     assert {verb: set(states) for verb, states in LEGAL_STATES.items()} == {
         verb: states for verb, (_, states) in EXAMPLE.items()
     }
@@ -320,7 +320,7 @@ def test_every_command_in_every_state(verb: bytes, state: State) -> None:
 
 
 @pytest.mark.parametrize("verb", [verb for verb, (_, legal) in EXAMPLE.items() if State.INIT not in legal])
-def test_the_state_is_looked_at_before_the_parameters(verb: bytes) -> None:
+def test_state_is_checked_before_the_parameters(verb: bytes) -> None:
     assert read_all(reader_in(State.INIT), [verb + b"\n"]) == [
         b"E_INVALID cannot " + verb + b" in current state"
     ]
@@ -330,7 +330,7 @@ def test_the_state_is_looked_at_before_the_parameters(verb: bytes) -> None:
 
 
 @pytest.mark.parametrize("line", [b"RDY 1", b"RDY x", b"RDY 99999", b"RDY", b"RDY -1"])
-def test_ready_counts_are_ignored_while_closing_whatever_they_say(line: bytes) -> None:
+def test_ready_counts_are_ignored_while_closing(line: bytes) -> None:
     assert read_all(reader_in(State.CLOSING), [line + b"\nNOP\n"]) == [Ready(0), NoOperation()]
 
 
@@ -367,7 +367,7 @@ REFUSED: list[tuple[State, bytes, bytes]] = [
     # and AUTH, which has none
     (INIT, b"AUTH x\n", b"E_INVALID AUTH invalid number of parameters"),
     (INIT, b"AUTH \n", b"E_INVALID AUTH invalid number of parameters"),
-    # names; of two wrong things the first in nsqd's order counts
+    # names; of two errors the first in nsqd's order is reported
     (INIT, b"SUB ! !\n", b'E_BAD_TOPIC SUB topic name "!" is not valid'),
     (INIT, b"SUB t !\n", b'E_BAD_CHANNEL SUB channel name "!" is not valid'),
     (INIT, b"SUB t \n", b'E_BAD_CHANNEL SUB channel name "" is not valid'),
@@ -378,7 +378,7 @@ REFUSED: list[tuple[State, bytes, bytes]] = [
     (INIT, b"PUB #ephemeral\n", b'E_BAD_TOPIC PUB topic name "#ephemeral" is not valid'),
     (INIT, b"PUB t\r\r\n", b'E_BAD_TOPIC PUB topic name "t\\r" is not valid'),
     (INIT, b"PUB a\x00\xff\xc3\xa9\xc2\x85\n", b'E_BAD_TOPIC PUB topic name "a\\x00\\xff\xc3\xa9\\u0085" is not valid'),
-    # nsqd says the code twice here
+    # nsqd repeats the code here
     (INIT, b"MPUB a!b\n", b'E_BAD_TOPIC MPUB topic name "a!b" is not valid'),
     (INIT, b"DPUB ! x\n", b'E_BAD_TOPIC DPUB topic name "!" is not valid'),
     (INIT, b"DPUB t x\n", b"E_INVALID DPUB could not parse timeout x"),
@@ -404,7 +404,7 @@ REFUSED: list[tuple[State, bytes, bytes]] = [
     (SUBSCRIBED, b"FIN " + ID + b"0\n", b"E_INVALID invalid message ID"),
     (SUBSCRIBED, b"TOUCH " + ID[1:] + b"\n", b"E_INVALID invalid message ID"),
     (SUBSCRIBED, b"TOUCH \n", b"E_INVALID invalid message ID"),
-    # sizes, refused before anything of the body is there
+    # sizes, refused before any byte of the body
     (INIT, b"IDENTIFY\n" + int32(0), b"E_BAD_BODY IDENTIFY invalid body size 0"),
     (INIT, b"IDENTIFY\n" + int32(-1), b"E_BAD_BODY IDENTIFY invalid body size -1"),
     (INIT, b"IDENTIFY\n\x80\0\0\0", b"E_BAD_BODY IDENTIFY invalid body size -2147483648"),
@@ -423,15 +423,15 @@ REFUSED: list[tuple[State, bytes, bytes]] = [
 
 
 @pytest.mark.parametrize(("state", "wire", "error"), REFUSED)
-def test_refused(state: State, wire: bytes, error: bytes) -> None:
+def test_invalid_command_is_refused(state: State, wire: bytes, error: bytes) -> None:
     assert read_all(reader_in(state), [wire]) == [error]
     assert read_all(reader_in(state), single_bytes(wire)) == [error]
-    # What came before is obeyed first, and what comes behind makes no difference.
+    # Commands before it are executed, and bytes after it change nothing.
     assert read_all(reader_in(state), [b"NOP\n" + wire + b"PUB t\n\0\0\0\1xNOP\n"]) == [NoOperation(), error]
 
 
 @pytest.mark.parametrize(("state", "wire", "error"), REFUSED)
-def test_what_the_reader_refuses_is_fatal(state: State, wire: bytes, error: bytes) -> None:
+def test_protocol_errors_are_fatal(state: State, wire: bytes, error: bytes) -> None:
     reader = reader_in(state)
     reader.receive_data(wire)
     with pytest.raises(CommandError) as caught:
@@ -451,7 +451,7 @@ def test_sub_without_heartbeats_is_refused_after_the_state_and_before_the_parame
 
 
 @pytest.mark.parametrize("name", [b"a", b".", b"..", b"-_.aZ9", NAME_64, EPHEMERAL_64, b".#ephemeral"])
-def test_names_that_are_accepted(name: bytes) -> None:
+def test_valid_names(name: bytes) -> None:
     found = read_all(reader_in(State.INIT), [b"SUB " + name + b" " + name + b"\n"])
     assert found == [Subscribe(name.decode(), name.decode())]
 
@@ -468,7 +468,7 @@ def test_names_that_are_accepted(name: bytes) -> None:
         (b" " + b"0" * 5000 + b"9", 9),
     ],
 )
-def test_ready_counts_that_are_accepted(word: bytes, count: int) -> None:
+def test_valid_ready_counts(word: bytes, count: int) -> None:
     assert read_all(reader_in(State.SUBSCRIBED), [b"RDY" + word + b"\n"]) == [Ready(count)]
 
 
@@ -484,14 +484,14 @@ def test_ready_counts_that_are_accepted(word: bytes, count: int) -> None:
         (b"0" * 100 + b"5", 5),
     ],
 )
-def test_requeue_delays_are_cut_to_the_maximum(word: bytes, delay_ms: int) -> None:
+def test_requeue_delays_are_limited_to_the_maximum(word: bytes, delay_ms: int) -> None:
     assert read_all(reader_in(State.SUBSCRIBED), [b"REQ " + ID + b" " + word + b"\n"]) == [
         Requeue(ID, delay_ms)
     ]
 
 
 @pytest.mark.parametrize(("verb", "extra"), [(b"PUB t", b""), (b"DPUB t 0", b""), (b"MPUB t", b"")])
-def test_bodies_of_exactly_the_greatest_size(verb: bytes, extra: bytes) -> None:
+def test_bodies_of_exactly_the_maximum_size(verb: bytes, extra: bytes) -> None:
     limits = Limits(max_msg_size=100, max_body_size=108)
     body = b"x" * 100
     wire = verb + b"\n" + (mpub_body(body) if verb.startswith(b"MPUB") else int32(100) + body)
@@ -500,7 +500,7 @@ def test_bodies_of_exactly_the_greatest_size(verb: bytes, extra: bytes) -> None:
     assert found.messages == messages(body)
 
 
-def test_limits_are_the_readers_own() -> None:
+def test_limits_are_per_reader() -> None:
     limits = Limits(
         max_msg_size=10, max_body_size=20, max_rdy_count=3, max_req_timeout_ms=50, max_defer_ms=50
     )
@@ -524,7 +524,7 @@ def test_limits_are_the_readers_own() -> None:
 
 @pytest.mark.parametrize("state", [State.INIT, State.SUBSCRIBED])
 @pytest.mark.parametrize("start", [b"NOP ", b"FIN ", b"PUB t "])
-def test_a_line_of_16_kib_with_its_line_feed_is_the_longest(state: State, start: bytes) -> None:
+def test_longest_line_has_16_kib_with_its_line_feed(state: State, start: bytes) -> None:
     longest = start + b"x" * (16383 - len(start))
     for pieces in ([longest + b"\n"], single_bytes(longest + b"\n")):
         reader = reader_in(state)
@@ -545,8 +545,8 @@ def test_a_line_of_16_kib_with_its_line_feed_is_the_longest(state: State, start:
             assert [type(command) for command in found] == [LineTooLong]
 
 
-def test_a_long_line_is_not_waited_for() -> None:
-    """The 16384th byte that is no line feed ends it."""
+def test_too_long_line_is_refused_at_once() -> None:
+    """It ends at the 16384th byte, if that is not a line feed."""
     reader = reader_in(State.INIT)
     reader.receive_data(b"x" * 16383)
     assert reader.next_command() is None
@@ -559,7 +559,7 @@ def test_a_long_line_is_not_waited_for() -> None:
 
 
 def _truncations(wire: bytes, spans: list[tuple[int, bytes | None]]) -> list[tuple[bytes, bytes | None]]:
-    """(beginning, error) for every beginning of `wire`; `spans` says up to which length which error holds."""
+    """Return (prefix, error) for every prefix of `wire`; `spans` gives the error for each range of lengths."""
     found = []
     for size in range(len(wire)):
         error = next(error for end, error in spans if size <= end)
@@ -619,35 +619,35 @@ TRUNCATED = [
 
 
 @pytest.mark.parametrize(("wire", "error"), TRUNCATED)
-def test_input_that_ends_too_early(wire: bytes, error: bytes | None) -> None:
+def test_truncated_input(wire: bytes, error: bytes | None) -> None:
     state = State.SUBSCRIBED if wire.startswith(b"FIN") else State.INIT
     expected = [] if error is None else [error]
     for pieces in ([wire], single_bytes(wire)):
-        assert read_all(reader_in(state), pieces) == []  # without the end it might yet go on
+        assert read_all(reader_in(state), pieces) == []  # before the end of the input, more could follow
         assert read_all(reader_in(state), pieces, eof=True) == expected
     assert read_all(reader_in(state), [b"NOP\n" + wire], eof=True) == [NoOperation(), *expected]
 
 
-def test_the_end_after_a_whole_command_is_no_error() -> None:
+def test_end_after_a_complete_command_is_not_an_error() -> None:
     for case in CASES:
         assert read_all(reader_in(case.state), [case.wire], eof=True) == [case.command]
 
 
-# ---------------------------------------------------------------------- handing over
+# ---------------------------------------------------------------------- unread bytes for an upgrade
 
 
-def test_bytes_not_yet_read_are_handed_over_once() -> None:
+def test_unread_bytes_are_handed_over_once() -> None:
     reader = reader_in(State.INIT)
     reader.receive_data(b"NOP\nNOP\n\x16\x03\x01")
     assert reader.next_command() == NoOperation()
     assert reader.take_buffered() == b"NOP\n\x16\x03\x01"
     assert reader.take_buffered() == b""
     assert reader.next_command() is None
-    reader.receive_data(b"NOP\n")  # what came through the upgraded connection
+    reader.receive_data(b"NOP\n")  # data from the upgraded connection
     assert reader.next_command() == NoOperation()
 
 
-def test_handing_over_in_the_middle_of_a_line_forgets_how_far_it_was_searched() -> None:
+def test_handover_within_a_line_resets_the_search() -> None:
     reader = reader_in(State.INIT)
     reader.receive_data(b"x" * 100)
     assert reader.next_command() is None
@@ -657,7 +657,7 @@ def test_handing_over_in_the_middle_of_a_line_forgets_how_far_it_was_searched() 
 
 
 @pytest.mark.parametrize("verb", ["PUB", "MPUB"])
-def test_what_is_missing_of_a_large_body_is_known_and_put_together_once(verb: str) -> None:
+def test_large_body_knows_its_missing_bytes_and_is_joined_once(verb: str) -> None:
     reader = reader_in(State.INIT)
     content = b"".join(int32(1000) + bytes([n % 256]) * 1000 for n in range(100))
     if verb == "MPUB":
@@ -688,7 +688,7 @@ def test_what_is_missing_of_a_large_body_is_known_and_put_together_once(verb: st
 
 
 @pytest.mark.parametrize("verb", ["PUB", "MPUB"])
-def test_a_large_body_is_forgotten_when_it_is_handed_out(verb: str) -> None:
+def test_large_body_is_released_after_it_is_read(verb: str) -> None:
     reader = reader_in(State.INIT)
     content = int32(1) + int32(500_000) + bytes(500_000)
     if verb == "PUB":
@@ -708,7 +708,7 @@ def test_a_large_body_is_forgotten_when_it_is_handed_out(verb: str) -> None:
         tracemalloc.stop()
 
 
-def test_behind_a_large_body_the_next_command_is_found_and_a_small_one_is_not_waited_for() -> None:
+def test_commands_after_a_large_body_are_read_and_a_small_body_is_not_awaited() -> None:
     reader = reader_in(State.INIT)
     body = int32(100_000) + b"x" * 100_000
     reader.receive_data(b"PUB t\n" + body[:10])
@@ -717,7 +717,7 @@ def test_behind_a_large_body_the_next_command_is_found_and_a_small_one_is_not_wa
     reader.receive_data(body[10:] + b"PUB t\n" + body[:90_000])
     assert isinstance(reader.next_command(), Publish)
     assert reader.next_command() is None
-    assert reader.missing_bytes == 0  # so little is read as everything is
+    assert reader.missing_bytes == 0  # small bodies are read normally
     reader.receive_data(body[90_000:] + b"NOP\n")
     assert isinstance(reader.next_command(), Publish)
     assert reader.next_command() == NoOperation()
@@ -731,7 +731,7 @@ def test_behind_a_large_body_the_next_command_is_found_and_a_small_one_is_not_wa
         (0, 99 * 1004, "MPUB invalid message(1) body size 0"),
     ],
 )
-def test_end_in_the_middle_of_a_large_body(size: int, received: int, text: str) -> None:
+def test_end_within_a_large_body(size: int, received: int, text: str) -> None:
     reader = reader_in(State.INIT)
     sizes = [1000, size, *[1000] * 98]
     body = int32(100) + b"".join(int32(each) + bytes(each) for each in sizes)
@@ -745,7 +745,7 @@ def test_end_in_the_middle_of_a_large_body(size: int, received: int, text: str) 
 
 
 @pytest.mark.parametrize("step", [1, 100, 4095, 4096, 60_000])
-def test_a_large_body_that_comes_bit_by_bit_is_kept_in_few_pieces(step: int) -> None:
+def test_large_body_in_small_parts_is_kept_in_few_pieces(step: int) -> None:
     reader = reader_in(State.INIT)
     body = int32(300_000) + bytes(range(250)) * 1200
     reader.receive_data(b"PUB t\n" + body[:10])
@@ -763,7 +763,7 @@ def test_a_large_body_that_comes_bit_by_bit_is_kept_in_few_pieces(step: int) -> 
     assert command.messages.data == body
 
 
-def test_handing_over_in_the_middle_of_a_large_body() -> None:
+def test_handover_within_a_large_body() -> None:
     reader = reader_in(State.INIT)
     reader.receive_data(b"PUB t\n" + int32(100_000) + b"x" * 10)
     assert reader.next_command() is None

@@ -1,4 +1,4 @@
-"""Snappy and deflate as connections use them; the other side is python-snappy and zlib by themselves."""
+"""Tests for snappy and deflate as used by connections; the other side uses python-snappy and zlib directly."""
 
 import zlib
 from random import Random
@@ -26,9 +26,7 @@ def decode(codec: Codec, data: bytes, at_a_time: int) -> bytes:
 
 @both
 @given(sent=st.lists(st.binary(max_size=300)), at_a_time=st.integers(1, 500))
-def test_what_is_sent_arrives_in_whatever_pieces(
-    codec: "type[Snappy]", sent: list[bytes], at_a_time: int
-) -> None:
+def test_round_trip_in_any_pieces(codec: "type[Snappy]", sent: list[bytes], at_a_time: int) -> None:
     sender, receiver = codec(), codec()
     wire = b"".join(sender.encode(data) for data in sent)
     assert decode(receiver, wire, at_a_time) == b"".join(sent)
@@ -38,13 +36,13 @@ def test_what_is_sent_arrives_in_whatever_pieces(
 @pytest.mark.parametrize(
     "data", [b"x", bytes(1_000_000), Random(1).randbytes(300_000)], ids=["byte", "zeros", "random"]
 )
-def test_each_flush_can_be_read_without_what_follows(codec: "type[Snappy]", data: bytes) -> None:
+def test_each_flush_can_be_read_without_later_data(codec: "type[Snappy]", data: bytes) -> None:
     sender, receiver = codec(), codec()
     for _ in range(3):
         assert b"".join(receiver.decode(sender.encode(data))) == data
 
 
-def test_snappy_is_the_framing_format() -> None:
+def test_snappy_uses_the_framing_format() -> None:
     wire = Snappy().encode(b"hello" * 30_000)
     assert wire.startswith(b"\xff\x06\x00\x00sNaPpY\x00")
     assert StreamDecompressor().decompress(wire) == b"hello" * 30_000
@@ -53,7 +51,7 @@ def test_snappy_is_the_framing_format() -> None:
     assert [b"".join(codec.decode(sender.add_chunk(data))) for data in (b"one", b"two")] == [b"one", b"two"]
 
 
-def test_snappy_passes_over_padding() -> None:
+def test_snappy_skips_padding() -> None:
     sender, codec = StreamCompressor(), Snappy()
     wire = (
         sender.add_chunk(b"one") + b"\xfe\x03\x00\x00\0\0\0" + b"\x80\x01\x00\x00x" + sender.add_chunk(b"two")
@@ -61,7 +59,7 @@ def test_snappy_passes_over_padding() -> None:
     assert b"".join(codec.decode(wire)) == b"onetwo"
 
 
-def test_deflate_is_raw_and_ends_each_flush_at_a_byte() -> None:
+def test_deflate_is_raw_and_flushes_at_a_byte_boundary() -> None:
     wire = Deflate(6).encode(b"hello")
     assert wire.endswith(b"\x00\x00\xff\xff")
     assert zlib.decompressobj(-zlib.MAX_WBITS).decompress(wire) == b"hello"
@@ -75,32 +73,32 @@ def test_deflate_levels_differ() -> None:
 @pytest.mark.parametrize(
     "wire",
     [
-        b"\x02\x01\x00\x00x",  # a kind of chunk that has to be understood, and is not
-        b"\x00\x05\x00\x00aaaaa",  # no snappy
+        b"\x02\x01\x00\x00x",  # a chunk type that must be understood, and is unknown
+        b"\x00\x05\x00\x00aaaaa",  # not snappy
         b"\x01\x05\x00\x00\0\0\0\0x",  # a wrong checksum
         b"\xff\x06\x00\x00sNaPpX",
     ],
 )
-def test_what_is_not_snappy(wire: bytes) -> None:
+def test_invalid_snappy(wire: bytes) -> None:
     codec = Snappy()
     assert b"".join(codec.decode(Snappy().encode(b"good"))) == b"good"
     with pytest.raises(CompressionError, match="snappy"):
         list(codec.decode(wire))
 
 
-def test_a_snappy_chunk_longer_than_any_is_refused_at_its_header() -> None:
-    """Nobody makes us hold 16 MiB for one."""
+def test_too_long_snappy_chunk_is_refused_at_its_header() -> None:
+    """A client cannot make the broker buffer 16 MiB for a chunk."""
     with pytest.raises(CompressionError, match="chunk of 16777215 bytes"):
         list(Snappy().decode(b"\xfe\xff\xff\xff"))
 
 
-def test_what_is_not_deflate() -> None:
+def test_invalid_deflate() -> None:
     with pytest.raises(CompressionError, match="deflate"):
         list(Deflate(6).decode(b"\xff" * 10))
 
 
 @both
-def test_a_little_becomes_a_lot_in_bounded_pieces(codec: "type[Snappy]") -> None:
+def test_highly_compressed_data_is_expanded_in_limited_pieces(codec: "type[Snappy]") -> None:
     size = 64 * MAX_PIECE_BYTES + 1
     wire = codec().encode(bytes(size))
     assert len(wire) < size / 20
@@ -109,7 +107,7 @@ def test_a_little_becomes_a_lot_in_bounded_pieces(codec: "type[Snappy]") -> None
     assert sum(pieces) == size
 
 
-def test_what_follows_the_end_of_a_deflate_stream_is_ignored() -> None:
+def test_data_after_the_end_of_a_deflate_stream_is_ignored() -> None:
     packer = raw_deflate()
     codec = Deflate(6)
     assert not codec.ended
@@ -118,7 +116,7 @@ def test_what_follows_the_end_of_a_deflate_stream_is_ignored() -> None:
     assert list(codec.decode(b"and more")) == []
 
 
-def test_a_long_stream_that_ends_with_bytes_behind_it_comes_to_an_end() -> None:
+def test_long_stream_with_bytes_after_its_end_terminates() -> None:
     packer = raw_deflate()
     size = MAX_PIECE_BYTES + 5000
     codec = Deflate(6)
@@ -129,8 +127,8 @@ def test_a_long_stream_that_ends_with_bytes_behind_it_comes_to_an_end() -> None:
 
 @both
 @pytest.mark.parametrize("garbage", [b"CLS\n", b"\x00\x05\x00\x00aaaaa", b"\xff" * 9])
-def test_what_comes_before_garbage_is_good(codec: "type[Snappy]", garbage: bytes) -> None:
-    """nsqjs says goodbye in plain text, right behind its last compressed commands."""
+def test_data_before_garbage_is_returned(codec: "type[Snappy]", garbage: bytes) -> None:
+    """nsqjs sends its last commands compressed, and then plain text."""
     sender, receiver = codec(), codec()
     got = b"".join(receiver.decode(sender.encode(b"one")))
     pieces = receiver.decode(sender.encode(b"two") + sender.encode(b"three") + garbage)

@@ -1,4 +1,4 @@
-"""FIN lines that follow each other are read many at a time; that must not show."""
+"""Tests for FIN lines that are read together: the results must equal those line by line."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def in_state(state: State = State.SUBSCRIBED) -> CommandReader:
     return reader_in(state)
 
 
-# Up to and over the places where the reader looks at more lines at a time.
+# Around the counts at which the reader searches more lines at a time.
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 79, 80, 81, 82, 335, 336, 337, 3000])
 @pytest.mark.parametrize("state", [State.SUBSCRIBED, State.CLOSING])
 def test_a_run_is_one_command(count: int, state: State) -> None:
@@ -48,7 +48,7 @@ def test_a_run_is_one_command(count: int, state: State) -> None:
     ],
     ids=lambda value: "",
 )  # fmt: skip
-def test_a_run_ends_where_another_command_begins(count: int, behind: bytes, command: object) -> None:
+def test_run_ends_at_another_command(count: int, behind: bytes, command: object) -> None:
     reader = in_state()
     run = encode_finish(ids(count))
     reader.receive_data(run + behind + run)
@@ -67,7 +67,7 @@ def test_a_run_split_at_every_byte() -> None:
     assert read_all(in_state(), single_bytes(wire)) == expected
 
 
-def test_a_run_behind_a_publish() -> None:
+def test_run_after_a_publish() -> None:
     wire = b"PUB t\n" + int32(3) + b"FIN" + encode_finish(ids(20)) + b"NOP\n" + encode_finish(ids(3))
     expected = [Publish("PUB", "t", messages(b"FIN")), finish(ids(20)), NoOperation(), finish(ids(3))]
     assert read_all(in_state(), [wire]) == expected
@@ -80,18 +80,18 @@ def test_a_run_behind_a_publish() -> None:
         b"FIN 0123456\n89abcdef\n",  # a line feed within the width of an id
         b"FIN \n123456789abcdef\n",
         b"FIN 0123456789abcde\n\n",
-        b"FIN 01234\nFIN 012345\n",  # which looks as if two lines began
+        b"FIN 01234\nFIN 012345\n",  # looks like the start of two lines
         b"FIN 01\nFIN 012345678\n",
-        b"FIN 01234567 9abcdef\n",  # a space there: the id ends
+        b"FIN 01234567 9abcdef\n",  # a space, which ends the id
         b"FIN  123456789abcdef\n",
         b"FIN 0123456789abcde \n",
-        b"FIN 0123456789abcde\r\n",  # half of a line end
+        b"FIN 0123456789abcde\r\n",  # half of a CRLF
     ],
 )
 @pytest.mark.parametrize("before", [0, 1, 16, 100])
 @pytest.mark.parametrize("after", [0, 100])
-def test_a_line_of_the_right_width_that_is_none(line: bytes, before: int, after: int) -> None:
-    """Found as nsqd finds it, with what stands before it obeyed."""
+def test_invalid_line_of_the_right_width(line: bytes, before: int, after: int) -> None:
+    """Refused as in nsqd, after the lines before it were executed."""
     assert len(line) == 21
     wire = encode_finish(ids(before)) + line + encode_finish(ids(after))
     expected = [finish(ids(before)), INVALID_ID] if before else [INVALID_ID]
@@ -116,19 +116,19 @@ def test_ids_need_not_be_hexadecimal() -> None:
     assert read_all(in_state(), single_bytes(encode_finish(strange))) == [finish(strange)]
 
 
-def test_lines_ending_in_carriage_return_and_line_feed() -> None:
+def test_lines_that_end_with_crlf() -> None:
     wire = b"".join(b"FIN %s\r\n" % message_id for message_id in ids(40))
     assert read_all(in_state(), [wire]) == [finish(ids(40))]
     assert read_all(in_state(), [wire + encode_finish(ids(40)) + wire]) == [finish(ids(40) * 3)]
     assert read_all(in_state(), single_bytes(wire)) == [finish(ids(40))]
 
 
-def test_a_run_before_sub_is_refused_as_a_whole() -> None:
+def test_run_before_sub_is_refused() -> None:
     for pieces in ([encode_finish(ids(5))], single_bytes(encode_finish(ids(5)))):
         assert read_all(in_state(State.INIT), pieces) == [b"E_INVALID cannot FIN in current state"]
 
 
-def test_the_end_inside_a_run() -> None:
+def test_end_within_a_run() -> None:
     wire = encode_finish(ids(3))
     for size in range(len(wire)):
         whole = size // 21
@@ -137,7 +137,7 @@ def test_the_end_inside_a_run() -> None:
 
 
 def naive(data: bytes) -> list[object]:
-    """What nsqd makes of lines that are FIN, NOP or nonsense, one by one."""
+    """Return nsqd's results for lines that are FIN, NOP or invalid, one by one."""
     found: list[object] = []
     *lines, _ = data.split(b"\n")
     for line in lines:
@@ -174,13 +174,13 @@ FRAGMENTS = st.sampled_from(
 
 @settings(max_examples=200)
 @given(st.lists(FRAGMENTS, max_size=40).map(b"".join), st.lists(st.integers(0, 1000), max_size=4))
-def test_the_same_as_line_by_line(data: bytes, cuts: Sequence[int]) -> None:
+def test_runs_equal_single_lines(data: bytes, cuts: Sequence[int]) -> None:
     assert read_all(in_state(), [data]) == naive(data)
     assert read_all(in_state(), split_at(data, cuts)) == naive(data)
 
 
 class CopiedBytes(bytes):
-    """Counts how many of its bytes are copied out: a reader looks at copies."""
+    """Counts how many of its bytes are copied: a reader searches copies."""
 
     copied = 0
 
@@ -190,11 +190,11 @@ class CopiedBytes(bytes):
         return found
 
 
-def test_after_a_long_run_no_more_is_looked_at_than_what_comes_next() -> None:
+def test_only_the_next_line_is_searched_after_a_long_run() -> None:
     reader = in_state()
     reader.receive_data(encode_finish(ids(2000)))
     assert reader.next_command() == finish(ids(2000))
-    lines = CopiedBytes(b"".join(b"FIN %s\r\n" % each for each in ids(500)))  # no run: each line is longer
+    lines = CopiedBytes(b"".join(b"FIN %s\r\n" % each for each in ids(500)))  # not a run: each line is longer
     reader.receive_data(lines)
     for each in ids(500):
         assert reader.next_command() == finish([each])

@@ -1,4 +1,4 @@
-"""Frames on the wire: encoded and decoded from one table, whole, in pieces and with others behind them."""
+"""Tests for frames: encoded and decoded from one table, whole, in pieces and followed by others."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from trio_nsq.protocol.frames import (
 
 ID = b"0123456789abcdef"
 
-# What a broker sends for it, what that must be on the wire, and what it is read as.
+# The arguments of the broker, the bytes on the wire, and the decoded event.
 CASES: list[tuple[bytes, bytes, object]] = [
     (OK_FRAME, b"\0\0\0\6\0\0\0\0OK", ResponseFrame(b"OK")),
     (CLOSE_WAIT_FRAME, b"\0\0\0\x0e\0\0\0\0CLOSE_WAIT", ResponseFrame(b"CLOSE_WAIT")),
@@ -57,10 +57,10 @@ CASES: list[tuple[bytes, bytes, object]] = [
 
 
 @pytest.mark.parametrize(("encoded", "wire", "event"), CASES, ids=range(len(CASES)))
-def test_both_ways(encoded: bytes, wire: bytes, event: object) -> None:
+def test_encoding_and_decoding(encoded: bytes, wire: bytes, event: object) -> None:
     assert encoded == wire
     assert read_frames(FrameReader(), [wire]) == [event]
-    behind = wire[:100] if len(wire) < 100 else b"\0\0\0"  # and another one, whole or begun
+    behind = wire[:100] if len(wire) < 100 else b"\0\0\0"  # and another frame, complete or not
     again = [event, event] if len(wire) < 100 else [event]
     assert read_frames(FrameReader(), [wire + behind]) == again
     reader = FrameReader()
@@ -71,7 +71,7 @@ def test_both_ways(encoded: bytes, wire: bytes, event: object) -> None:
             assert read_frames(reader, [byte]) == ([event] if i == len(wire) - 1 else [])
 
 
-def test_all_pipelined() -> None:
+def test_pipelined_frames() -> None:
     wire = b"".join(wire for _, wire, _ in CASES)
     expected = [event for _, _, event in CASES]
     for piece_bytes in (1, 2, 3, 7, 64, 4096, len(wire)):
@@ -79,18 +79,18 @@ def test_all_pipelined() -> None:
         assert read_frames(FrameReader(), pieces) == expected
 
 
-def test_only_a_heartbeat_is_one() -> None:
+def test_only_a_heartbeat_frame_is_a_heartbeat() -> None:
     assert ResponseFrame(b"_heartbeat_").is_heartbeat
     assert not ResponseFrame(b"OK").is_heartbeat
     assert not ResponseFrame(b"_heartbeat_ ").is_heartbeat
 
 
-def test_an_error_in_words() -> None:
+def test_text_of_an_error() -> None:
     assert str(ErrorFrame("E_BAD_TOPIC", "PUB topic")) == "E_BAD_TOPIC PUB topic"
     assert str(ErrorFrame("E_BAD_PROTOCOL", "")) == "E_BAD_PROTOCOL"
 
 
-def test_sizes_are_those_of_the_format() -> None:
+def test_sizes_equal_those_of_the_format() -> None:
     assert MESSAGE_HEADER_BYTES == 8 + 2 + 16
     assert len(message_frame(b"")) == MESSAGE_FRAME_BYTES
 
@@ -98,7 +98,7 @@ def test_sizes_are_those_of_the_format() -> None:
 # ---------------------------------------------------------------------- runs
 
 
-def test_messages_that_lie_ready_come_as_one_run() -> None:
+def test_complete_messages_are_one_run() -> None:
     wire = b"".join(
         message_frame(b"%d" % n * n, message_id=b"%016x" % n, timestamp_ns=n, attempts=n + 1)
         for n in range(1000)
@@ -116,7 +116,7 @@ def test_messages_that_lie_ready_come_as_one_run() -> None:
     assert reader.next_event() == ResponseFrame(b"OK")
     run = reader.next_event()
     assert isinstance(run, MessageRun)
-    assert len(run) == 999  # the last one is not all there
+    assert len(run) == 999  # the last one is incomplete
     assert reader.next_event() is None
     reader.receive_data(wire[-1:] + OK_FRAME)
     run = reader.next_event()
@@ -136,12 +136,12 @@ def test_a_run_split_at_every_byte() -> None:
             assert read_frames(FrameReader(), pieces) == expected
 
 
-def test_a_frame_may_be_as_long_as_the_limit() -> None:
+def test_frame_of_exactly_the_limit() -> None:
     assert read_frames(FrameReader(40), [message_frame(b"x" * 10)]) == [(ID, b"x" * 10, 1, 1)]
     assert read_frames(FrameReader(40), [encode_response(b"x" * 36)]) == [ResponseFrame(b"x" * 36)]
 
 
-# ---------------------------------------------------------------------- what is no frame
+# ---------------------------------------------------------------------- invalid frames
 
 SIZE = "invalid frame size {}: is this an NSQ broker's TCP port?"
 

@@ -1,4 +1,4 @@
-"""IDENTIFY: read as Go reads it, settled as nsqd settles it. The expectations are nsqd 1.3.0's answers."""
+"""Tests for IDENTIFY: parsed as by Go, negotiated as by nsqd. The expectations are answers of nsqd 1.3.0."""
 
 from dataclasses import fields, replace
 
@@ -52,7 +52,7 @@ ACCEPTED: list[tuple[bytes, IdentifyRequest]] = [
     (b'{"mSG_timeout":5}', IdentifyRequest(msg_timeout=5)),
     (b'{"":1}', IdentifyRequest()),
     (b'{"\\u0063lient_id":"x"}', IdentifyRequest(client_id="x")),
-    # unknown ones, whatever they hold
+    # unknown keys with any values
     (b'{"x":1.5,"y":[1,{"msg_timeout":"?"}],"z":{"client_id":1}}', IdentifyRequest()),
     (b'{"x":' + b"9" * 5000 + b"}", IdentifyRequest()),
     (b'{"x":1e999}', IdentifyRequest()),
@@ -74,7 +74,7 @@ ACCEPTED: list[tuple[bytes, IdentifyRequest]] = [
 
 
 @pytest.mark.parametrize(("body", "request_"), ACCEPTED)
-def test_accepted(body: bytes, request_: IdentifyRequest) -> None:
+def test_valid_requests(body: bytes, request_: IdentifyRequest) -> None:
     assert parse_identify(body) == request_
 
 
@@ -102,7 +102,7 @@ REFUSED = [
     b'{"heartbeat_interval":9223372036854775808}',
     b'{"heartbeat_interval":-9223372036854775809}',
     b'{"heartbeat_interval":' + b"9" * 5000 + b"}",
-    b'{"heartbeat_interval":"x","heartbeat_interval":1000}',  # each must be of the right type
+    b'{"heartbeat_interval":"x","heartbeat_interval":1000}',  # each field with a wrong type
     b'{"HEARTBEAT_INTERVAL":"x","heartbeat_interval":1000}',
     b'{"sample_rate":2147483648}',
     b'{"sample_rate":-2147483649}',
@@ -127,12 +127,12 @@ REFUSED = [
     b"\xff{}",
     b'{"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
     b"[" * 1_000_000,
-    b'{"tls_v1":1,"heartbeat_interval":5}',  # the type is looked at before the range
+    b'{"tls_v1":1,"heartbeat_interval":5}',  # the type is checked before the range
 ]
 
 
 @pytest.mark.parametrize("body", REFUSED, ids=lambda body: repr(body[:60]))
-def test_refused(body: bytes) -> None:
+def test_invalid_requests(body: bytes) -> None:
     with pytest.raises(CommandError) as caught:
         parse_identify(body)
     assert str(caught.value) == NOT_JSON
@@ -145,7 +145,7 @@ DEFAULTS = IdentifySettings(30_000, 16_384, 250, 0, 60_000)
 
 
 def negotiated(request: IdentifyRequest, limits: Limits) -> IdentifySettings:
-    """The settings after the first request of a connection."""
+    """Return the settings after the first request of a connection."""
     return negotiate(request, limits, IdentifySettings.default(limits))
 
 
@@ -175,12 +175,12 @@ def test_defaults() -> None:
         ({"deflate_level": 99, "tls_v1": True, "snappy": True, "deflate": True}, {}),
     ],
 )
-def test_settled(asked: dict[str, int], got: dict[str, int]) -> None:
+def test_negotiated_values(asked: dict[str, int], got: dict[str, int]) -> None:
     assert negotiated(IdentifyRequest(**asked), Limits()) == replace(DEFAULTS, **got)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rate", [0, 1, 99])
-def test_sample_rates_in_range_are_no_error(rate: int) -> None:
+def test_sample_rates_in_range_are_accepted(rate: int) -> None:
     negotiated(IdentifyRequest(sample_rate=rate), Limits())
 
 
@@ -202,7 +202,7 @@ def test_out_of_range(field: str, name: str, values: list[int]) -> None:
         assert caught.value.fatal
 
 
-def test_of_several_out_of_range_the_first_in_nsqds_order_is_named() -> None:
+def test_first_error_in_the_order_of_nsqd_is_reported() -> None:
     wrong = {
         "heartbeat_interval": 5,
         "output_buffer_timeout": 1,
@@ -217,7 +217,7 @@ def test_of_several_out_of_range_the_first_in_nsqds_order_is_named() -> None:
         del wrong[field]
 
 
-def test_ranges_are_the_limits() -> None:
+def test_ranges_are_those_of_the_limits() -> None:
     limits = Limits(
         max_heartbeat_interval_ms=2000,
         heartbeat_interval_ms=1500,
@@ -240,7 +240,7 @@ def test_ranges_are_the_limits() -> None:
             negotiated(replace(most, **{field: getattr(most, field) + 1}), limits)
 
 
-def test_what_a_later_request_does_not_say_stays() -> None:
+def test_later_request_keeps_missing_fields() -> None:
     first = IdentifyRequest(
         heartbeat_interval=-1,
         output_buffer_size=64,
@@ -262,7 +262,7 @@ def reply(request: IdentifyRequest, limits: Limits, version: str, *, tls: bool, 
     return identify_reply(request, negotiated(request, limits), upgrades, limits, version, auth_required=auth)
 
 
-def test_the_reply_is_nsqds_byte_for_byte() -> None:
+def test_reply_equals_that_of_nsqd() -> None:
     request = IdentifyRequest(feature_negotiation=True, deflate_level=3)
     assert reply(request, Limits(), "1.3.0", tls=False, auth=False) == (
         b'{"max_rdy_count":2500,"version":"1.3.0","max_msg_timeout":900000,"msg_timeout":60000,"tls_v1":false,'
@@ -271,7 +271,7 @@ def test_the_reply_is_nsqds_byte_for_byte() -> None:
     )
 
 
-def test_the_reply_shows_what_is_in_force() -> None:
+def test_reply_has_the_negotiated_values() -> None:
     request = IdentifyRequest(
         msg_timeout=1234,
         output_buffer_size=100,
@@ -288,7 +288,7 @@ def test_the_reply_shows_what_is_in_force() -> None:
     )
 
 
-def test_what_nsqd_does_not_know_is_told_to_those_who_asked() -> None:
+def test_extensions_are_announced_to_clients_that_requested_them() -> None:
     settings = negotiated(IdentifyRequest(), Limits())
     asked = IdentifyRequest(survive_refusals=True)
     told = identify_reply(asked, settings, Upgrades(), Limits(), "1", auth_required=False)
@@ -301,19 +301,19 @@ def test_what_nsqd_does_not_know_is_told_to_those_who_asked() -> None:
 # ---------------------------------------------------------------------- upgrades
 
 
-def test_a_client_gets_the_upgrades_it_asks_for() -> None:
+def test_requested_upgrades_are_granted() -> None:
     request = IdentifyRequest(tls_v1=True, deflate=True, deflate_level=3)
     assert choose_upgrades(request, Limits(), tls=True) == Upgrades(True, False, True, 3)
     assert choose_upgrades(IdentifyRequest(), Limits(), tls=True) == Upgrades(False, False, False, 6)
 
 
-def test_what_is_switched_off_is_not_given() -> None:
+def test_disabled_upgrades_are_not_granted() -> None:
     limits = Limits(deflate=False, snappy=False)
     request = IdentifyRequest(tls_v1=True, snappy=True, deflate=True, deflate_level=9)
     assert choose_upgrades(request, limits, tls=False) == Upgrades(False, False, False, 6)
 
 
-def test_two_compressions_are_refused_unless_one_is_switched_off() -> None:
+def test_two_compressions_are_refused_unless_one_is_disabled() -> None:
     request = IdentifyRequest(snappy=True, deflate=True)
     with pytest.raises(
         CommandError, match=r"^E_IDENTIFY_FAILED cannot enable both deflate and snappy compression$"
@@ -325,6 +325,6 @@ def test_two_compressions_are_refused_unless_one_is_switched_off() -> None:
 @pytest.mark.parametrize(
     ("asked", "most", "given"), [(0, 6, 6), (-1, 6, 6), (1, 6, 1), (9, 6, 6), (9, 9, 9), (0, 3, 3)]
 )
-def test_the_deflate_level_is_cut_to_the_limit(asked: int, most: int, given: int) -> None:
+def test_deflate_level_is_limited_to_the_maximum(asked: int, most: int, given: int) -> None:
     request = IdentifyRequest(deflate=True, deflate_level=asked)
     assert choose_upgrades(request, Limits(max_deflate_level=most), tls=False).deflate_level == given

@@ -1,4 +1,4 @@
-"""The body of MPUB: its size, its count, its messages, and what becomes of those that do not agree."""
+"""Tests for the body of MPUB: its size, its count, its messages, and inconsistent ones."""
 
 import pytest
 
@@ -14,7 +14,7 @@ SMALL = Limits(max_msg_size=10, max_body_size=54)  # (54 - 4) // 5 = 10 messages
 
 
 def read(wire: bytes, limits: Limits = SMALL, *, eof: bool = False) -> list[object]:
-    """What is read from it whole; it must be the same byte by byte."""
+    """Read it whole; the result must be the same byte by byte."""
     whole = read_all(reader_in(State.INIT, limits), [LINE + wire], eof=eof)
     assert read_all(reader_in(State.INIT, limits), single_bytes(LINE + wire), eof=eof) == whole
     return whole
@@ -37,7 +37,7 @@ def read(wire: bytes, limits: Limits = SMALL, *, eof: bool = False) -> list[obje
         (int32(54) + int32(1) + int32(11), b"E_BAD_MESSAGE MPUB message too big 11 > 10"),
         (int32(54) + int32(3) + int32(1) + b"x" + int32(0), b"E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
         (int32(54) + int32(2) + int32(1) + b"x" + int32(12), b"E_BAD_MESSAGE MPUB message too big 12 > 10"),
-        # what does not fit together
+        # inconsistent sizes
         (int32(1) + int32(1), b"E_BAD_BODY MPUB invalid body size 1"),
         (int32(4) + int32(1), b"E_BAD_BODY MPUB invalid body size 4"),
         (int32(7) + int32(1), b"E_BAD_BODY MPUB invalid body size 7"),
@@ -48,7 +48,7 @@ def read(wire: bytes, limits: Limits = SMALL, *, eof: bool = False) -> list[obje
         (int32(13) + int32(2) + int32(1) + b"x" + int32(1), b"E_BAD_BODY MPUB invalid body size 13"),
     ],
 )  # fmt: skip
-def test_refused_as_soon_as_it_shows(wire: bytes, error: bytes) -> None:
+def test_invalid_body_is_refused_as_early_as_possible(wire: bytes, error: bytes) -> None:
     assert read(wire) == [error]
     assert read(wire + b"\0" * 60) == [error]
 
@@ -60,7 +60,7 @@ def test_defaults_are_nsqds() -> None:
     assert read(int32(5242881), Limits()) == [b"E_BAD_BODY MPUB body too big 5242881 > 5242880"]
 
 
-def test_the_greatest_count_and_the_greatest_body() -> None:
+def test_maximum_count_and_maximum_body() -> None:
     ten = [b"x"] * 10
     assert read(mpub_body(*ten)) == [Publish("MPUB", "t", messages(*ten))]
     assert int32(54) == mpub_body(*ten)[:4]
@@ -68,7 +68,7 @@ def test_the_greatest_count_and_the_greatest_body() -> None:
 
 
 @pytest.mark.parametrize("bodies", [(b"x",), (b"a", b"bc"), (b"abc", b"d", b"ef"), (b"\0\0\0\1",)])
-def test_every_beginning_waits_and_then_says_what_is_missing(bodies: tuple[bytes, ...]) -> None:
+def test_truncated_body_waits_and_then_names_the_missing_part(bodies: tuple[bytes, ...]) -> None:
     wire = mpub_body(*bodies)
     missing = dict.fromkeys(range(4), b"E_BAD_BODY MPUB failed to read body size")
     missing |= dict.fromkeys(range(4, 8), b"E_BAD_BODY MPUB failed to read message count")
@@ -83,7 +83,7 @@ def test_every_beginning_waits_and_then_says_what_is_missing(bodies: tuple[bytes
         assert read(wire[:size], eof=True) == [error]
 
 
-def test_two_in_a_row_and_something_behind() -> None:
+def test_two_bodies_and_more_data() -> None:
     wire = LINE + mpub_body(b"a", b"bc") + LINE + mpub_body(b"d")
     expected = [
         Publish("MPUB", "t", messages(b"a", b"bc")),
@@ -98,19 +98,19 @@ def test_two_in_a_row_and_something_behind() -> None:
 # ---------------------------------------------------------------------- sets
 
 
-def test_packing_and_taking_apart() -> None:
+def test_pack_and_unpack() -> None:
     bodies = [b"a", b"", b"xy" * 40_000, bytes(range(256)), b"b" * 65535, b"c" * 65536]
     packed = pack_messages(bodies)
     assert packed == messages(*bodies)
     assert packed.bodies() == bodies
     assert len(packed) == 6
     assert packed.body_bytes == sum(map(len, bodies))
-    assert pack_messages(bodies) == packed  # sizes are remembered from the first time
+    assert pack_messages(bodies) == packed  # cached sizes
     assert pack_messages([]) == MessageSet(b"", [])
     assert pack_messages([]).bodies() == []
 
 
-def test_few_sizes_are_remembered() -> None:
+def test_cache_of_sizes_is_limited() -> None:
     prefixes = SizePrefixes()
     for size in (0, 1, 65535, *range(65536, 65600), 2**31 - 1):
         assert prefixes[size] == int32(size)
@@ -122,16 +122,16 @@ def test_joining_sets() -> None:
     assert MessageSet.join([one, two]) == messages(b"a", b"bc", b"d")
     assert MessageSet.join([one]) is one
     assert MessageSet.join([]) == MessageSet(b"", [])
-    assert one.sizes == [1, 2]  # joining makes new lists
+    assert one.sizes == [1, 2]  # `join` makes new lists
 
 
-def test_walking_goes_on_where_it_stopped() -> None:
+def test_walk_continues_where_it_stopped() -> None:
     data = messages(b"a", b"bcd", b"ef").data
     limits = Limits(max_msg_size=3)
     for end in range(len(data) + 1):
         sizes: list[int] = []
         at = walk_messages(data, 0, end, 3, limits, sizes)
-        # It stops at the first size field that is not there as a whole.
+        # It stops at the first incomplete size field.
         assert (at, sizes) == next(
             state
             for seen, state in [(4, (0, [])), (9, (5, [1])), (16, (12, [1, 3])), (99, (18, [1, 3, 2]))]
@@ -141,14 +141,14 @@ def test_walking_goes_on_where_it_stopped() -> None:
         assert sizes == [1, 3, 2]
 
 
-def test_walking_stops_at_the_count() -> None:
+def test_walk_stops_at_the_count() -> None:
     sizes: list[int] = []
     assert walk_messages(messages(b"a", b"b").data, 0, 10, 1, Limits(), sizes) == 5
     assert sizes == [1]
 
 
 @pytest.mark.parametrize("size", [0, -1, 4, 2**31 - 1])
-def test_walking_refuses_sizes_out_of_range(size: int) -> None:
+def test_walk_refuses_sizes_out_of_range(size: int) -> None:
     data = messages(b"abc").data + int32(size)
     with pytest.raises(CommandError) as caught:
         walk_messages(data, 0, len(data), 2, Limits(max_msg_size=3), [])
@@ -156,13 +156,13 @@ def test_walking_refuses_sizes_out_of_range(size: int) -> None:
     assert str(caught.value) == f"E_BAD_MESSAGE MPUB {expected}"
 
 
-def test_encoding_holds_what_decoding_wants() -> None:
+def test_encoder_enforces_the_limits_of_the_decoder() -> None:
     packed = pack_messages([b"a", b"bc"])
     assert encode_mpub("t", packed) == LINE + mpub_body(b"a", b"bc")
 
 
 @pytest.mark.parametrize(("most", "size"), [(1, 1), (3, 1000), (100, 12), (2, 9), (100, 1000)])
-def test_a_set_is_split_into_sets_that_hold_the_same(most: int, size: int) -> None:
+def test_set_is_split_into_equal_content(most: int, size: int) -> None:
     bodies = [b"x" * (n * 7 % 11 + 1) for n in range(20)]
     sets = pack_messages(bodies).split(most, size)
     assert [body for some in sets for body in some.bodies()] == bodies

@@ -1,4 +1,4 @@
-"""Names, and the quoting of those that are refused."""
+"""Tests for names, and for quoting invalid ones in errors."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_valid_names(name: str) -> None:
         "a\0",
         "a*",
         "ä",
-        "٣",  # a digit, but not one of ours
+        "٣",  # a digit, but not ASCII
         "\uff41",  # a full-width letter
         "a\u0301",
         "\udcff",
@@ -46,12 +46,12 @@ def test_invalid_names(name: str) -> None:
     assert not is_valid_name(name)
 
 
-def test_names_that_are_much_too_long_cost_nothing_to_remember() -> None:
+def test_too_long_names_are_not_cached() -> None:
     assert not is_valid_name("a" * 1_000_000)
     assert not hasattr(is_valid_name, "cache_info")
 
 
-# What nsqd 1.3.0 answers to a PUB to a topic of these bytes.
+# Answers of nsqd 1.3.0 to a PUB to a topic with these bytes.
 QUOTED = [
     (b"", '""'),
     (b"plain", '"plain"'),
@@ -67,7 +67,7 @@ QUOTED = [
     (b"\xe3\x80\x80", '"\\u3000"'),
     (b"\xf3\xa0\x80\x81", '"\\U000e0001"'),
     (b"\xef\xbf\xbd", '"\ufffd"'),  # the replacement character itself
-    (b"\xe2\x82a", '"\\xe2\\x82a"'),  # cut short
+    (b"\xe2\x82a", '"\\xe2\\x82a"'),  # truncated
     (b"\xed\xa0\x80", '"\\xed\\xa0\\x80"'),  # a surrogate is not UTF-8
     (b"\xc0\xaf", '"\\xc0\\xaf"'),  # overlong
     (b"'`", '"\'`"'),
@@ -90,7 +90,7 @@ def test_command_errors() -> None:
     assert issubclass(FrameError, NSQError)
 
 
-def test_only_the_failed_answers_are_not_fatal() -> None:
+def test_only_the_failed_errors_are_not_fatal() -> None:
     assert {"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"} == NON_FATAL_CODES
     for code in NON_FATAL_CODES:
         assert not CommandError(code, "x").fatal

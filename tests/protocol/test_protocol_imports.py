@@ -1,4 +1,4 @@
-"""The protocol is free of IO and of clocks: it imports nothing that has either."""
+"""Check that the protocol is free of IO and clocks: it imports nothing that has either."""
 
 import ast
 import subprocess
@@ -27,11 +27,13 @@ ALLOWED = {
     "typing",
     "zlib",
 }
-"""Pure all of them. Add to it only what knows neither sockets nor tasks nor the time."""
+"""Pure modules: no sockets, tasks or clocks."""
 
 
 def imported(module: Path) -> set[str]:
-    """Top-level packages a module imports, wherever in it; "." for the package itself, ".." for what is outside."""
+    """Return the top-level packages that a module imports anywhere; "." for the package itself, ".." for
+    other packages.
+    """
     found = set()
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Import):
@@ -41,7 +43,7 @@ def imported(module: Path) -> set[str]:
     return found
 
 
-def test_the_modules_are_found() -> None:
+def test_modules_are_found() -> None:
     assert {"__init__.py", "commands.py", "frames.py", "identify.py"} <= {path.name for path in MODULES}
     assert not [path for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"]
 
@@ -55,14 +57,14 @@ def test_a_module_imports_only_the_package_and_pure_modules(module: Path) -> Non
     "source",
     ["import time", "import os.path", "from time import monotonic", "from ..log import disk", "def f():\n import trio"],
 )  # fmt: skip
-def test_what_is_not_allowed_would_be_seen(source: str, tmp_path: Path) -> None:
+def test_forbidden_imports_are_detected(source: str, tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text(source)
     assert not imported(module) <= ALLOWED | {"."}
 
 
-def test_it_can_be_imported_where_there_is_no_trio() -> None:
-    """In a new interpreter, without running `trio_nsq/__init__.py`, which may have more to offer."""
+def test_protocol_can_be_imported_without_trio() -> None:
+    """In a new interpreter, without running `trio_nsq/__init__.py`, which imports more."""
     program = f"""
 import sys, types
 package = types.ModuleType("trio_nsq")

@@ -1,4 +1,4 @@
-"""Whatever is sent comes out as it went in, however it is cut; whatever else arrives ends in our own errors."""
+"""Properties: data arrives unchanged however it is split, and any other input ends in a protocol error."""
 
 from collections.abc import Sequence
 
@@ -57,7 +57,7 @@ BODIES = st.one_of(st.binary(min_size=1, max_size=40), st.sampled_from([b"\nCLS\
 
 
 def encode(command: Command) -> bytes:
-    """The bytes a client sends for it."""
+    """Return the bytes that a client sends for a command."""
     match command:
         case Identify(body):
             return b"IDENTIFY\n" + int32(len(body)) + body
@@ -115,7 +115,7 @@ CONVERSATIONS = st.builds(
 
 @settings(max_examples=100)
 @given(CONVERSATIONS, CUTS)
-def test_any_conversation_is_read_as_it_was_sent(commands: Sequence[Command], cuts: Sequence[int]) -> None:
+def test_any_conversation_is_decoded(commands: Sequence[Command], cuts: Sequence[int]) -> None:
     wire = MAGIC_V2 + b"".join(map(encode, commands))
     expected: list[object] = []
     for command in commands:
@@ -144,7 +144,7 @@ NONSENSE = st.lists(
 def test_any_bytes_give_commands_or_a_command_error(
     data: bytes, cuts: Sequence[int], state: State, eof: bool
 ) -> None:
-    """Read in one piece or in several, the same; and no command without bytes of its own."""
+    """The result does not depend on the pieces, and each command consumes bytes."""
     limits = Limits(max_msg_size=20, max_body_size=50)
     whole = read_all(reader_in(state, limits), [data], eof=eof)
     assert read_all(reader_in(state, limits), split_at(data, cuts), eof=eof) == whole
@@ -157,7 +157,7 @@ def test_any_bytes_give_commands_or_a_command_error(
 
 @settings(max_examples=200)
 @given(st.binary(max_size=60), st.booleans())
-def test_any_bytes_from_the_beginning(data: bytes, eof: bool) -> None:
+def test_any_bytes_from_the_start(data: bytes, eof: bool) -> None:
     reader = CommandReader(LIMITS)
     reader.receive_data(data)
     if eof:
@@ -172,7 +172,7 @@ def test_any_bytes_from_the_beginning(data: bytes, eof: bool) -> None:
 
 
 def check_set(messages: MessageSet, limits: Limits) -> None:
-    """A set says of itself what is so."""
+    """Check that a set is consistent."""
     assert messages.bodies()
     assert [len(body) for body in messages.bodies()] == messages.sizes
     assert all(1 <= size <= limits.max_msg_size for size in messages.sizes)
@@ -181,7 +181,7 @@ def check_set(messages: MessageSet, limits: Limits) -> None:
 
 @settings(max_examples=50)
 @given(st.lists(BODIES, min_size=1, max_size=30), CUTS)
-def test_walking_in_steps_is_walking(bodies: Sequence[bytes], cuts: Sequence[int]) -> None:
+def test_walk_in_steps_equals_one_walk(bodies: Sequence[bytes], cuts: Sequence[int]) -> None:
     packed = pack_messages(bodies)
     assert packed.bodies() == list(bodies)
     sizes: list[int] = []
@@ -209,7 +209,7 @@ EVENTS = st.lists(
 
 
 def encode_event(event: object) -> bytes:
-    """The frame a broker sends for it."""
+    """Return the frame that a broker sends for an event."""
     match event:
         case ResponseFrame(data):
             return encode_response(data)
@@ -223,7 +223,7 @@ def encode_event(event: object) -> bytes:
 
 @settings(max_examples=100)
 @given(EVENTS, CUTS)
-def test_any_frames_are_read_as_they_were_sent(events: Sequence[object], cuts: Sequence[int]) -> None:
+def test_any_frames_are_decoded(events: Sequence[object], cuts: Sequence[int]) -> None:
     wire = b"".join(map(encode_event, events))
     assert read_frames(FrameReader(), split_at(wire, cuts)) == events
 

@@ -1,6 +1,6 @@
-"""What readers search, copy and hold grows with the bytes, not with the pieces they come in.
+"""Tests that readers search, copy and hold data in proportion to the bytes, not to the number of pieces.
 
-How long that takes is measured by bench/growth.py.
+bench/growth.py measures the time.
 """
 
 import time
@@ -20,7 +20,7 @@ ID = b"0123456789abcdef"
 
 
 class SearchedBuffer(bytearray):
-    """A buffer that counts how many of its bytes were searched for something."""
+    """A buffer that counts how many of its bytes were searched."""
 
     searched = 0
 
@@ -30,19 +30,19 @@ class SearchedBuffer(bytearray):
 
 
 @pytest.mark.parametrize("start", [b"x", b"FIN ", b"PUB "])
-def test_a_line_that_never_ends_is_searched_once(start: bytes) -> None:
+def test_endless_line_is_searched_once(start: bytes) -> None:
     reader = reader_in(State.SUBSCRIBED)
     buffer = SearchedBuffer(start)
-    reader.receive_data(cast("bytes", buffer))  # what comes later is appended to it
+    reader.receive_data(cast("bytes", buffer))  # later data is appended to it
     for _ in range(16_000):
         reader.receive_data(b"x")
         assert reader.next_command() is None
     assert len(buffer) == len(start) + 16_000
-    assert len(buffer) <= buffer.searched <= len(buffer) + 16_000  # each byte once, and looking at nothing
+    assert len(buffer) <= buffer.searched <= len(buffer) + 16_000  # each byte once, and one step per piece
 
 
-def test_a_frame_in_many_pieces_is_not_put_together_with_each() -> None:
-    """That would copy 160 GB."""
+def test_frame_in_many_pieces_is_joined_once() -> None:
+    """Joining it with each piece would copy 160 GB."""
     reader = FrameReader()
     wire = message_frame(b"x" * 8_000_000)
     events = []
@@ -54,7 +54,7 @@ def test_a_frame_in_many_pieces_is_not_put_together_with_each() -> None:
     assert [event is None for event in events] == [True] * (len(events) - 1) + [False]
 
 
-def test_what_was_read_is_not_kept() -> None:
+def test_consumed_data_is_released() -> None:
     wire = encode_mpub("t", pack_messages([b"x" * 1000] * 100)) + encode_finish([ID] * 1000)
     frames = message_frame(b"x" * 1000) * 100 + OK_FRAME
     commands, events = reader_in(State.SUBSCRIBED), FrameReader()
@@ -75,7 +75,7 @@ def test_what_was_read_is_not_kept() -> None:
     assert kept < 500_000
 
 
-def test_a_big_body_is_held_once() -> None:
+def test_large_body_is_held_once() -> None:
     wire = encode_mpub("t", pack_messages([b"y" * 1000] * 5000))
     reader = reader_in(State.INIT)
     tracemalloc.start()
@@ -87,4 +87,4 @@ def test_a_big_body_is_held_once() -> None:
     finally:
         tracemalloc.stop()
     assert isinstance(found[0], Publish)
-    assert peak < 3.5 * len(wire)  # the buffer, which grows, and the set made of it
+    assert peak < 3.5 * len(wire)  # the growing buffer, and the set made of it

@@ -1,4 +1,4 @@
-"""The documentation's table of legal states is the one that the code follows."""
+"""Check that the documented table of legal states equals the code."""
 
 from pathlib import Path
 
