@@ -35,7 +35,7 @@ class Lookupd:
 
 
 Runs: TypeAlias = Callable[..., AbstractAsyncContextManager[Lookupd]]
-"""Takes the addresses to listen at, free ports if there are none."""
+"""Runs a service on these addresses, or on free ports."""
 
 
 @asynccontextmanager
@@ -59,7 +59,7 @@ async def ours(
 
 @asynccontextmanager
 async def real(tcp_address: str = FREE, http_address: str = FREE) -> AsyncIterator[Lookupd]:
-    """The real nsqlookupd."""
+    """Run nsqlookupd."""
     with nsqlookupd(f"--tcp-address={tcp_address}", f"--http-address={http_address}") as lookupd:
 
         def end() -> None:

@@ -284,7 +284,7 @@ async def test_refused_broker_without_http_gets_a_hint(
     assert "--broadcast-http-port" in caplog.text
 
 
-# ------------------------------------------------------------------------------------------------ changes of the services
+# ------------------------------------------------------------------------------------------------ changed services
 
 
 async def test_services_can_be_changed_at_runtime(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:

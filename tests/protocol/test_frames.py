@@ -159,14 +159,14 @@ SIZE = "invalid frame size {}: is this an NSQ broker's TCP port?"
             b"HTTP/1.1 400 Bad Request",
             "it answers in HTTP: use the port of the TCP protocol, by default 4150",
         ),
-        (b"\x15\x03\x03\0\x02\x02\x50", None),  # a TLS alert, 7 bytes: too short to tell
+        (b"\x15\x03\x03\0\x02\x02\x50", None),  # a TLS alert, 7 bytes: too short to recognize
         (int32(4) + int32(3), "unknown frame type 3"),
         (int32(100) + int32(-1), "unknown frame type -1"),
         (int32(4) + int32(2), "invalid size 4 of a message frame"),
         (int32(29) + int32(2), "invalid size 29 of a message frame"),
     ],
 )
-def test_refused_by_its_head_alone(head: bytes, error: str | None) -> None:
+def test_invalid_head_is_refused_at_once(head: bytes, error: str | None) -> None:
     expected = [] if error is None else [error]
     for pieces in ([head], single_bytes(head), [head[:8], head[8:]], [head + b"x" * 100]):
         if error is not None or len(pieces[0]) < 8:
@@ -175,7 +175,7 @@ def test_refused_by_its_head_alone(head: bytes, error: str | None) -> None:
 
 @pytest.mark.parametrize("bad", [int32(29) + int32(2), int32(101) + int32(2), int32(4) + int32(7)])
 @pytest.mark.parametrize("padding", [0, 100])
-def test_what_came_before_is_delivered_first(bad: bytes, padding: int) -> None:
+def test_earlier_frames_are_returned_first(bad: bytes, padding: int) -> None:
     wire = message_frame(b"a") + message_frame(b"b") + bad + b"\0" * padding
     for pieces in ([wire], single_bytes(wire), [wire[:50], wire[50:]]):
         *found, error = read_frames(FrameReader(100), pieces)
@@ -183,7 +183,7 @@ def test_what_came_before_is_delivered_first(bad: bytes, padding: int) -> None:
         assert isinstance(error, str)
 
 
-def test_the_error_stays() -> None:
+def test_error_is_permanent() -> None:
     reader = FrameReader()
     reader.receive_data(b"HTTP/1.1")
     for _ in range(2):
@@ -192,7 +192,7 @@ def test_the_error_stays() -> None:
         reader.receive_data(OK_FRAME)
 
 
-def test_the_default_limit() -> None:
+def test_default_limit() -> None:
     reader = FrameReader()
     reader.receive_data(int32(DEFAULT_MAX_FRAME_BYTES) + int32(2))
     assert reader.next_event() is None
@@ -201,10 +201,10 @@ def test_the_default_limit() -> None:
     ]
 
 
-# ---------------------------------------------------------------------- handing over
+# ---------------------------------------------------------------------- unread bytes for an upgrade
 
 
-def test_bytes_not_yet_read_are_handed_over_once() -> None:
+def test_unread_bytes_are_handed_over_once() -> None:
     wire = OK_FRAME + b"\x16\x03\x01"
     for cut in range(len(wire)):
         reader = FrameReader()
@@ -221,7 +221,7 @@ def test_bytes_not_yet_read_are_handed_over_once() -> None:
         assert read_frames(reader, [OK_FRAME]) == [ResponseFrame(b"OK")]
 
 
-def test_handing_over_inside_a_frame_forgets_how_much_was_wanted() -> None:
+def test_handover_within_a_frame_resets_the_missing_bytes() -> None:
     reader = FrameReader()
     frame = encode_response(b"x" * 100)
     assert read_frames(reader, [frame[:20]]) == []
@@ -229,7 +229,7 @@ def test_handing_over_inside_a_frame_forgets_how_much_was_wanted() -> None:
     assert read_frames(reader, [OK_FRAME]) == [ResponseFrame(b"OK")]
 
 
-def test_data_that_is_changed_afterwards_by_its_owner_does_no_harm() -> None:
+def test_later_changes_of_the_received_data_have_no_effect() -> None:
     """A caller may reuse its receive buffer."""
     reader = FrameReader()
     data = bytearray(OK_FRAME)
