@@ -12,6 +12,7 @@ from .protocol import NSQError
 from .protocol.address import format_address
 
 _BACKLOG = 1024
+_IN_USE = ". Another server may be running: stop it, or choose another {flag}"
 
 
 class StartupError(NSQError):
@@ -82,7 +83,8 @@ async def listen(flag: str, address: str) -> Listening:
     try:
         listeners = await trio.open_tcp_listeners(int(port), host=host.strip("[]") or None, backlog=_BACKLOG)
     except OSError as exc:
-        raise StartupError(f"{flag}: cannot listen on {address}: {exc.strerror or exc}") from exc
+        hint = _IN_USE.format(flag=flag) if exc.errno == errno.EADDRINUSE else ""
+        raise StartupError(f"{flag}: cannot listen on {address}: {exc.strerror or exc}{hint}") from exc
     return Listening(listeners)
 
 
@@ -116,7 +118,7 @@ def _remove_stale(flag: str, path: str) -> None:
     if error == errno.ECONNREFUSED:
         Path(path).unlink()
     elif error in (0, errno.EAGAIN):
-        raise StartupError(f"{flag}: {path} is in use by another program")
+        raise StartupError(f"{flag}: {path} is in use{_IN_USE.format(flag=flag)}")
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -30,7 +30,10 @@ async def publish_one(data_path: Path) -> Path:
 
 async def test_locked_folder(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d"):
-        assert await refusal(tmp_path / "d") == f"--data-path: {tmp_path / 'd'} is in use by another broker"
+        text = await refusal(tmp_path / "d")
+    holder = f"process {os.getpid()}, probably another broker"
+    end = "Stop it, or choose another --data-path"
+    assert text == f"--data-path: {tmp_path / 'd'} is in use by {holder}. {end}"
 
 
 async def test_missing_parent_folder(tmp_path: Path) -> None:
@@ -54,7 +57,8 @@ async def test_port_in_use(tmp_path: Path) -> None:
         with pytest.raises(ExceptionGroup) as caught:
             async with trio.open_nursery() as nursery:
                 await nursery.start(serve, BrokerOptions(data_path=tmp_path / "d", tcp_address=address))
-        assert f"--tcp-address: cannot listen on {address}" in str(caught.value.exceptions[0])
+        text = f"--tcp-address: cannot listen on {address}: Address already in use. Another server may be running: "
+        assert str(caught.value.exceptions[0]) == f"{text}stop it, or choose another --tcp-address"
 
 
 async def test_a_file_that_is_no_segment_is_named_and_set_aside(

@@ -25,6 +25,7 @@ LAYERS = (
         "trio_nsq.pacing",
         "trio_nsq._version",
         "trio_nsq.extras",
+        "trio_nsq.folder_locks",
         "trio_nsq.under_trio",
         "trio_nsq.untrusted_json",
         "trio_nsq.durations",

@@ -106,7 +106,7 @@ async def test_read_only_folder_is_refused(tmp_path: Path, error: int) -> None:
 
 async def test_folder_in_use(tmp_path: Path) -> None:
     async with ours(data_path=tmp_path / "d"):
-        with pytest.raises(StartupError, match=r"--data-path: .*/d is in use by another server"):
+        with pytest.raises(StartupError, match=rf"--data-path: .*/d is in use by process {os.getpid()}, "):
             NamesFile(tmp_path / "d")
     NamesFile(tmp_path / "d").close()
 

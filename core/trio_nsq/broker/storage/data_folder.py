@@ -30,6 +30,7 @@ from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
+from ...folder_locks import lock_holder
 from ...log import Files, LogReadError, OpenFiles, is_disk_full, reasonable_limit
 from ...log.files import NO_FILE, temporary_of
 from ...protocol import is_valid_name
@@ -101,7 +102,10 @@ class DataFolder:
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
-            raise StartupError(f"--data-path: {self.path} is in use by another broker") from exc
+            raise StartupError(
+                f"--data-path: {self.path} is in use by {lock_holder(self._lock_fd)}, probably another broker. Stop "
+                "it, or choose another --data-path"
+            ) from exc
         if (self.path / NSQD_FILE).exists() and not (self.path / BROKER_FILE).exists():
             raise StartupError(
                 f"--data-path: {self.path} holds the queues of an nsqd. Choose another folder; to bring the queues "

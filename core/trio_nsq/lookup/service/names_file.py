@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...folder_locks import lock_holder
 from ...listening import StartupError
 from ...log import Files
 from ...protocol import is_valid_name
@@ -43,8 +44,12 @@ class NamesFile:
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
+            holder = lock_holder(self._lock_fd)
             os.close(self._lock_fd)
-            raise StartupError(f"--data-path: {folder} is in use by another server") from exc
+            raise StartupError(
+                f"--data-path: {folder} is in use by {holder}, probably another server. Stop it, or choose another "
+                "--data-path"
+            ) from exc
 
     def load(self) -> dict[str, list[str]]:
         """Load the channels of each topic; empty if there is no file yet. Raises StartupError."""
