@@ -1,5 +1,5 @@
-"""For tests of logs, and of what lies in their folders: batches of messages, every kind of log, what a log holds, and
-file layers that count, fail at will, or tell what a power cut would leave.
+"""Helpers for tests of logs: batches of messages, every kind of log, the content of a log and its files, and
+file layers that count, fail on request, or simulate power cuts.
 """
 
 import gc
@@ -26,24 +26,26 @@ LOG_KINDS: dict[str, Callable[[Path], Log]] = {
     ),
     "memory": lambda folder: MemoryLog(),
 }
-"""Makes each kind of log in a folder, by what it is called in the names of tests."""
+"""Makes each kind of log in a folder, by its name in test ids."""
 
 
 def batch(sequence: int, *bodies: bytes, due_ns: int = 0) -> RecordBatch:
-    """A batch of these messages; its other numbers follow from its place, so that mixing them up shows."""
+    """Return a batch of these messages. Its other numbers depend on its sequence, so that mixed-up batches
+    are detected.
+    """
     return RecordBatch(
         sequence, 10**15 + 3 * sequence, 1_700_000_000_000_000_000 + sequence, due_ns, pack_messages(bodies)
     )
 
 
 def link(batches: Sequence[RecordBatch]) -> list[RecordBatch]:
-    """The same as the records of one batch of messages."""
+    """Return the batches as linked records of one batch of messages."""
     last = len(batches) - 1
     return [replace(one, has_previous=at > 0, has_next=at < last) for at, one in enumerate(batches)]
 
 
 def numbered(start: int, count: int, *, size: int = 10) -> list[RecordBatch]:
-    """`count` batches of one to three messages from sequence `start` on, each body `size` bytes long."""
+    """Return `count` batches of one to three messages from sequence `start` on, each body `size` bytes long."""
     batches = []
     for n in range(count):
         bodies = [b"%0*d" % (size, start + i) for i in range(n % 3 + 1)]
@@ -53,13 +55,13 @@ def numbered(start: int, count: int, *, size: int = 10) -> list[RecordBatch]:
 
 
 def append_each(log: Log, batches: Sequence[RecordBatch], *, sync: bool = False) -> None:
-    """Append them one by one."""
+    """Append the batches one by one."""
     for one in batches:
         log.append([one], sync=sync)
 
 
 def contents(log: Log, max_bytes: int = 1000) -> list[RecordBatch]:
-    """All that can be read, from the beginning on, as a reader reads it."""
+    """Return all readable batches from the beginning, as a reader gets them."""
     found: list[RecordBatch] = []
     sequence = log.first_sequence
     while batches := log.read(sequence, max_bytes):
@@ -70,12 +72,12 @@ def contents(log: Log, max_bytes: int = 1000) -> list[RecordBatch]:
 
 
 def segment_files(folder: Path) -> list[Path]:
-    """The segments of a log, oldest first."""
+    """Return the segments of a log, oldest first."""
     return sorted(folder.glob("*.log"))
 
 
 def record_offsets(batches: Sequence[RecordBatch], start: int = FILE_HEADER_BYTES) -> list[int]:
-    """Where each record of a segment begins, and, last, where they end."""
+    """Return the start of each record of a segment, and the end of the last."""
     offsets = [start]
     for one in batches:
         offsets.append(offsets[-1] + HEADER_BYTES + len(one.messages.data))
@@ -83,7 +85,7 @@ def record_offsets(batches: Sequence[RecordBatch], start: int = FILE_HEADER_BYTE
 
 
 def copied(folder: Path, to: Path) -> Path:
-    """A copy of a log's folder, in place of an older copy."""
+    """Copy a log's folder; an older copy is replaced."""
     if to.exists():
         shutil.rmtree(to)
     shutil.copytree(folder, to)
@@ -91,20 +93,22 @@ def copied(folder: Path, to: Path) -> Path:
 
 
 def open_descriptors_before() -> int:
-    """How many are open before a test: what earlier ones have left to the garbage collector is closed first."""
+    """Return the number of open files before a test, after closing files that wait for the garbage collector."""
     gc.collect()
     return open_descriptors()
 
 
 def open_descriptors() -> int:
-    """How many files this process has open."""
+    """Return the number of open files of this process."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def check_usable(
     folder: Path, expected: Sequence[RecordBatch], *, bodies: Sequence[bytes] = (b"next",)
 ) -> None:
-    """The log in `folder` holds just `expected`, can be appended to, and is the same when opened again."""
+    """Check that the log in `folder` has exactly `expected`, accepts an append, and is the same when
+    reopened.
+    """
     log = DiskLog(folder, files=HastyFiles())
     try:
         assert contents(log) == list(expected)
@@ -122,7 +126,7 @@ def check_usable(
 
 
 class HastyFiles(Files):
-    """Syncs nothing: for tests in which no power is cut."""
+    """Syncs nothing: for tests without power cuts."""
 
     def sync(self, fd: int) -> None:
         pass
@@ -132,7 +136,7 @@ class HastyFiles(Files):
 
 
 class CountingFiles(Files):
-    """Counts what is done."""
+    """Counts operations."""
 
     def __init__(self) -> None:
         self.writes = self.reads = self.syncs = self.read_bytes = 0
@@ -152,17 +156,17 @@ class CountingFiles(Files):
         super().sync(fd)
 
     def reset(self) -> None:
-        """Count from nothing again."""
+        """Reset the counts."""
         self.writes = self.reads = self.syncs = self.read_bytes = 0
 
 
 class FailingFiles(HastyFiles):
-    """Does what `HastyFiles` does until told otherwise.
+    """Works like `HastyFiles`, and fails on request.
 
     Attributes:
-        failing: Names of the methods that raise, and with which error number. `sync_new` is the sync of a file
-            that holds no more than a header.
-        room: Bytes that can still be written; beyond them `write` raises the error number it fails with.
+        failing: Error numbers by the name of the method that raises them. `sync_new` is the sync of a file
+            with only a header.
+        room: Bytes that can still be written; then `write` raises its error.
     """
 
     def __init__(self) -> None:
@@ -219,23 +223,23 @@ class FailingFiles(HastyFiles):
         super().unlink(path)
 
     def heal(self) -> None:
-        """Let everything work again."""
+        """Remove all failures."""
         self.failing.clear()
         self.room = None
 
 
 Change = tuple[int, bytes | None]
-"""Bytes written at an offset, or, with None, the file cut there."""
+"""Bytes written at an offset; with None, the file is truncated there."""
 Keep = Callable[[list[Change]], list[Change]]
 
 
 @dataclass
 class DiskFile:
-    """What a simulated disk knows of a file: what is stable, and what was done to it since, in order."""
+    """A file of the simulated disk: its stable content, and the unsynced changes in order."""
 
     stable: bytearray = field(default_factory=bytearray)
     pending: list[Change] = field(default_factory=list)
-    named: bool = False  # its name is stable
+    named: bool = False  # the name is durable
 
 
 def apply_change(content: bytearray, offset: int, data: bytes | None) -> None:
@@ -248,10 +252,10 @@ def apply_change(content: bytearray, offset: int, data: bytes | None) -> None:
 
 
 class SimulatedDisk(HastyFiles):
-    """Real files, and beside them what a power cut would leave of each.
+    """Real files, and a record of what a power cut would leave of each.
 
-    The disk may have written anything, in any order, of what was not synced; what was synced it has. After a sync
-    that fails, the kernel believes that it has nothing more to write (as Linux does), and the disk has nothing of it.
+    The disk may have written any unsynced changes, in any order; synced changes are stable. After a failed
+    sync, the kernel treats the pages as written (as Linux does), but the disk does not have them.
 
     Attributes:
         sync_fails: The next syncs of files raise EIO.
@@ -261,7 +265,7 @@ class SimulatedDisk(HastyFiles):
         self.sync_fails = False
         self._files: dict[Path, DiskFile] = {}
         self._paths: dict[int, Path] = {}
-        self._gone: dict[Path, DiskFile] = {}  # deleted, but the deletion need not be stable
+        self._gone: dict[Path, DiskFile] = {}  # deleted, but the deletion may not be durable
 
     def create(self, path: Path) -> int:
         fd = super().create(path)
@@ -287,7 +291,7 @@ class SimulatedDisk(HastyFiles):
         return fd
 
     def close(self, fd: int) -> None:
-        self._paths.pop(fd, None)  # it is for reading only
+        self._paths.pop(fd, None)  # opened for reading only
         super().close(fd)
 
     def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
@@ -320,7 +324,7 @@ class SimulatedDisk(HastyFiles):
             self._gone[path] = file
 
     def power_cuts(self) -> Iterator[dict[str, bytes]]:
-        """Files by name, as a power cut at this moment may leave them: a choice of the possibilities."""
+        """Return files by name as a power cut now may leave them: a selection of the possibilities."""
         yield self._left(unnamed=False, deleted=True, keep=lambda pending: [])
         yield self._left(unnamed=True, deleted=False, keep=lambda pending: [])
         yield self._left(unnamed=True, deleted=True, keep=lambda pending: pending)
@@ -342,12 +346,12 @@ class SimulatedDisk(HastyFiles):
 
 
 def zeros(pending: list[Change]) -> list[Change]:
-    """The size is there, the data is not."""
+    """The size is stable, the data is not."""
     return [(offset, data and bytes(len(data))) for offset, data in pending]
 
 
 def torn(part: float) -> Keep:
-    """Of the last change only the beginning."""
+    """Only the beginning of the last change is stable."""
 
     def keep(pending: list[Change]) -> list[Change]:
         return [*pending[:-1], *[(at, data and data[: int(len(data) * part)]) for at, data in pending[-1:]]]
@@ -356,7 +360,7 @@ def torn(part: float) -> Keep:
 
 
 def only_the_end(part: float) -> Keep:
-    """Nothing but the end of the last change."""
+    """Only the end of the last change is stable."""
 
     def keep(pending: list[Change]) -> list[Change]:
         return [

@@ -1,4 +1,4 @@
-"""Messages that are carried forward, so that the files around them can go."""
+"""Tests for carrying messages forward, so that the files around them can be deleted."""
 
 import random
 from itertools import pairwise
@@ -24,7 +24,7 @@ def full_log(folder: Path, **options: object) -> DiskLog:
 
 
 def bodies(log: DiskLog, *sequences: int) -> list[bytes | None]:
-    """What the log has of these messages, as whoever has to deliver them again finds it."""
+    """Return the log's bodies of these messages, read as for a redelivery."""
     found: list[bytes | None] = []
     for sequence in sequences:
         records = log.read(sequence, 1) if sequence >= log.first_sequence else []
@@ -41,7 +41,7 @@ def body(sequence: int) -> bytes:
     return b"%010d" % sequence
 
 
-def test_what_is_carried_forward_is_there_when_its_files_are_gone(
+def test_carried_messages_survive_the_deletion_of_their_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = full_log(tmp_path / "log")
@@ -61,8 +61,8 @@ def test_what_is_carried_forward_is_there_when_its_files_are_gone(
     assert not caplog.records
 
 
-def test_a_message_that_is_damaged_is_not_carried_forward(tmp_path: Path) -> None:
-    """Nor another in its place."""
+def test_damaged_message_is_not_carried_forward(tmp_path: Path) -> None:
+    """Nor another one instead."""
     log = full_log(tmp_path / "log")
     for path in (tmp_path / "log").glob("*.log"):
         path.write_bytes(path.read_bytes().replace(body(17), body(99)))
@@ -73,7 +73,7 @@ def test_a_message_that_is_damaged_is_not_carried_forward(tmp_path: Path) -> Non
     log.close()
 
 
-def test_a_file_of_theirs_that_somebody_has_deleted_can_be_forgotten(tmp_path: Path) -> None:
+def test_deleted_carried_forward_segment_can_be_forgotten(tmp_path: Path) -> None:
     full_log(tmp_path / "log").close()
     for fewest_open in (False, True):
         log = DiskLog(tmp_path / "log", open_files=OpenFiles(HastyFiles(), 0 if fewest_open else 100))
@@ -84,7 +84,7 @@ def test_a_file_of_theirs_that_somebody_has_deleted_can_be_forgotten(tmp_path: P
         log.close()
 
 
-def test_all_of_a_record_but_its_other_messages_is_kept(tmp_path: Path) -> None:
+def test_record_keeps_all_but_its_other_messages(tmp_path: Path) -> None:
     log = full_log(tmp_path / "log")
     original = next(record for record in BATCHES if record.count == 3)
     log.carry_forward([original.base_sequence + 1], PLENTY)
@@ -99,7 +99,7 @@ def test_all_of_a_record_but_its_other_messages_is_kept(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_record_with_a_note_is_kept_whole(tmp_path: Path) -> None:
+def test_record_with_metadata_is_kept_whole(tmp_path: Path) -> None:
     noted = RecordBatch(0, 7, 8, 9, pack_messages([b"a", b"b", b"c"]), b'{"channel":"c"}')
     log = DiskLog(tmp_path / "log", segment_bytes=100, files=HastyFiles())
     append_each(log, [noted, *(batch(n, b"x") for n in range(3, 9))])
@@ -111,7 +111,7 @@ def test_a_record_with_a_note_is_kept_whole(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_note_that_its_messages_do_not_need_stays_behind(tmp_path: Path) -> None:
+def test_unneeded_metadata_is_dropped(tmp_path: Path) -> None:
     noted = [RecordBatch(n, 7 + n, 8, 9, pack_messages([b"a", b"b"]), b"%d" % n) for n in (0, 2)]
     log = DiskLog(tmp_path / "log", segment_bytes=100, files=HastyFiles())
     append_each(log, [*noted, *(batch(n, b"x") for n in range(4, 9))])
@@ -122,7 +122,7 @@ def test_a_note_that_its_messages_do_not_need_stays_behind(tmp_path: Path) -> No
     log.close()
 
 
-def test_those_that_are_wanted_no_more_are_forgotten(tmp_path: Path) -> None:
+def test_unneeded_messages_are_forgotten(tmp_path: Path) -> None:
     log = full_log(tmp_path / "log")
     log.carry_forward([1, 2, 3], PLENTY)
     log.discard_before(30)
@@ -137,7 +137,7 @@ def test_those_that_are_wanted_no_more_are_forgotten(tmp_path: Path) -> None:
     log.close()
 
 
-def test_nothing_is_done_if_it_would_be_too_much(tmp_path: Path) -> None:
+def test_too_large_carry_is_skipped(tmp_path: Path) -> None:
     log = full_log(tmp_path / "log")
     assert log.carry_forward([1], 200)
     assert not log.carry_forward([1, 2, 3, 4, 5, 6], 200)
@@ -146,7 +146,7 @@ def test_nothing_is_done_if_it_would_be_too_much(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_reader_may_finish_with_what_is_replaced(tmp_path: Path) -> None:
+def test_reader_finishes_in_a_replaced_file(tmp_path: Path) -> None:
     open_files = OpenFiles(HastyFiles(), 0)  # closes each file that need not stay open
     records = [batch(1, body(1)), batch(2, body(2))]
     old = CarriedForwardSegment.replace(open_files, tmp_path, bytes(16), records, None)
@@ -159,7 +159,7 @@ def test_a_reader_may_finish_with_what_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "sync_folder", "read"])
-def test_an_error_changes_nothing(tmp_path: Path, operation: str) -> None:
+def test_error_changes_nothing(tmp_path: Path, operation: str) -> None:
     files = FailingFiles()
     log = full_log(tmp_path / "log", files=files)
     log.carry_forward([1], PLENTY)
@@ -175,7 +175,7 @@ def test_an_error_changes_nothing(tmp_path: Path, operation: str) -> None:
     log.close()
 
 
-def test_damage_costs_the_message_it_hits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_affects_only_its_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = full_log(tmp_path / "log")
     log.carry_forward([1, 2, 3], PLENTY)
     log.discard_before(30)
@@ -197,7 +197,7 @@ def test_damage_costs_the_message_it_hits(tmp_path: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("size", [0, 5, 23, 24, 40, 71, 100])
-def test_a_file_that_was_cut_is_reported(tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_file_is_reported(tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture) -> None:
     log = full_log(tmp_path / "log")
     log.carry_forward([1, 2, 3], PLENTY)
     log.discard_before(30)
@@ -210,8 +210,8 @@ def test_a_file_that_was_cut_is_reported(tmp_path: Path, size: int, caplog: pyte
     log.close()
 
 
-def test_whenever_the_power_is_cut_every_message_that_is_wanted_is_there(tmp_path: Path) -> None:
-    """Twice they are carried forward and files deleted, then all are forgotten."""
+def test_needed_messages_survive_a_power_cut_at_any_time(tmp_path: Path) -> None:
+    """Messages are carried forward and files deleted twice, then all are forgotten."""
     root = tmp_path / "root"
     root.mkdir()
     files = RecordingFiles(root, sync_takes_s=0)

@@ -1,4 +1,4 @@
-"""The log on disk: its files, and that opening it again finds the same."""
+"""Tests for the log on disk: its files, and reopening it."""
 
 import stat
 import tracemalloc
@@ -27,7 +27,7 @@ from trio_nsq.log import DiskLog, LogReadError, LogWriteError, RecordBatch
 from trio_nsq.log.interface import READ_BYTES
 
 
-def test_a_log_without_messages_leaves_no_trace(tmp_path: Path) -> None:
+def test_empty_log_creates_no_files(tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "log")
     log.sync()
     assert log.read(0) == []
@@ -36,7 +36,7 @@ def test_a_log_without_messages_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_are_the_users_alone(tmp_path: Path) -> None:
+def test_files_are_readable_by_the_user_only(tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "log")
     log.append([batch(0, b"secret")], sync=True)
     log.close()
@@ -44,8 +44,8 @@ def test_files_are_the_users_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "log" / FIRST).stat().st_mode) == 0o600
 
 
-def test_the_layout_of_a_segment(tmp_path: Path) -> None:
-    """Byte for byte: what is written today must be read by the next version."""
+def test_layout_of_a_segment(tmp_path: Path) -> None:
+    """Byte for byte: the next version must be able to read today's files."""
     log = DiskLog(tmp_path, now_ns=lambda: 0x0102030405060708)
     log.append([batch(0, b"a", b"bc")], sync=True)
     log.close()
@@ -63,7 +63,7 @@ def test_the_layout_of_a_segment(tmp_path: Path) -> None:
     assert record[56:] == b"\0\0\0\1a\0\0\0\2bc"
 
 
-def test_a_folder_whose_parent_is_missing_is_refused(tmp_path: Path) -> None:
+def test_missing_parent_folder_is_refused(tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "a" / "b")
     with pytest.raises(LogWriteError, match="No such file or directory"):
         log.append([batch(0, b"x")], sync=True)
@@ -73,13 +73,13 @@ def test_a_folder_whose_parent_is_missing_is_refused(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path) -> None:
+def test_file_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"")
     with pytest.raises(LogReadError, match="Not a directory"):
         DiskLog(tmp_path / "log")
 
 
-def test_a_folder_that_cannot_be_listed_is_not_an_empty_log(tmp_path: Path) -> None:
+def test_unreadable_folder_is_not_an_empty_log(tmp_path: Path) -> None:
     DiskLog(tmp_path).close()
     files = FailingFiles()
     files.failing["names"] = 13
@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_log(tmp_path: Path) -> N
 # ---------------------------------------------------------------------- segments
 
 
-def test_a_new_segment_begins_where_the_old_one_would_grow_too_large(tmp_path: Path) -> None:
+def test_new_segment_begins_where_the_old_one_would_be_too_large(tmp_path: Path) -> None:
     record_bytes = batch(0, b"x" * 40).record_bytes
     assert record_bytes == 100
     log = DiskLog(tmp_path, segment_bytes=FILE_HEADER_BYTES + 300)
@@ -101,7 +101,7 @@ def test_a_new_segment_begins_where_the_old_one_would_grow_too_large(tmp_path: P
         (f"{6:020d}.log", 152),
     ]
     assert log.size_bytes == 352 + 352 + 152
-    # An append stays together, even if it is more than a segment by itself.
+    # An append is not split, even if it is larger than a segment.
     log.append([batch(7 + n, b"x" * 40) for n in range(5)], sync=False)
     log.append([batch(12, b"x" * 40)], sync=False)
     assert [(path.name, path.stat().st_size) for path in segment_files(tmp_path)][3:] == [
@@ -112,7 +112,7 @@ def test_a_new_segment_begins_where_the_old_one_would_grow_too_large(tmp_path: P
     log.close()
 
 
-def test_the_first_record_of_a_segment_may_be_of_any_size(tmp_path: Path) -> None:
+def test_first_record_of_a_segment_may_have_any_size(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=10)
     append_each(log, [batch(0, b"x" * 1000), batch(1, b"y" * 1000)])
     assert [path.stat().st_size for path in segment_files(tmp_path)] == [FILE_HEADER_BYTES + 56 + 1004] * 2
@@ -121,7 +121,7 @@ def test_the_first_record_of_a_segment_may_be_of_any_size(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("segment_bytes", [1, 300, 1000, 10**8])
 @pytest.mark.parametrize("sync", [True, False])
-def test_opening_again_finds_the_same(tmp_path: Path, segment_bytes: int, sync: bool) -> None:
+def test_reopened_log_is_the_same(tmp_path: Path, segment_bytes: int, sync: bool) -> None:
     batches = numbered(0, 15)
     expected: list[RecordBatch] = []
     for one in batches:
@@ -143,7 +143,7 @@ def test_opening_again_finds_the_same(tmp_path: Path, segment_bytes: int, sync: 
     log.close()
 
 
-def test_opening_again_after_discarding(tmp_path: Path) -> None:
+def test_reopening_after_discarding(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=300, files=HastyFiles())
     append_each(log, numbered(0, 20))
     log.discard_before(20)
@@ -156,11 +156,11 @@ def test_opening_again_after_discarding(tmp_path: Path) -> None:
     assert len(segment_files(tmp_path)) == 1
     log.close()
     log = DiskLog(tmp_path, segment_bytes=300)
-    assert log.next_sequence == end  # the last segment stays, so that this is known
+    assert log.next_sequence == end  # the last segment stays and keeps the next sequence
     log.close()
 
 
-def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
     for name in ("state.json", "state.json.tmp", "README", "00000000000000000000.log.gz", "x.LOG"):
         (tmp_path / name).write_bytes(b"")
     log = DiskLog(tmp_path)
@@ -172,7 +172,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- discarding
 
 
-def test_discarding_deletes_whole_segments_and_never_what_is_needed(tmp_path: Path) -> None:
+def test_discarding_deletes_whole_segments_and_no_needed_messages(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=FILE_HEADER_BYTES + 2 * 100, files=HastyFiles())
     append_each(log, [batch(2 * n, b"x" * 20, b"y" * 16) for n in range(9)])  # 100 bytes, 2 messages each
     assert [int(path.stem) for path in segment_files(tmp_path)] == [0, 4, 8, 12, 16]
@@ -184,7 +184,7 @@ def test_discarding_deletes_whole_segments_and_never_what_is_needed(tmp_path: Pa
     log.close()
 
 
-def test_discarding_gives_the_files_back(tmp_path: Path) -> None:
+def test_discarding_closes_files(tmp_path: Path) -> None:
     before = open_descriptors_before()
     log = DiskLog(tmp_path, segment_bytes=1, files=HastyFiles())
     append_each(log, numbered(0, 10))
@@ -195,7 +195,7 @@ def test_discarding_gives_the_files_back(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_a_file_that_cannot_be_deleted_stays_part_of_the_log(tmp_path: Path) -> None:
+def test_file_that_cannot_be_deleted_stays_in_the_log(tmp_path: Path) -> None:
     files = FailingFiles()
     log = DiskLog(tmp_path, segment_bytes=1, files=files)
     batches = numbered(0, 5)
@@ -210,7 +210,7 @@ def test_a_file_that_cannot_be_deleted_stays_part_of_the_log(tmp_path: Path) -> 
     log.close()
 
 
-def test_a_file_that_somebody_deleted_is_discarded_without_a_word(tmp_path: Path) -> None:
+def test_externally_deleted_file_is_discarded_silently(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=1)
     batches = numbered(0, 3)
     append_each(log, batches)
@@ -221,7 +221,7 @@ def test_a_file_that_somebody_deleted_is_discarded_without_a_word(tmp_path: Path
     log.close()
 
 
-def test_a_reader_keeps_a_discarded_file_until_it_is_done(tmp_path: Path) -> None:
+def test_reader_keeps_a_discarded_file_until_it_is_done(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=10**6, files=HastyFiles())
     batches = numbered(0, 3000, size=100)  # more than one window
     append_each(log, batches)
@@ -232,7 +232,7 @@ def test_a_reader_keeps_a_discarded_file_until_it_is_done(tmp_path: Path) -> Non
     before = open_descriptors_before()
     log.discard_before(log.next_sequence)
     assert len(segment_files(tmp_path)) == 1
-    other = (tmp_path / "takes the number").open("wb")  # of a file that is closed too early
+    other = (tmp_path / "takes the number").open("wb")  # of a file that was closed too early
     found += list(headers)
     other.close()
     assert [header.base_sequence for header in found[:-1]] == [one.base_sequence for one in batches]
@@ -241,8 +241,8 @@ def test_a_reader_keeps_a_discarded_file_until_it_is_done(tmp_path: Path) -> Non
     log.close()
 
 
-def test_a_discarded_file_is_closed_at_once_although_an_error_leads_to_it(tmp_path: Path) -> None:
-    """Else the room that it takes up on the disk would not be free until the garbage collector comes by."""
+def test_discarded_file_is_closed_at_once_in_spite_of_references_from_an_error(tmp_path: Path) -> None:
+    """Otherwise the disk space would be free only after a garbage collection."""
     files = FailingFiles()
     log = DiskLog(tmp_path, files=files)
     append_each(log, numbered(0, 3))
@@ -262,7 +262,7 @@ def test_a_discarded_file_is_closed_at_once_although_an_error_leads_to_it(tmp_pa
 # ---------------------------------------------------------------------- gaps and hints
 
 
-def test_a_segment_that_is_missing_is_passed_over(tmp_path: Path) -> None:
+def test_missing_segment_is_skipped(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=300, files=HastyFiles())
     batches = numbered(0, 20)
     append_each(log, batches)
@@ -278,12 +278,12 @@ def test_a_segment_that_is_missing_is_passed_over(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_hint_is_forgotten_with_its_segment_and_never_misleads(tmp_path: Path) -> None:
+def test_hints_of_a_deleted_segment_are_forgotten(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=300, files=HastyFiles())
     batches = numbered(0, 30)
     append_each(log, batches)
     by_base = {one.base_sequence: one for one in batches}
-    for one in batches:  # a hint for every place
+    for one in batches:  # a hint for every record
         assert log.read(one.base_sequence, 0) == [one]
     log.discard_before(batches[15].base_sequence)
     for one in contents(log, 0):
@@ -292,12 +292,12 @@ def test_a_hint_is_forgotten_with_its_segment_and_never_misleads(tmp_path: Path)
     log.close()
 
 
-def test_many_readers_that_come_once_do_not_pile_up(tmp_path: Path) -> None:
+def test_hints_of_readers_are_limited(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, files=HastyFiles())
     append_each(log, [batch(n, b"x" * 10_000) for n in range(3000)])
     tracemalloc.start()
     try:
-        for n in reversed(range(3000)):  # forwards each read would go on where the one before ended
+        for n in reversed(range(3000)):  # in ascending order, each read would continue the previous one
             log.read(n, 0)
         held, _ = tracemalloc.get_traced_memory()
     finally:
@@ -306,11 +306,11 @@ def test_many_readers_that_come_once_do_not_pile_up(tmp_path: Path) -> None:
     log.close()
 
 
-# ---------------------------------------------------------------------- how much is done
+# ---------------------------------------------------------------------- amount of IO
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_an_append_is_one_write_and_one_sync(tmp_path: Path, sync: bool) -> None:
+def test_append_is_one_write_and_one_sync(tmp_path: Path, sync: bool) -> None:
     files = CountingFiles()
     log = DiskLog(tmp_path, files=files)
     log.append([batch(0, b"the segment is made now")], sync=False)
@@ -323,30 +323,30 @@ def test_an_append_is_one_write_and_one_sync(tmp_path: Path, sync: bool) -> None
     log.close()
 
 
-def test_reading_in_order_reads_nothing_twice(tmp_path: Path) -> None:
+def test_sequential_read_reads_nothing_twice(tmp_path: Path) -> None:
     files = CountingFiles()
     log = DiskLog(tmp_path, segment_bytes=10**6)
-    append_each(log, [batch(n, b"x" * 960) for n in range(3000)])  # three segments of a megabyte
+    append_each(log, [batch(n, b"x" * 960) for n in range(3000)])  # three segments of 1 MiB
     assert len(segment_files(tmp_path)) == 4
     log.close()
     log = DiskLog(tmp_path, files=files)
     files.reset()
     found = contents(log, READ_BYTES)
     assert len(found) == 3000
-    # Nothing was looked up: each byte was read once, but for the record at the end of each piece.
+    # No lookups: each byte was read once, except the record at the end of each piece.
     assert files.read_bytes < 1.02 * log.size_bytes
     assert files.reads < log.size_bytes / READ_BYTES + 2 * 4
     log.close()
 
 
-def test_reading_in_order_with_others_beside_it_still_reads_nothing_twice(tmp_path: Path) -> None:
+def test_sequential_reads_beside_others_read_nothing_twice(tmp_path: Path) -> None:
     files = CountingFiles()
     log = DiskLog(tmp_path, files=files)
     append_each(log, [batch(n, b"x" * 960) for n in range(2000)])
     files.reset()
     places = [0, 500, 1000, 1500]
     for place in places:
-        log.read(place, 0)  # finds the way, once
+        log.read(place, 0)  # one lookup
     files.reset()
     for _ in range(5):
         places = [log.read(place, 20_000)[-1].next_sequence for place in places]
@@ -369,7 +369,7 @@ def test_finding_one_message_reads_little(tmp_path: Path) -> None:
     log.close()
 
 
-def test_damage_at_the_end_of_an_old_segment_is_not_looked_through_each_time(tmp_path: Path) -> None:
+def test_damage_at_the_end_of_an_old_segment_is_not_searched_repeatedly(tmp_path: Path) -> None:
     files = CountingFiles()
     log = DiskLog(tmp_path, segment_bytes=10**6)
     append_each(log, [batch(n, b"x" * 960) for n in range(1000)])

@@ -1,4 +1,4 @@
-"""When the operating system refuses: nothing of what failed is readable, and the log goes on afterwards."""
+"""Tests for errors of the operating system: failed appends cannot be read, and the log works afterwards."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ FAILED_BYTES = sum(one.record_bytes for one in FAILED)
 
 
 def check_unchanged(log: DiskLog, expected: Sequence[RecordBatch]) -> None:
-    """As if the append that failed had not been tried."""
+    """Check that the failed append left no trace."""
     assert contents(log) == list(expected)
     assert log.next_sequence == (expected[-1].next_sequence if expected else 0)
     assert log.read(log.next_sequence) == []
@@ -42,7 +42,7 @@ def check_unchanged(log: DiskLog, expected: Sequence[RecordBatch]) -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_a_write_that_fails_after_any_number_of_bytes(tmp_path: Path, sync: bool) -> None:
+def test_write_fails_after_any_number_of_bytes(tmp_path: Path, sync: bool) -> None:
     for room in range(FAILED_BYTES):
         folder = tmp_path / str(room)
         files = FailingFiles()
@@ -69,7 +69,7 @@ def test_a_write_that_fails_after_any_number_of_bytes(tmp_path: Path, sync: bool
 
 @pytest.mark.parametrize("room", [0, 1, 60, FAILED_BYTES // 2, FAILED_BYTES - 1])
 @pytest.mark.parametrize("bodies", [(b"x",), (b"lost",), (b"y" * 500,)])
-def test_a_write_that_fails_and_cannot_be_taken_back(
+def test_failed_write_that_cannot_be_truncated(
     tmp_path: Path, room: int, bodies: Sequence[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     files = FailingFiles()
@@ -81,7 +81,7 @@ def test_a_write_that_fails_and_cannot_be_taken_back(
         log.append(FAILED, sync=True)
     assert "Read-only file system, nor cut it back to" in caplog.text
     check_unchanged(log, BEFORE)
-    # What is left there is in the way: nothing can be appended before it is gone.
+    # The leftover bytes must be removed before the next append.
     files.failing = {"truncate": errno.EROFS}
     files.room = None
     with pytest.raises(LogWriteError, match="Read-only file system"):
@@ -96,8 +96,8 @@ def test_a_write_that_fails_and_cannot_be_taken_back(
 
 
 @pytest.mark.parametrize("shorter", [True, False])
-def test_a_sync_that_fails_and_the_whole_of_it_cannot_be_taken_back(tmp_path: Path, shorter: bool) -> None:
-    """The worst: whole records in the file that nobody was told of. They must not come back behind others."""
+def test_failed_sync_that_cannot_be_truncated(tmp_path: Path, shorter: bool) -> None:
+    """The worst case: complete, unacknowledged records in the file. They must not reappear before later ones."""
     files = FailingFiles()
     log = DiskLog(tmp_path / "log", files=files)
     append_each(log, BEFORE)
@@ -113,7 +113,7 @@ def test_a_sync_that_fails_and_the_whole_of_it_cannot_be_taken_back(tmp_path: Pa
     log.close()
 
 
-def test_closing_takes_back_what_could_not_be_taken_back_before(tmp_path: Path) -> None:
+def test_close_retries_the_truncation(tmp_path: Path) -> None:
     files = FailingFiles()
     log = DiskLog(tmp_path, files=files)
     append_each(log, BEFORE)
@@ -125,7 +125,7 @@ def test_closing_takes_back_what_could_not_be_taken_back_before(tmp_path: Path) 
     check_usable(tmp_path, BEFORE)
 
 
-def test_a_new_segment_does_not_begin_before_the_old_one_is_cut(tmp_path: Path) -> None:
+def test_new_segment_waits_for_the_truncation_of_the_old_one(tmp_path: Path) -> None:
     files = FailingFiles()
     log = DiskLog(tmp_path / "log", segment_bytes=320, files=files)
     append_each(log, BEFORE)
@@ -145,7 +145,7 @@ def test_a_new_segment_does_not_begin_before_the_old_one_is_cut(tmp_path: Path) 
     log.close()
 
 
-def test_an_interruption_is_no_exception_to_the_rule(tmp_path: Path) -> None:
+def test_interrupt_is_handled_like_an_error(tmp_path: Path) -> None:
     class Interrupted(FailingFiles):
         interrupt = False
 
@@ -167,11 +167,11 @@ def test_an_interruption_is_no_exception_to_the_rule(tmp_path: Path) -> None:
     check_usable(tmp_path, [*BEFORE, batch(3, b"x")])
 
 
-# ---------------------------------------------------------------------- the real thing
+# ---------------------------------------------------------------------- with real system calls
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may take less than it is given, at any byte and in between the pieces."""
+    """The kernel may accept fewer bytes, at any point and also between the pieces."""
     whole_pwritev, whole_pwrite = os.pwritev, os.pwrite
     most = 1
 
@@ -192,7 +192,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         check_usable(folder, [*BEFORE, *FAILED])
 
 
-def test_more_pieces_than_a_system_call_takes(tmp_path: Path) -> None:
+def test_more_pieces_than_a_system_call_accepts(tmp_path: Path) -> None:
     batches = [batch(n, b"%d" % n) for n in range(os.sysconf("SC_IOV_MAX") + 5)]
     log = DiskLog(tmp_path)
     log.append(batches, sync=True)
@@ -201,7 +201,7 @@ def test_more_pieces_than_a_system_call_takes(tmp_path: Path) -> None:
 
 
 class FileSizeLimit:
-    """A limit on the size of files, by which the kernel itself cuts writes short and then refuses them."""
+    """A limit on file sizes, with which the kernel first shortens and then refuses writes."""
 
     def __enter__(self) -> "FileSizeLimit":
         self._old = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -209,11 +209,11 @@ class FileSizeLimit:
         return self
 
     def to(self, size: int) -> None:
-        """No file may grow past this."""
+        """Set the limit."""
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, self._old[1]))
 
     def lift(self) -> None:
-        """As before."""
+        """Remove the limit."""
         resource.setrlimit(resource.RLIMIT_FSIZE, self._old)
 
     def __exit__(self, *args: object) -> None:
@@ -221,7 +221,7 @@ class FileSizeLimit:
         signal.signal(signal.SIGXFSZ, self._old_handler)
 
 
-def test_the_kernel_refuses_in_the_middle_of_a_write(tmp_path: Path) -> None:
+def test_kernel_refuses_in_the_middle_of_a_write(tmp_path: Path) -> None:
     with FileSizeLimit() as limit:
         log = DiskLog(tmp_path)
         append_each(log, BEFORE)
@@ -256,7 +256,7 @@ def test_the_kernel_refuses_in_the_middle_of_a_write(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("unlink", [True, False])
 @pytest.mark.parametrize("first", [True, False])
-def test_a_segment_that_cannot_be_made(
+def test_segment_that_cannot_be_created(
     tmp_path: Path, failing: str, room: int | None, unlink: bool, first: bool
 ) -> None:
     files = FailingFiles()
@@ -278,14 +278,14 @@ def test_a_segment_that_cannot_be_made(
         assert open_descriptors() == descriptors
     copied(folder, tmp_path / "killed") if folder.exists() else (tmp_path / "killed").mkdir()
     files.heal()
-    log.append([following], sync=True)  # also if something was left there
+    log.append([following], sync=True)  # also if a file was left there
     check_unchanged(log, [*before, following])
     log.close()
     check_usable(folder, [*before, following])
     check_usable(tmp_path / "killed", before)
 
 
-def test_a_segment_with_records_is_never_overwritten_by_a_new_one(tmp_path: Path) -> None:
+def test_segment_with_records_is_never_overwritten(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=1)
     append_each(log, BEFORE)
     stray = tmp_path / f"{3:020d}.log"
@@ -299,7 +299,7 @@ def test_a_segment_with_records_is_never_overwritten_by_a_new_one(tmp_path: Path
     log.close()
 
 
-def test_the_old_segment_is_stable_before_the_new_one_begins(tmp_path: Path) -> None:
+def test_old_segment_is_synced_before_the_new_one_begins(tmp_path: Path) -> None:
     files = FailingFiles()
     log = DiskLog(tmp_path, segment_bytes=1, files=files)
     log.append(BEFORE[:1], sync=False)
@@ -317,7 +317,7 @@ def test_the_old_segment_is_stable_before_the_new_one_begins(tmp_path: Path) -> 
 
 
 def after_a_power_cut(disk: SimulatedDisk, to: Path) -> list[RecordBatch]:
-    """What is found after the most that is lost: all that no sync was for."""
+    """Return the content after the worst power cut: all unsynced data is lost."""
     to.mkdir()
     for name, content in next(disk.power_cuts()).items():
         (to / name).write_bytes(content)
@@ -327,7 +327,7 @@ def after_a_power_cut(disk: SimulatedDisk, to: Path) -> list[RecordBatch]:
     return found
 
 
-def test_the_simulation_loses_what_was_not_synced(tmp_path: Path) -> None:
+def test_simulation_loses_unsynced_data(tmp_path: Path) -> None:
     disk = SimulatedDisk()
     log = DiskLog(tmp_path / "log", files=disk)
     log.append(BEFORE, sync=True)
@@ -344,7 +344,7 @@ def test_the_simulation_loses_what_was_not_synced(tmp_path: Path) -> None:
     log.close()
 
 
-def test_an_append_whose_sync_failed_is_not_there(tmp_path: Path) -> None:
+def test_append_with_a_failed_sync_is_not_in_the_log(tmp_path: Path) -> None:
     disk = SimulatedDisk()
     log = DiskLog(tmp_path / "log", files=disk)
     log.append(BEFORE, sync=True)
@@ -360,8 +360,10 @@ def test_an_append_whose_sync_failed_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["sync", "append", "new segment"])
-def test_what_a_failed_sync_was_for_is_stable_after_the_next(tmp_path: Path, by: str) -> None:
-    """The kernel says that pages it could not write are clean. Who only syncs again is told it was done."""
+def test_next_sync_covers_the_data_of_a_failed_sync(tmp_path: Path, by: str) -> None:
+    """After a failed sync the kernel treats the pages as clean, so a second sync alone would succeed without
+    writing them.
+    """
     disk = SimulatedDisk()
     log = DiskLog(tmp_path / "log", files=disk)
     log.append(BEFORE[:1], sync=True)
@@ -386,7 +388,7 @@ def test_what_a_failed_sync_was_for_is_stable_after_the_next(tmp_path: Path, by:
     log.close()
 
 
-def test_an_append_whose_sync_failed_does_not_take_others_with_it(tmp_path: Path) -> None:
+def test_failed_sync_of_an_append_keeps_other_appends(tmp_path: Path) -> None:
     disk = SimulatedDisk()
     log = DiskLog(tmp_path / "log", files=disk)
     log.append(BEFORE, sync=False)
@@ -399,7 +401,7 @@ def test_an_append_whose_sync_failed_does_not_take_others_with_it(tmp_path: Path
     log.close()
 
 
-def test_what_a_killed_process_left_is_synced_before_anybody_sees_it(tmp_path: Path) -> None:
+def test_unsynced_data_of_a_killed_process_is_synced_before_it_is_visible(tmp_path: Path) -> None:
     disk = SimulatedDisk()
     log = DiskLog(tmp_path / "log", files=disk)
     log.append(BEFORE, sync=True)
@@ -415,7 +417,7 @@ def test_what_a_killed_process_left_is_synced_before_anybody_sees_it(tmp_path: P
 
 
 @pytest.mark.parametrize("failing", ["open", "read", "sync", "truncate", "names", "unlink"])
-def test_opening_says_what_is_refused_and_leaves_nothing_open(tmp_path: Path, failing: str) -> None:
+def test_failed_open_names_the_error_and_leaves_nothing_open(tmp_path: Path, failing: str) -> None:
     log = DiskLog(tmp_path, segment_bytes=1)
     append_each(log, numbered(0, 4))
     log.close()
@@ -432,7 +434,7 @@ def test_opening_says_what_is_refused_and_leaves_nothing_open(tmp_path: Path, fa
     check_usable(tmp_path, numbered(0, 4))
 
 
-def test_a_read_that_fails_loses_nothing(tmp_path: Path) -> None:
+def test_failed_read_loses_nothing(tmp_path: Path) -> None:
     files = FailingFiles()
     log = DiskLog(tmp_path, files=files)
     batches = numbered(0, 10)
@@ -449,20 +451,20 @@ def test_a_read_that_fails_loses_nothing(tmp_path: Path) -> None:
     log.close()
 
 
-def test_reading_after_closing_reads_no_other_file(tmp_path: Path) -> None:
+def test_read_after_close_does_not_read_another_file(tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "log", segment_bytes=1)
     append_each(log, BEFORE)
     log.close()
     log = DiskLog(tmp_path / "log")
     first, *_ = log.files
     log.close()
-    with (tmp_path / "log" / FIRST).open("rb"):  # gets the number of the one just closed
+    with (tmp_path / "log" / FIRST).open("rb"):  # gets the number of the closed descriptor
         with pytest.raises(LogReadError, match="Bad file descriptor"):
             first.last_ns()
     log.close()  # and again
 
 
-def test_errors_are_the_librarys() -> None:
+def test_errors_are_those_of_the_library() -> None:
     for error in (LogReadError, LogWriteError):
         assert issubclass(error, NSQError)
         assert str(error(Path("x"), OSError("no number"))).endswith(": no number")
@@ -480,7 +482,7 @@ def test_replacing_a_file(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_replacement_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_replacement_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     Files().replace(path, b"old")
     with FileSizeLimit() as limit:
@@ -493,7 +495,7 @@ def test_a_replacement_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
 
 
-def test_making_a_folder_that_is_there(tmp_path: Path) -> None:
+def test_creating_an_existing_folder(tmp_path: Path) -> None:
     Files().make_folder(tmp_path / "a")
     Files().make_folder(tmp_path / "a")
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
@@ -501,8 +503,8 @@ def test_making_a_folder_that_is_there(tmp_path: Path) -> None:
         Files().make_folder(tmp_path / "b" / "c")
 
 
-def test_threads_that_make_the_same_folder_at_once(tmp_path: Path) -> None:
-    """A topic's first message and its first channel are stored side by side."""
+def test_threads_create_the_same_folder(tmp_path: Path) -> None:
+    """A topic's first message and its first channel are stored concurrently."""
     at_the_sync, go_on = threading.Event(), threading.Event()
 
     class Slow(Files):
@@ -522,8 +524,8 @@ def test_threads_that_make_the_same_folder_at_once(tmp_path: Path) -> None:
         second.result()
 
 
-def test_a_folder_whose_name_could_not_be_synced_is_made_anew(tmp_path: Path) -> None:
-    """If it stayed, the next attempt would find it, and messages be stored under a name that a power cut takes away."""
+def test_folder_whose_name_was_not_synced_is_created_again(tmp_path: Path) -> None:
+    """Otherwise the next attempt would find it, and store messages under a name that a power cut removes."""
     files = FailingFiles()
     files.failing["sync_folder"] = errno.EIO
     for _ in range(2):

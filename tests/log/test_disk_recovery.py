@@ -1,4 +1,6 @@
-"""What opening a log makes of files that a crash, a bad disk or a user left: as much as can be had, and said so."""
+"""Tests for opening a log after a crash, damage or changes by users: it keeps as much as possible, and
+reports the rest.
+"""
 
 import logging
 import shutil
@@ -50,7 +52,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said about damage, and forget it."""
+    """Return the reports of damage, and clear them."""
     found = [record.getMessage() for record in caplog.records if record.name == LOGGER]
     caplog.clear()
     return found
@@ -65,7 +67,7 @@ LINKED = [
 ]
 
 
-def test_an_unfinished_batch_of_several_records_is_cut_off(tmp_path: Path) -> None:
+def test_incomplete_linked_batch_is_cut_off(tmp_path: Path) -> None:
     make_log(tmp_path / "whole", [LINKED[0], *LINKED[1:4]], together=True)
     offsets = record_offsets(LINKED[:4])
     for size in range(offsets[1], offsets[-1]):
@@ -78,20 +80,20 @@ def test_an_unfinished_batch_of_several_records_is_cut_off(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("part", ["header", "payload"])
 @pytest.mark.parametrize("record", [1, 2, 3])
-def test_damage_that_recovery_finds_costs_all_records_of_the_batch(
+def test_damage_found_by_recovery_drops_all_records_of_the_batch(
     tmp_path: Path, record: int, part: str
 ) -> None:
     make_log(tmp_path / "log", LINKED, together=True)
     offsets = record_offsets(LINKED)
     flip(tmp_path / "log" / FIRST, offsets[record] + (10 if part == "header" else HEADER_BYTES + 4))
-    for _ in range(2):  # also the next time
+    for _ in range(2):  # also at the next start
         log = DiskLog(tmp_path / "log", files=HastyFiles())
         assert contents(log) == [LINKED[0], LINKED[4]]
         log.close()
     check_usable(tmp_path / "log", [LINKED[0], LINKED[4]])
 
 
-def test_a_batch_of_several_records_is_read_from_any_of_its_messages(tmp_path: Path) -> None:
+def test_linked_batch_can_be_read_from_any_of_its_messages(tmp_path: Path) -> None:
     make_log(tmp_path / "log", LINKED, together=True)
     log = DiskLog(tmp_path / "log", files=HastyFiles())
     assert [header.has_next for header in log.headers(0)] == [False, True, True, False, False]
@@ -103,7 +105,7 @@ def test_a_batch_of_several_records_is_read_from_any_of_its_messages(tmp_path: P
 # ---------------------------------------------------------------------- torn tails
 
 
-def test_a_tail_torn_at_any_byte(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tail_torn_at_any_byte(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_log(tmp_path / "whole", BATCHES)
     offsets = record_offsets(BATCHES)
     assert (tmp_path / "whole" / FIRST).stat().st_size == offsets[-1]
@@ -124,7 +126,7 @@ def test_a_tail_torn_at_any_byte(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             assert complaints(caplog) == []
 
 
-def test_a_tail_torn_at_any_byte_behind_another_segment(tmp_path: Path) -> None:
+def test_tail_torn_at_any_byte_after_another_segment(tmp_path: Path) -> None:
     make_log(tmp_path / "whole", BATCHES, segment_bytes=1)
     last = segment_files(tmp_path / "whole")[-1]
     for size in range(last.stat().st_size):
@@ -137,27 +139,27 @@ def test_a_tail_torn_at_any_byte_behind_another_segment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "tail", [b"\0", b"\0" * 55, b"\0" * 56, b"\0" * 5000, b"\0" * 3_000_000, b"NSQB", b"x" * 500]
 )
-def test_bytes_that_are_no_record_at_the_end(tmp_path: Path, tail: bytes) -> None:
-    """A file system may have made the file longer before it wrote the data."""
+def test_invalid_bytes_at_the_end(tmp_path: Path, tail: bytes) -> None:
+    """A file system may extend the file before it writes the data."""
     make_log(tmp_path, BATCHES)
     with (tmp_path / FIRST).open("ab") as file:
         file.write(tail)
     check_usable(tmp_path, BATCHES)
 
 
-def test_zeros_in_place_of_the_end(tmp_path: Path) -> None:
-    """The whole length, but the last bytes were never written. A record it costs is one that was not acknowledged."""
+def test_zeros_at_the_end(tmp_path: Path) -> None:
+    """The full length, without the last bytes. A record that is lost this way was not acknowledged."""
     make_log(tmp_path / "whole", BATCHES)
     content = (tmp_path / "whole" / FIRST).read_bytes()
     offsets = record_offsets(BATCHES)
-    for size in range(FILE_HEADER_BYTES, offsets[-1] - 3):  # behind that nothing would be changed
+    for size in range(FILE_HEADER_BYTES, offsets[-1] - 3):  # a longer tail would not change the result
         folder = copied(tmp_path / "whole", tmp_path / "torn")
         (folder / FIRST).write_bytes(content[:size].ljust(len(content), b"\0"))
         whole = [one for one, end in zip(BATCHES, offsets[1:], strict=True) if end <= size]
         check_usable(folder, whole)
 
 
-def test_recovery_is_not_done_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recovery_runs_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_log(tmp_path, BATCHES)
     with (tmp_path / FIRST).open("ab") as file:
         file.write(b"\0" * 100)
@@ -172,14 +174,14 @@ def test_recovery_is_not_done_twice(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def damaged_index(at: int, offsets: Sequence[int]) -> int:
-    """Which record the byte belongs to."""
+    """Return the index of the record with this byte."""
     return next(i for i, end in enumerate(offsets[1:]) if at < end)
 
 
-def test_a_bit_flipped_at_any_byte_of_the_last_segment(
+def test_bit_flipped_at_any_byte_of_the_last_segment(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Found when the log is opened: it costs that record, is reported, and sequences are not used again."""
+    """It is found at the start, costs that record, is reported, and its sequences are not reused."""
     make_log(tmp_path / "whole", BATCHES)
     offsets = record_offsets(BATCHES)
     for at in range(FILE_HEADER_BYTES, offsets[-1]):
@@ -189,7 +191,7 @@ def test_a_bit_flipped_at_any_byte_of_the_last_segment(
         expected = [*BATCHES[:index], *BATCHES[index + 1 :]]
         log = DiskLog(folder, files=HastyFiles())
         assert contents(log) == expected
-        # Without its header, a record at the very end cannot be told from one that was being written.
+        # A last record without a valid header looks like one that was being written.
         cut = index == len(BATCHES) - 1 and at < offsets[index] + HEADER_BYTES
         assert log.next_sequence == (BATCHES[index].base_sequence if cut else BATCHES[-1].next_sequence)
         log.close()
@@ -200,10 +202,8 @@ def test_a_bit_flipped_at_any_byte_of_the_last_segment(
         caplog.clear()
 
 
-def test_a_bit_flipped_at_any_byte_of_an_old_segment(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Found when it is read, for it is not looked through before."""
+def test_bit_flipped_at_any_byte_of_an_old_segment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is found by a read: old segments are not checked at the start."""
     make_log(tmp_path / "whole", BATCHES, segment_bytes=record_offsets(BATCHES)[-1])
     log = DiskLog(tmp_path / "whole", segment_bytes=1)
     log.append([batch(6, b"in another segment")], sync=False)
@@ -218,16 +218,16 @@ def test_a_bit_flipped_at_any_byte_of_an_old_segment(
         assert complaints(caplog) == []
         for max_bytes in (0, 70, 1000):
             assert contents(log, max_bytes) == expected
-        (complaint,) = complaints(caplog)  # once, however often it is met
+        (complaint,) = complaints(caplog)  # reported once, however often it is read
         assert str(folder / FIRST) in complaint
         assert f"byte {offsets[index]}" in complaint
-        # From the damaged message on one gets what follows.
+        # Reading from the damaged message returns the following ones.
         assert log.read(BATCHES[index].base_sequence)[0] == expected[index]
         assert log.next_sequence == 7
         log.close()
 
 
-def test_a_bit_flipped_while_the_log_is_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bit_flipped_while_the_log_is_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     offsets = record_offsets(BATCHES)
     for at in range(FILE_HEADER_BYTES, offsets[-1]):
         folder = tmp_path / str(at)
@@ -250,18 +250,18 @@ def test_a_bit_flipped_while_the_log_is_open(tmp_path: Path, caplog: pytest.LogC
         log.close()
 
 
-def test_headers_pass_over_damage_too(tmp_path: Path) -> None:
+def test_headers_skip_damage(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES)
     offsets = record_offsets(BATCHES)
     flip(tmp_path / FIRST, offsets[1] + 30)  # a header
-    flip(tmp_path / FIRST, offsets[2] + HEADER_BYTES + 5)  # a payload, which is not looked at
+    flip(tmp_path / FIRST, offsets[2] + HEADER_BYTES + 5)  # a payload, which is not read
     log = DiskLog(tmp_path)
     assert [header.base_sequence for header in log.headers(0)] == [0, 3, 4]
     assert [header.base_sequence for header in log.headers(1)] == [3, 4]
     log.close()
 
 
-def test_damage_all_over_an_old_segment_costs_that_segment(tmp_path: Path) -> None:
+def test_fully_damaged_old_segment_costs_that_segment(tmp_path: Path) -> None:
     batches = numbered(0, 20)
     make_log(tmp_path, batches, segment_bytes=300)
     second, third = segment_files(tmp_path)[1:3]
@@ -271,7 +271,7 @@ def test_damage_all_over_an_old_segment_costs_that_segment(tmp_path: Path) -> No
     check_usable(tmp_path, [one for one in batches if one.base_sequence not in lost])
 
 
-def test_damage_up_to_the_end_of_an_open_log_leaves_the_reader_waiting(tmp_path: Path) -> None:
+def test_reader_waits_at_damage_at_the_end_of_an_open_log(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, files=HastyFiles())
     append_each(log, BATCHES)
     flip(tmp_path / FIRST, record_offsets(BATCHES)[3] + HEADER_BYTES)
@@ -282,8 +282,8 @@ def test_damage_up_to_the_end_of_an_open_log_leaves_the_reader_waiting(tmp_path:
     log.close()
 
 
-def test_a_large_damaged_stretch_is_crossed(tmp_path: Path) -> None:
-    """Larger than what is searched at a time, with headers right where the windows meet."""
+def test_large_damaged_range_is_skipped(tmp_path: Path) -> None:
+    """Larger than one search window, with headers at the window boundaries."""
     mib = 1024 * 1024
     places = [mib + 1, mib + 50, mib + 56, *[2 * mib + shift for shift in (-57, -56, -55, -3, -2, -1, 0, 1)]]
     for place in places:
@@ -299,7 +299,7 @@ def test_a_large_damaged_stretch_is_crossed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 55, 56, 57, 1000])
-def test_bytes_that_came_in_between_records(tmp_path: Path, size: int) -> None:
+def test_inserted_bytes_between_records(tmp_path: Path, size: int) -> None:
     for kind, garbage in enumerate((b"\0" * size, b"N" * size, b"NSQB".ljust(size, b"?")[:size])):
         for n in range(len(BATCHES)):
             folder = tmp_path / f"{kind} {n}"
@@ -310,8 +310,8 @@ def test_bytes_that_came_in_between_records(tmp_path: Path, size: int) -> None:
             check_usable(folder, BATCHES)
 
 
-def test_segments_that_overlap_give_nothing_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody put a newer segment from a copy beside an older one: the newer one counts."""
+def test_overlapping_segments_have_no_duplicates(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A newer segment was copied beside an older one: the newer one is used."""
     make_log(tmp_path / "old", [batch(n, b"old") for n in range(6)])
     (tmp_path / "new").mkdir()
     shutil.copy(tmp_path / "old" / "incarnation", tmp_path / "new")
@@ -328,7 +328,7 @@ def test_segments_that_overlap_give_nothing_twice(tmp_path: Path, caplog: pytest
     check_usable(tmp_path / "old", expected)
 
 
-def test_a_truncated_old_segment_at_any_byte(tmp_path: Path) -> None:
+def test_truncated_old_segment_at_any_byte(tmp_path: Path) -> None:
     later = [batch(6, b"in another segment"), batch(7, b"and on")]
     make_log(tmp_path / "whole", BATCHES, segment_bytes=record_offsets(BATCHES)[-1])
     log = DiskLog(tmp_path / "whole", segment_bytes=1)
@@ -345,10 +345,10 @@ def test_a_truncated_old_segment_at_any_byte(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [5, HEADER_BYTES + 60, HEADER_BYTES + 200])
 @pytest.mark.parametrize("in_an_old_segment", [True, False])
-def test_messages_that_look_like_records_are_not_taken_for_some(
+def test_messages_that_look_like_records_are_not_read_as_records(
     tmp_path: Path, at: int, in_an_old_segment: bool
 ) -> None:
-    """Somebody publishes pieces of logs, of this one and of others, and then the record around them is damaged."""
+    """Bodies are pieces of this log and of others, and the record around them is damaged."""
     old = [batch(0, b"old"), batch(1, b"older")]
     make_log(tmp_path / "log", old)
     make_log(tmp_path / "another", [batch(0, b"x"), *[batch(n, b"from another") for n in range(1, 50)]])
@@ -376,12 +376,12 @@ def contents_of(folder: Path) -> list[RecordBatch]:
     return found
 
 
-# ---------------------------------------------------------------------- files that are no segments
+# ---------------------------------------------------------------------- files that are not segments
 
 
 @pytest.mark.parametrize("at", range(FILE_HEADER_BYTES))
 @pytest.mark.parametrize("segment_bytes", [1, 10**6])
-def test_a_damaged_byte_in_a_files_header_costs_nothing(
+def test_damaged_byte_in_the_header_of_a_file_costs_nothing(
     tmp_path: Path, at: int, segment_bytes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_log(tmp_path, BATCHES, segment_bytes)
@@ -397,7 +397,7 @@ def test_a_damaged_byte_in_a_files_header_costs_nothing(
 
 @pytest.mark.parametrize("zeros", [1, 8, 32, FILE_HEADER_BYTES])
 @pytest.mark.parametrize("first_record_too", [False, True])
-def test_a_header_of_zeros_costs_nothing(tmp_path: Path, zeros: int, first_record_too: bool) -> None:
+def test_header_of_zeros_costs_nothing(tmp_path: Path, zeros: int, first_record_too: bool) -> None:
     make_log(tmp_path, BATCHES)
     content = (tmp_path / FIRST).read_bytes()
     damaged = bytes(zeros) + content[zeros:]
@@ -409,7 +409,7 @@ def test_a_header_of_zeros_costs_nothing(tmp_path: Path, zeros: int, first_recor
     check_usable(tmp_path, BATCHES[1:] if first_record_too else BATCHES)
 
 
-def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_file_of_a_newer_version_is_refused_and_unchanged(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES)
     content = (tmp_path / FIRST).read_bytes()
     newer = content[:9] + b"\3" + content[10:FILE_HEADER_BYTES] + bytes(16) + b"records of another kind"
@@ -434,11 +434,11 @@ def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> 
         "0" * 21 + ".log",
         "-" + "0" * 19 + ".log",
         " " * 20 + ".log",
-        "\u0660" * 20 + ".log",  # digits, but not ours
+        "\u0660" * 20 + ".log",  # digits, but not ASCII
     ],
 )
 @pytest.mark.parametrize("content", [b"", b"\0" * 10, b"2024-01-01 INFO started\n" * 10])
-def test_a_stray_file_is_refused_and_left_as_it_is(tmp_path: Path, name: str, content: bytes) -> None:
+def test_stray_file_is_refused_and_unchanged(tmp_path: Path, name: str, content: bytes) -> None:
     make_log(tmp_path, BATCHES)
     (tmp_path / name).write_bytes(content)
     before = open_descriptors_before()
@@ -446,12 +446,12 @@ def test_a_stray_file_is_refused_and_left_as_it_is(tmp_path: Path, name: str, co
         DiskLog(tmp_path)
     assert caught.value.path == tmp_path / name
     assert (tmp_path / name).read_bytes() == content
-    assert open_descriptors() == before  # those opened before it are closed
+    assert open_descriptors() == before  # files opened before are closed
     (tmp_path / name).unlink()
     check_usable(tmp_path, BATCHES)
 
 
-def test_a_renamed_segment_is_refused(tmp_path: Path) -> None:
+def test_renamed_segment_is_refused(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES)
     (tmp_path / FIRST).rename(tmp_path / f"{1:020d}.log")
     with pytest.raises(NotASegmentError, match="it was renamed"):
@@ -460,14 +460,14 @@ def test_a_renamed_segment_is_refused(tmp_path: Path) -> None:
     check_usable(tmp_path, BATCHES)
 
 
-def test_a_copy_of_a_segment_beside_it_is_refused(tmp_path: Path) -> None:
+def test_copy_of_a_segment_beside_it_is_refused(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES)
     (tmp_path / f"{0:020d} (copy).log").write_bytes((tmp_path / FIRST).read_bytes())
     with pytest.raises(NotASegmentError, match="its name is not a sequence"):
         DiskLog(tmp_path)
 
 
-def test_a_folder_named_like_a_segment_is_refused(tmp_path: Path) -> None:
+def test_folder_named_like_a_segment_is_refused(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES)
     (tmp_path / f"{99:020d}.log").mkdir()
     before = open_descriptors_before()
@@ -478,7 +478,7 @@ def test_a_folder_named_like_a_segment_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"hello", b"hello" * 100, bytes(500)])
 @pytest.mark.parametrize("name", ["first", "last"])
-def test_a_file_without_a_header_or_a_record_is_set_aside(
+def test_file_without_a_header_or_a_record_is_renamed(
     tmp_path: Path, content: bytes, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_log(tmp_path, BATCHES, segment_bytes=1)
@@ -490,15 +490,13 @@ def test_a_file_without_a_header_or_a_record_is_set_aside(
     assert path.with_name(path.name + ".damaged").read_bytes() == content
     assert any(f"{path}: set aside as {path.name}.damaged" in said for said in complaints(caplog))
     log = DiskLog(tmp_path, files=HastyFiles())
-    assert log.next_sequence >= 6  # the sequences of its messages are not used again
+    assert log.next_sequence >= 6  # the sequences of its messages are not reused
     log.close()
     check_usable(tmp_path, expected)
 
 
 @pytest.mark.parametrize("base", [1, 2, 10**6])
-def test_a_stray_file_behind_the_last_segment_does_not_keep_that_from_recovery(
-    tmp_path: Path, base: int
-) -> None:
+def test_last_segment_is_recovered_in_spite_of_a_stray_file_after_it(tmp_path: Path, base: int) -> None:
     make_log(tmp_path, BATCHES)
     with (tmp_path / FIRST).open("ab") as file:
         file.write(b"NSQB torn")
@@ -507,7 +505,7 @@ def test_a_stray_file_behind_the_last_segment_does_not_keep_that_from_recovery(
     assert (tmp_path / FIRST).stat().st_size == record_offsets(BATCHES)[-1]
 
 
-def test_files_that_are_set_aside_replace_no_other(tmp_path: Path) -> None:
+def test_renaming_replaces_no_file(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES, segment_bytes=1)
     path = segment_files(tmp_path)[0]
     for content in (b"one", b"two", b"three"):
@@ -521,7 +519,7 @@ def test_files_that_are_set_aside_replace_no_other(tmp_path: Path) -> None:
 
 
 def other_log(folder: Path, segment_bytes: int) -> list[RecordBatch]:
-    """A log of the same sequences; returns what is in it."""
+    """Make another log with the same sequences; return its batches."""
     batches = [batch(one.base_sequence, *[b"other"] * one.count) for one in BATCHES]
     make_log(folder, batches, segment_bytes)
     return batches
@@ -530,10 +528,10 @@ def other_log(folder: Path, segment_bytes: int) -> list[RecordBatch]:
 @pytest.mark.parametrize("which", [0, 1, -1])
 @pytest.mark.parametrize("segment_bytes", [1, 10**6])
 @pytest.mark.parametrize("noted", [True, False])
-def test_a_segment_of_another_log_is_set_aside_and_named(
+def test_segment_of_another_log_is_renamed_and_reported(
     tmp_path: Path, which: int, segment_bytes: int, noted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also if the log's own incarnation is only in its segments, unless there is but one."""
+    """Also if the log's incarnation is only in its segments, if there are several."""
     if segment_bytes > 1 and (which == 1 or not noted):
         return
     folder, other = tmp_path / "log", tmp_path / "other"
@@ -559,7 +557,7 @@ def test_a_segment_of_another_log_is_set_aside_and_named(
 
 
 @pytest.mark.parametrize("at", range(FILE_HEADER_BYTES))
-def test_a_segment_of_another_log_with_a_damaged_header_gives_nothing_either(tmp_path: Path, at: int) -> None:
+def test_segment_of_another_log_with_a_damaged_header_is_not_read(tmp_path: Path, at: int) -> None:
     make_log(tmp_path / "log", BATCHES)
     other_log(tmp_path / "other", 10**6)
     path = tmp_path / "log" / FIRST
@@ -573,7 +571,7 @@ def test_a_segment_of_another_log_with_a_damaged_header_gives_nothing_either(tmp
     assert path.with_name(FIRST + ".damaged").exists()
 
 
-def test_a_segment_that_is_put_back_is_read_again(tmp_path: Path) -> None:
+def test_restored_segment_is_read_again(tmp_path: Path) -> None:
     make_log(tmp_path / "log", BATCHES)
     other_log(tmp_path / "other", 10**6)
     ours, theirs = tmp_path / "log" / FIRST, tmp_path / "other" / FIRST
@@ -588,7 +586,7 @@ def test_a_segment_that_is_put_back_is_read_again(tmp_path: Path) -> None:
     check_usable(tmp_path / "log", BATCHES)
 
 
-def test_a_log_that_is_deleted_and_made_again_is_another(tmp_path: Path) -> None:
+def test_recreated_log_has_another_incarnation(tmp_path: Path) -> None:
     make_log(tmp_path / "log", BATCHES)
     old = (tmp_path / "log" / FIRST).read_bytes()
     shutil.rmtree(tmp_path / "log")
@@ -603,7 +601,7 @@ def test_a_log_that_is_deleted_and_made_again_is_another(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 @pytest.mark.parametrize("segment_bytes", [1, 10**6])
-def test_the_file_that_notes_the_incarnation_is_made_again(
+def test_incarnation_file_is_recreated(
     tmp_path: Path, damage: str, segment_bytes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_log(tmp_path, BATCHES, segment_bytes)
@@ -622,7 +620,7 @@ def test_the_file_that_notes_the_incarnation_is_made_again(
         assert path.read_bytes() == whole
 
 
-def test_a_header_and_the_file_that_notes_the_incarnation_are_damaged(tmp_path: Path) -> None:
+def test_damaged_header_and_damaged_incarnation_file(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES)
     content = (tmp_path / FIRST).read_bytes()
     (tmp_path / FIRST).write_bytes(bytes(FILE_HEADER_BYTES) + content[FILE_HEADER_BYTES:])
@@ -631,8 +629,8 @@ def test_a_header_and_the_file_that_notes_the_incarnation_are_damaged(tmp_path: 
     check_usable(tmp_path, BATCHES)
 
 
-def test_nothing_is_set_aside_while_the_disk_cannot_be_read(tmp_path: Path) -> None:
-    """It may be able to again in a moment."""
+def test_nothing_is_renamed_while_the_disk_cannot_be_read(tmp_path: Path) -> None:
+    """It may be readable again soon."""
     make_log(tmp_path, BATCHES, segment_bytes=1)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for missing in (False, True):
@@ -647,14 +645,16 @@ def test_nothing_is_set_aside_while_the_disk_cannot_be_read(tmp_path: Path) -> N
     check_usable(tmp_path, BATCHES)
 
 
-# ---------------------------------------------------------------------- segments that were being made
+# ---------------------------------------------------------------------- new segments
 
 
 @pytest.mark.parametrize("left", [*range(FILE_HEADER_BYTES), "zeros", "some zeros", "middle"])
 @pytest.mark.parametrize("end", ["missing", "zeros", "there, and the beginning is not"])
 @pytest.mark.parametrize("segment_bytes", [1, 10**6])
-def test_a_segment_that_was_being_made(tmp_path: Path, left: int | str, end: str, segment_bytes: int) -> None:
-    """At the crash it had no header, a part of one, or, the data not being there, zeros."""
+def test_segment_that_was_being_created(
+    tmp_path: Path, left: int | str, end: str, segment_bytes: int
+) -> None:
+    """At the crash it had no header, a part of one, or, without its data, zeros."""
 
     def of(header: bytes) -> bytes:
         if left == "middle":
@@ -670,7 +670,7 @@ def test_a_segment_that_was_being_made(tmp_path: Path, left: int | str, end: str
     content = (folder / FIRST).read_bytes()[:FILE_HEADER_BYTES]
     (folder / FIRST).write_bytes(of(content))
     check_usable(folder, [])
-    # And behind others.
+    # And after others.
     folder = tmp_path / "with others"
     make_log(folder, [*BATCHES, batch(6, b"x" * 10**6)], segment_bytes)
     last = segment_files(folder)[-1]
@@ -679,7 +679,7 @@ def test_a_segment_that_was_being_made(tmp_path: Path, left: int | str, end: str
     check_usable(folder, BATCHES)
 
 
-def test_a_segment_that_was_made_and_never_used(tmp_path: Path) -> None:
+def test_segment_that_was_created_and_never_used(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES, segment_bytes=1)
     last = segment_files(tmp_path)[-1]
     last.write_bytes(last.read_bytes()[:FILE_HEADER_BYTES])
@@ -694,8 +694,8 @@ def test_a_segment_that_was_made_and_never_used(tmp_path: Path) -> None:
     check_usable(tmp_path, BATCHES)
 
 
-def test_an_empty_segment_in_the_middle_hides_nothing(tmp_path: Path) -> None:
-    """Left by an attempt to make it, after which the one before went on being used."""
+def test_empty_segment_in_the_middle_hides_nothing(tmp_path: Path) -> None:
+    """A failed attempt to create it left it, and the previous segment was used further."""
     make_log(tmp_path / "other", [batch(0, b"x"), batch(1, b"y")], segment_bytes=1)
     (tmp_path / "log").mkdir()
     shutil.copy(tmp_path / "other" / "incarnation", tmp_path / "log")
@@ -711,7 +711,7 @@ def test_an_empty_segment_in_the_middle_hides_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zeros", [8, 32, 4096])
-def test_a_segment_whose_beginning_was_overwritten_is_not_thrown_away(tmp_path: Path, zeros: int) -> None:
+def test_segment_with_an_overwritten_beginning_is_not_deleted(tmp_path: Path, zeros: int) -> None:
     batches = numbered(0, 100)
     make_log(tmp_path, batches, segment_bytes=2000)
     files = segment_files(tmp_path)[:2]
@@ -730,7 +730,7 @@ def test_a_segment_whose_beginning_was_overwritten_is_not_thrown_away(tmp_path: 
         )
 
 
-def test_recovery_uses_the_modules_logger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recovery_uses_the_logger_of_the_module(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_log(tmp_path, BATCHES)
     flip(tmp_path / FIRST, FILE_HEADER_BYTES + HEADER_BYTES)
     with caplog.at_level(logging.ERROR, LOGGER):

@@ -1,4 +1,4 @@
-"""The file beside a full segment that tells where in it to begin looking."""
+"""Tests for the index file of a full segment."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ def index_files(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three segments, two of which are full."""
+    """Three segments, two of them full."""
     folder = tmp_path_factory.mktemp("log")
     log = DiskLog(folder, segment_bytes=SEGMENT_BYTES, files=HastyFiles())
     append_each(log, BATCHES)
@@ -36,13 +36,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, written: Path) -> Path:
-    """The same, to be spoiled."""
+    """A copy of the folder, to be changed."""
     shutil.copytree(written, tmp_path / "log")
     return tmp_path / "log"
 
 
 def check(folder: Path, files: Files | None = None) -> None:
-    """Everything is found, from wherever one looks."""
+    """Check that every message is found, from any position."""
     log = DiskLog(folder, segment_bytes=SEGMENT_BYTES, files=files or HastyFiles())
     for n in [4999, 0, 1, 1000, *range(500, 4500, 37)]:
         assert log.read(n, 0) == [BATCHES[n]]
@@ -50,7 +50,7 @@ def check(folder: Path, files: Files | None = None) -> None:
 
 
 def read_to_find(folder: Path, place: int) -> int:
-    """Bytes of segments read by the first look-up after opening."""
+    """Return the bytes of segments that the first lookup after opening reads."""
     files = CountingFiles()
     log = DiskLog(folder, segment_bytes=SEGMENT_BYTES, files=files)
     files.reset()
@@ -59,14 +59,12 @@ def read_to_find(folder: Path, place: int) -> int:
     return files.read_bytes
 
 
-def test_the_first_look_up_after_a_restart_reads_little(folder: Path) -> None:
+def test_first_lookup_after_a_restart_reads_little(folder: Path) -> None:
     assert read_to_find(folder, 1500) < 70_000
     check(folder)
 
 
-def test_an_index_that_is_lost_is_made_again_when_opening(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_index_is_rebuilt_at_the_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = [path.read_bytes() for path in index_files(folder)]
     index_files(folder)[0].unlink()
     caplog.set_level(logging.INFO)
@@ -76,7 +74,7 @@ def test_an_index_that_is_lost_is_made_again_when_opening(
 
 
 @pytest.mark.parametrize("at", [0, 8, 12, 16, 30, -1])
-def test_a_damaged_index_is_not_believed(folder: Path, at: int) -> None:
+def test_damaged_index_is_not_used(folder: Path, at: int) -> None:
     for path in index_files(folder):
         data = bytearray(path.read_bytes())
         data[at] ^= 1
@@ -85,44 +83,44 @@ def test_a_damaged_index_is_not_believed(folder: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 20, 24, 25, 40])
-def test_an_index_that_was_cut_is_not_believed(folder: Path, size: int) -> None:
+def test_truncated_index_is_not_used(folder: Path, size: int) -> None:
     for path in index_files(folder):
         path.write_bytes(path.read_bytes()[:size])
     check(folder)
 
 
-def test_an_index_of_another_segment_is_not_believed(folder: Path) -> None:
+def test_index_of_another_segment_is_not_used(folder: Path) -> None:
     first, second = index_files(folder)
     second.write_bytes(first.read_bytes())
     check(folder)
 
 
-def test_an_index_of_a_segment_that_was_cut_is_not_believed(folder: Path) -> None:
+def test_index_of_a_truncated_segment_is_not_used(folder: Path) -> None:
     path = segment_files(folder)[0]
     path.write_bytes(path.read_bytes()[:200_000])
     log = DiskLog(folder, files=HastyFiles())
     (found, *_) = log.read(1000, 0)
     assert found == BATCHES[1000]
-    (found, *_) = log.read(1800, 0)  # it was in what is gone
+    (found, *_) = log.read(1800, 0)  # it was in the missing part
     assert found.base_sequence == int(segment_files(folder)[1].stem)
     log.close()
 
 
-def test_a_named_pipe_in_an_indexs_place_keeps_nobody_waiting(folder: Path) -> None:
+def test_named_pipe_instead_of_an_index_does_not_block(folder: Path) -> None:
     for path in index_files(folder):
         path.unlink()
         os.mkfifo(path)
     check(folder)
 
 
-def test_indexes_go_with_their_segments(folder: Path) -> None:
+def test_index_is_deleted_with_its_segment(folder: Path) -> None:
     log = DiskLog(folder, files=HastyFiles())
     log.discard_before(int(segment_files(folder)[1].stem))
     assert len(index_files(folder)) == 1
     log.close()
 
 
-def test_indexes_without_a_segment_are_removed(folder: Path) -> None:
+def test_index_without_a_segment_is_removed(folder: Path) -> None:
     for name in ("00000000000000000007.index", "00000000000000000008.index.tmp"):
         (folder / name).write_bytes(b"?")
     before = index_files(folder)
@@ -132,8 +130,8 @@ def test_indexes_without_a_segment_are_removed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_what_is_left_of_an_index_that_was_being_written(folder: Path, lost: bool) -> None:
-    """A failed roll, or a kill, leaves a temporary file beside the segment, with an index or without."""
+def test_temporary_file_of_an_index_is_removed(folder: Path, lost: bool) -> None:
+    """After a failed roll or a kill, a temporary file is beside the segment, with or without an index."""
     before = {path: path.read_bytes() for path in index_files(folder)}
     for path in index_files(folder):
         path.with_name(path.name + ".tmp").write_bytes(b"half an ind")
@@ -144,15 +142,13 @@ def test_what_is_left_of_an_index_that_was_being_written(folder: Path, lost: boo
     assert not list(folder.glob("*.tmp"))
 
 
-def test_what_is_left_of_a_carried_forward_segment_that_were_being_written(folder: Path) -> None:
+def test_temporary_file_of_a_carried_forward_segment_is_removed(folder: Path) -> None:
     (folder / "stragglers.tmp").write_bytes(b"up to 64 MiB")
     check(folder)
     assert not list(folder.glob("*.tmp"))
 
 
-def test_a_segment_that_cannot_be_read_goes_without_an_index(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_segment_has_no_index(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = segment_files(folder)[0]
     index_files(folder)[0].unlink()
     files = UnreadableFrom(first, 100_000)
@@ -164,7 +160,7 @@ def test_a_segment_that_cannot_be_read_goes_without_an_index(
 
 
 class UnreadableFrom(HastyFiles):
-    """A disk that cannot read one file from a place on."""
+    """A disk that cannot read one file from an offset on."""
 
     def __init__(self, path: Path, offset: int) -> None:
         self._inode = path.stat().st_ino
@@ -178,7 +174,7 @@ class UnreadableFrom(HastyFiles):
         return super().read(fd, size, offset)
 
 
-def test_small_segments_have_none(tmp_path: Path) -> None:
+def test_small_segments_have_no_index(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=100_000, files=HastyFiles())
     append_each(log, BATCHES)
     log.close()
@@ -186,15 +182,13 @@ def test_small_segments_have_none(tmp_path: Path) -> None:
 
 
 class NoRoomForIndexes(HastyFiles):
-    """No index can be written."""
+    """A disk on which no index can be written."""
 
     def replace(self, path: Path, content: bytes) -> None:
         raise OSError(ENOSPC, "No space left on device")
 
 
-def test_an_index_that_cannot_be_written_is_done_without(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_write_of_an_index_is_tolerated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = DiskLog(tmp_path, segment_bytes=SEGMENT_BYTES, files=NoRoomForIndexes())
     append_each(log, BATCHES)
     assert contents(log) == BATCHES
@@ -203,7 +197,7 @@ def test_an_index_that_cannot_be_written_is_done_without(
     check(tmp_path, NoRoomForIndexes())
 
 
-def test_an_index_that_cannot_be_removed_keeps_the_log_from_opening(folder: Path) -> None:
+def test_index_that_cannot_be_removed_fails_the_start(folder: Path) -> None:
     (folder / "00000000000000000007.index").write_bytes(b"?")
     files = FailingFiles()
     files.failing["unlink"] = 30
@@ -214,8 +208,8 @@ def test_an_index_that_cannot_be_removed_keeps_the_log_from_opening(folder: Path
 @given(
     st.lists(st.tuples(st.integers(1, 500), st.integers(57, 200_000)), max_size=60), st.integers(0, 2**32 - 1)
 )
-def test_an_index_finds_a_place_at_or_before_and_not_far(records: list[tuple[int, int]], seed: int) -> None:
-    """Records of so many messages and so many bytes."""
+def test_index_finds_a_position_close_before(records: list[tuple[int, int]], seed: int) -> None:
+    """Records with these numbers of messages and bytes."""
     sequence, offset = 1000, 32
     index = SparseIndex(offset)
     places = []

@@ -1,4 +1,4 @@
-"""What every `Log` does, on disk or in memory."""
+"""Tests for every kind of `Log`, on disk and in memory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,11 +30,11 @@ def header_of(one: RecordBatch) -> RecordHeader:
 
 
 def holding(batches: list[RecordBatch], sequence: int) -> int:
-    """The index of the batch with this message."""
+    """Return the index of the batch with this message."""
     return next(i for i, one in enumerate(batches) if one.next_sequence > sequence)
 
 
-def test_an_empty_log(log: Log) -> None:
+def test_empty_log(log: Log) -> None:
     assert log.first_sequence == log.next_sequence == 0
     assert log.size_bytes == 0
     assert log.read(0) == []
@@ -48,7 +48,7 @@ def test_an_empty_log(log: Log) -> None:
     assert contents(log) == [batch(0, b"a")]
 
 
-def test_notes_are_kept_with_their_messages(log: Log) -> None:
+def test_metadata_is_kept_with_its_messages(log: Log) -> None:
     batches = [
         replace(batch(0, b"a"), metadata=b"of one"),
         batch(1, b"b"),
@@ -61,7 +61,7 @@ def test_notes_are_kept_with_their_messages(log: Log) -> None:
     assert RawStreamReader().receive_data(b"".join(encode_raw(log.read_raw(0), b""))) == batches
 
 
-def test_what_is_appended_is_read(log: Log) -> None:
+def test_appended_batches_are_read(log: Log) -> None:
     batches = [
         batch(0, b"a"),
         batch(1, b"b", b"cd", b"efg"),
@@ -79,7 +79,7 @@ def test_what_is_appended_is_read(log: Log) -> None:
     assert log.size_bytes >= sum(one.record_bytes for one in batches)
 
 
-def test_several_batches_appended_at_once(log: Log) -> None:
+def test_append_of_several_batches(log: Log) -> None:
     batches = numbered(0, 9)
     log.append(batches[:4], sync=False)
     log.append(batches[4:5], sync=True)
@@ -100,7 +100,7 @@ def test_reading_from_any_sequence_begins_with_its_batch(log: Log) -> None:
     assert log.read(log.next_sequence + 100) == []
 
 
-def test_reading_is_bounded_but_never_below_one_batch(log: Log) -> None:
+def test_read_is_limited_but_returns_at_least_one_batch(log: Log) -> None:
     batches = numbered(0, 20)
     append_each(log, batches)
     for index, one in enumerate(batches):
@@ -111,7 +111,7 @@ def test_reading_is_bounded_but_never_below_one_batch(log: Log) -> None:
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
-def test_as_much_is_read_as_fits(tmp_path: Path, kind: str) -> None:
+def test_read_returns_as_much_as_fits(tmp_path: Path, kind: str) -> None:
     log = LOG_KINDS[kind](tmp_path)
     batches = numbered(0, 20)
     append_each(log, batches)
@@ -125,7 +125,7 @@ def test_as_much_is_read_as_fits(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [0, 1, 57, 200, 1000, READ_BYTES])
-def test_reading_on_and_on_finds_everything_once(log: Log, max_bytes: int) -> None:
+def test_sequential_reads_find_everything_once(log: Log, max_bytes: int) -> None:
     batches = numbered(0, 50)
     append_each(log, batches)
     assert contents(log, max_bytes) == batches
@@ -148,7 +148,7 @@ def test_readers_do_not_disturb_each_other(log: Log) -> None:
     assert found[4] == []
 
 
-def test_a_reader_at_the_end_sees_what_comes(log: Log) -> None:
+def test_reader_at_the_end_sees_new_batches(log: Log) -> None:
     place = 0
     for one in numbered(0, 20):
         assert log.read(place) == []
@@ -182,7 +182,7 @@ def test_headers(log: Log) -> None:
     assert list(log.headers(log.next_sequence)) == []
 
 
-def test_headers_may_be_left_unfinished(log: Log) -> None:
+def test_iteration_over_headers_may_stop_early(log: Log) -> None:
     batches = numbered(0, 5)
     append_each(log, batches)
     headers = log.headers(0)
@@ -193,7 +193,7 @@ def test_headers_may_be_left_unfinished(log: Log) -> None:
     assert next(headers) in (header_of(batches[1]), header_of(more))
 
 
-def test_discarding_keeps_what_is_asked_for(log: Log) -> None:
+def test_discarding_keeps_needed_messages(log: Log) -> None:
     batches = numbered(0, 30)
     append_each(log, batches)
     end = log.next_sequence
@@ -206,14 +206,14 @@ def test_discarding_keeps_what_is_asked_for(log: Log) -> None:
         found = contents(log)
         assert found == batches[-len(found) :]
         assert found[0].base_sequence == log.first_sequence
-        assert log.read(0)[0] == found[0]  # what is gone is passed over
+        assert log.read(0)[0] == found[0]  # discarded messages are skipped
         assert next(iter(log.headers(0))) == header_of(found[0])
         assert log.read(sequence)[0] == batches[holding(batches, sequence)]
     log.discard_before(3)  # never back
     assert log.read(end - 1)[0] == batches[-1]
 
 
-def test_sequences_go_on_after_everything_was_discarded(log: Log) -> None:
+def test_sequences_continue_after_everything_was_discarded(log: Log) -> None:
     batches = numbered(0, 10)
     append_each(log, batches)
     end = log.next_sequence
@@ -232,7 +232,7 @@ def test_sequences_go_on_after_everything_was_discarded(log: Log) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, 2, 4, 100])
-def test_a_batch_that_does_not_continue_the_log_is_a_mistake(log: Log, wrong: int) -> None:
+def test_batch_with_a_wrong_sequence_is_refused(log: Log, wrong: int) -> None:
     log.append([batch(0, b"a", b"b", b"c")], sync=True)
     with pytest.raises(ValueError, match=f"begins at sequence {wrong}, not at 3"):
         log.append([batch(wrong, b"x")], sync=True)

@@ -1,4 +1,4 @@
-"""Records as they lie on disk, byte for byte."""
+"""Tests for the encoding of records, byte for byte."""
 
 from dataclasses import replace
 from struct import pack, unpack_from
@@ -37,7 +37,7 @@ SEED = 0xCAFE
 HEADER = b"NSQB" + pack(">I", crc32(CHECKED, SEED)) + CHECKED
 
 
-def test_the_layout() -> None:
+def test_layout() -> None:
     assert BATCH.messages.data == PAYLOAD
     assert encode_header(BATCH, SEED) == HEADER
     assert len(HEADER) == HEADER_BYTES == 56
@@ -54,7 +54,7 @@ def test_decoding() -> None:
     assert decode_header(b"xxx" + HEADER + b"yyy", 3, SEED) == header
 
 
-def test_a_note_lies_behind_the_messages() -> None:
+def test_metadata_follows_the_messages() -> None:
     noted = replace(BATCH, metadata=b"note")
     header = decode_header(encode_header(noted, SEED), 0, SEED)
     assert header is not None
@@ -65,19 +65,19 @@ def test_a_note_lies_behind_the_messages() -> None:
 
 
 @pytest.mark.parametrize("metadata_bytes", [0, 1, 3, 5, 15, 16, 2**32 - 1])
-def test_metadata_of_another_length_than_the_header_says_is_damage(metadata_bytes: int) -> None:
+def test_wrong_length_of_metadata_is_damage(metadata_bytes: int) -> None:
     header = decode_header(encode_header(replace(BATCH, metadata=b"note"), SEED), 0, SEED)
     assert header is not None
     assert decode_payload(replace(header, metadata_bytes=metadata_bytes), PAYLOAD + b"note") is None
 
 
-def test_a_header_of_another_file_is_none_of_this_one() -> None:
+def test_header_of_another_file_is_invalid() -> None:
     assert decode_header(HEADER, 0, SEED + 1) is None
     assert decode_header(HEADER, 0, 0) is None
     assert list(find_headers(HEADER, 0, 0)) == []
 
 
-def test_a_header_that_is_not_all_there() -> None:
+def test_incomplete_header() -> None:
     for size in range(HEADER_BYTES):
         assert decode_header(HEADER[:size], 0, SEED) is None
         assert decode_header(b"abc" + HEADER[:size], 3, SEED) is None
@@ -86,7 +86,7 @@ def test_a_header_that_is_not_all_there() -> None:
 
 
 @pytest.mark.parametrize("bit", range(8))
-def test_a_bit_that_flipped_anywhere(bit: int) -> None:
+def test_flipped_bit_anywhere(bit: int) -> None:
     header = decode_header(HEADER, 0, SEED)
     assert header is not None
     for i in range(len(HEADER)):
@@ -105,26 +105,26 @@ def test_a_bit_that_flipped_anywhere(bit: int) -> None:
 @pytest.mark.parametrize(
     ("data", "count"),
     [
-        (b"\0\0\0\1a", 2),  # more are announced than there are
+        (b"\0\0\0\1a", 2),  # more than there are
         (b"\0\0\0\1a\0\0\0\1b", 1),  # and fewer
         (b"\0\0\0\2a", 1),
         (b"\xff\xff\xff\xff", 1),
         (b"\0\0\0", 1),
     ],
 )
-def test_a_payload_that_is_no_set_of_messages_is_not_taken_for_one(data: bytes, count: int) -> None:
-    """Its checksums are right: it was written so."""
+def test_payload_that_is_not_a_set_of_messages_is_refused(data: bytes, count: int) -> None:
+    """With valid checksums."""
     wrong = RecordBatch(0, 0, 0, 0, MessageSet(data, [1] * count))
     header = decode_header(encode_header(wrong, SEED), 0, SEED)
     assert header is not None
     assert decode_payload(header, data) is None
 
 
-def test_no_messages_are_no_record() -> None:
+def test_record_without_messages_is_refused() -> None:
     assert decode_header(encode_header(RecordBatch(0, 0, 0, 0, MessageSet(b"", [])), 0), 0, 0) is None
 
 
-def test_finding_headers_in_other_bytes() -> None:
+def test_finding_headers_among_other_bytes() -> None:
     header = decode_header(HEADER, 0, SEED)
     damaged = HEADER[:40] + b"?" + HEADER[41:]
     data = b"NSQ" + HEADER + MAGIC * 3 + damaged + HEADER[:-1] + b"NSQ" + HEADER + HEADER[:20]
@@ -133,7 +133,7 @@ def test_finding_headers_in_other_bytes() -> None:
     assert list(find_headers(b"", 0, SEED)) == []
 
 
-def test_counts_and_places_of_a_batch() -> None:
+def test_sizes_and_positions_of_a_batch() -> None:
     one = batch(10, b"a", b"b", b"c")
     assert (one.count, one.base_sequence, one.next_sequence) == (3, 10, 13)
     assert unpack_from(">Q", encode_header(one, 0), 24) == (10,)

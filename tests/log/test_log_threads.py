@@ -1,4 +1,4 @@
-"""A log is read, synced and discarded while another thread appends to it."""
+"""Tests for reading, syncing and discarding while another thread appends."""
 
 import sys
 import threading
@@ -19,7 +19,7 @@ APPENDS_PER_TURN = 5
 
 @pytest.fixture(autouse=True)
 def restless() -> Iterator[None]:
-    """Let the threads take turns as often as they can."""
+    """Switch threads as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -27,17 +27,17 @@ def restless() -> Iterator[None]:
 
 
 def expected_batch(sequence: int) -> RecordBatch:
-    """The batch that begins there, as the appender makes it."""
+    """Return the batch with this sequence, as the appender makes it."""
     return batch(sequence, b"%d" % sequence * 20, b"%d" % sequence)
 
 
 class Appender(threading.Thread):
-    """Appends two batches of two messages at a time, as often as it may."""
+    """Appends two batches of two messages at a time, as often as allowed."""
 
     def __init__(self, log: DiskLog, *, sync: bool) -> None:
         super().__init__()
         self.error: BaseException | None = None
-        self.appended = 0  # before this sequence everything is in the log
+        self.appended = 0  # everything before this sequence is in the log
         self.permits = threading.Semaphore(0)
         self._log = log
         self._sync = sync
@@ -55,7 +55,7 @@ class Appender(threading.Thread):
 
 
 def while_appending(log: DiskLog, work: Callable[[Appender], None], *, sync: bool = False) -> None:
-    """Call `work` again and again, with a few appends beside each call, until everything is appended."""
+    """Call `work` repeatedly, with a few appends beside each call, until everything is appended."""
     appender = Appender(log, sync=sync)
     appender.start()
     try:
@@ -97,15 +97,15 @@ def test_readers_see_whole_appends_only(
         (one, *_) = log.read(place, 0)
         assert one == expected_batch(place)
         place = one.next_sequence
-    assert caplog.text == ""  # what is being written is not taken for damage
+    assert caplog.text == ""  # a partial write is not reported as damage
     log.close()
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 10**7])
-def test_a_reader_at_every_line_of_an_append(
+def test_reader_at_every_line_of_an_append(
     tmp_path: Path, segment_bytes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Wherever the appending thread may be stopped: what is read is whole, and taken for what it is."""
+    """Wherever the appending thread stops, readers get complete and correct batches."""
     log = DiskLog(tmp_path, segment_bytes=segment_bytes, files=HastyFiles())
     log.append([expected_batch(0)], sync=True)
     lines = 0
@@ -135,7 +135,7 @@ def test_a_reader_at_every_line_of_an_append(
     log.close()
 
 
-def test_discarding_and_syncing_beside_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_discarding_and_syncing_beside_appends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = DiskLog(tmp_path, segment_bytes=2000, files=HastyFiles())
 
     def work(appender: Appender) -> None:
@@ -157,7 +157,7 @@ def test_discarding_and_syncing_beside_it(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_several_readers_in_threads(tmp_path: Path) -> None:
-    """They share the index of old segments, which is made while they ask for it."""
+    """They share the index of old segments, which is built during their reads."""
     log = DiskLog(tmp_path, segment_bytes=200_000, files=HastyFiles())
     for sequence in range(0, 6000, 2):
         log.append([expected_batch(sequence)], sync=False)
@@ -183,8 +183,8 @@ def test_several_readers_in_threads(tmp_path: Path) -> None:
     log.close()
 
 
-def test_appends_that_fail_are_never_seen(tmp_path: Path) -> None:
-    """The records are in the file for a moment; a reader beside it does not find them."""
+def test_failed_appends_are_never_visible(tmp_path: Path) -> None:
+    """The records are in the file for a moment; a concurrent reader does not find them."""
     reading = threading.Event()
     seen: list[list[RecordBatch]] = []
 
@@ -219,7 +219,9 @@ def test_appends_that_fail_are_never_seen(tmp_path: Path) -> None:
 
 
 def discarding_at(line: int, log: DiskLog, what: str) -> tuple[list[int], bool]:
-    """The sequences of what is read, and whether the reader came as far as this line, where a file is discarded."""
+    """Return the sequences that were read, and whether the reader reached this line, at which a file is
+    discarded.
+    """
     discarded = False
 
     def look(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
@@ -243,7 +245,7 @@ def discarding_at(line: int, log: DiskLog, what: str) -> tuple[list[int], bool]:
 
 @pytest.mark.parametrize("what", ["read", "read_raw", "headers"])
 def test_files_are_discarded_at_every_line_of_a_read(tmp_path: Path, what: str) -> None:
-    """What is read is what was there, or what is left; never an error."""
+    """A read returns all messages, or the remaining ones, and never fails."""
     line, discarded = 0, True
     while discarded:
         line += 1

@@ -1,4 +1,4 @@
-"""A log that is written to, synced and committed side by side, and files that a failure leaves."""
+"""Tests for concurrent writes, syncs and commits, and for files that a failure leaves."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from trio_nsq.log.files.open_files import LogFile, OpenFiles
 
 
 class BesideAWrite(Files):
-    """A real file system where something happens while something is written, and files cannot always be opened."""
+    """A real file system that calls a function during a write, and whose files may fail to open."""
 
     beside: Callable[[], None] | None = None
     opens = True
@@ -35,8 +35,8 @@ class BesideAWrite(Files):
         super().close(fd)
 
 
-def test_a_write_beside_which_a_sync_ends_is_stored_or_it_is_not(tmp_path: Path) -> None:
-    """The sync lets go of the file, which others then need the room of, and which cannot be opened again."""
+def test_write_during_the_end_of_a_sync_is_stored_or_not(tmp_path: Path) -> None:
+    """The sync releases the file, whose descriptor is then needed by others, and which cannot be reopened."""
     files = BesideAWrite()
     log = DiskLog(tmp_path / "t", open_files=OpenFiles(files, 0))
     first = [batch(0, b"first")]
@@ -57,7 +57,7 @@ def test_a_write_beside_which_a_sync_ends_is_stored_or_it_is_not(tmp_path: Path)
 
 
 class BesideALetGo(OpenFiles):
-    """Something happens just when a file is let go of."""
+    """Calls a function when a file is released."""
 
     beside: Callable[[], None] | None = None
 
@@ -68,7 +68,7 @@ class BesideALetGo(OpenFiles):
         super().hold(file, held)
 
 
-def test_a_file_stays_open_while_something_of_it_is_not_synced(tmp_path: Path) -> None:
+def test_file_stays_open_while_it_has_unsynced_data(tmp_path: Path) -> None:
     files = BesideAWrite()
     open_files = BesideALetGo(files, 0)
     log = DiskLog(tmp_path / "t", open_files=open_files)
@@ -90,7 +90,7 @@ def test_a_file_stays_open_while_something_of_it_is_not_synced(tmp_path: Path) -
     assert files.closed == 0
 
 
-def test_what_is_not_committed_counts_for_the_size_of_a_file(tmp_path: Path) -> None:
+def test_uncommitted_data_counts_for_the_size_of_a_segment(tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "t", segment_bytes=1000)
     log.begin_file()
     log.write([batch(0, bytes(800))])
@@ -115,8 +115,8 @@ class NoNewNames(Files):
         super().unlink(path)
 
 
-def test_what_is_stored_after_a_file_was_begun_in_vain_is_kept(tmp_path: Path) -> None:
-    """The empty file stays, and the one before it goes on past its sequence."""
+def test_data_after_a_failed_new_segment_is_kept(tmp_path: Path) -> None:
+    """The empty file stays, and the previous segment continues past its sequence."""
     files = NoNewNames()
     log = DiskLog(tmp_path / "t", segment_bytes=1000, files=files)
     log.append([batch(0, bytes(800))], sync=True)

@@ -1,4 +1,4 @@
-"""The log in memory: what goes when there is too much of it."""
+"""Tests for the log in memory and its limits."""
 
 import tracemalloc
 
@@ -6,7 +6,7 @@ from log.support import append_each, batch, contents, numbered
 from trio_nsq.log import MemoryLog
 
 
-def test_it_keeps_at_least_so_many_messages() -> None:
+def test_at_least_this_many_messages_are_kept() -> None:
     log = MemoryLog(max_messages=10)
     batches = numbered(0, 100)
     for n, one in enumerate(batches):
@@ -20,13 +20,13 @@ def test_it_keeps_at_least_so_many_messages() -> None:
         assert log.size_bytes == sum(b.record_bytes for b in kept)
 
 
-def test_exactly_as_many() -> None:
+def test_exact_limit() -> None:
     log = MemoryLog(max_messages=3)
     append_each(log, [batch(n, b"x") for n in range(10)])
     assert [b.base_sequence for b in contents(log)] == [7, 8, 9]
 
 
-def test_none_keeps_the_newest_batch() -> None:
+def test_limit_of_zero_keeps_the_newest_batch() -> None:
     log = MemoryLog(max_messages=0)
     for one in numbered(0, 10):
         log.append([one], sync=True)
@@ -34,7 +34,7 @@ def test_none_keeps_the_newest_batch() -> None:
         assert log.first_sequence == one.base_sequence
 
 
-def test_a_batch_larger_than_everything_is_kept() -> None:
+def test_batch_larger_than_the_limit_is_kept() -> None:
     log = MemoryLog(max_messages=2, max_bytes=100)
     log.append([batch(0, b"a")], sync=False)
     big = batch(1, *[b"x" * 100] * 10)
@@ -44,7 +44,7 @@ def test_a_batch_larger_than_everything_is_kept() -> None:
     assert contents(log) == [batch(11, b"b")]
 
 
-def test_it_is_bounded_by_bytes_as_well() -> None:
+def test_bytes_are_limited_too() -> None:
     record_bytes = batch(0, b"x" * 100).record_bytes
     log = MemoryLog(max_messages=1000, max_bytes=5 * record_bytes)
     for n in range(20):
@@ -53,13 +53,13 @@ def test_it_is_bounded_by_bytes_as_well() -> None:
     assert [b.base_sequence for b in contents(log)] == [15, 16, 17, 18, 19]
 
 
-def test_several_at_once_may_push_each_other_out() -> None:
+def test_batches_of_one_append_may_drop_each_other() -> None:
     log = MemoryLog(max_messages=2)
     log.append([batch(n, b"x") for n in range(10)], sync=False)
     assert [b.base_sequence for b in contents(log)] == [8, 9]
 
 
-def test_it_begins_where_it_is_told() -> None:
+def test_first_sequence_can_be_given() -> None:
     log = MemoryLog(first_sequence=1000)
     assert log.first_sequence == log.next_sequence == 1000
     assert log.read(0) == []
@@ -70,7 +70,7 @@ def test_it_begins_where_it_is_told() -> None:
     assert log.size_bytes == 0
 
 
-def test_discarding_goes_by_whole_batches() -> None:
+def test_discarding_removes_whole_batches() -> None:
     log = MemoryLog()
     append_each(log, [batch(0, b"a", b"b"), batch(2, b"c", b"d"), batch(4, b"e")])
     log.discard_before(3)
@@ -80,11 +80,11 @@ def test_discarding_goes_by_whole_batches() -> None:
     assert log.size_bytes == batch(4, b"e").record_bytes
 
 
-def test_what_is_gone_is_not_held_in_memory() -> None:
+def test_discarded_batches_are_released() -> None:
     log = MemoryLog(max_messages=100)
     tracemalloc.start()
     try:
-        for n in range(1099):  # not a round number: what is gone is cleared away in hundreds
+        for n in range(1099):  # not a round number: discarded batches are cleared by the hundred
             log.append([batch(n, b"%d" % n * 5000)], sync=False)
         held, _ = tracemalloc.get_traced_memory()
     finally:
@@ -92,7 +92,7 @@ def test_what_is_gone_is_not_held_in_memory() -> None:
     assert held < 1.2 * log.size_bytes
 
 
-def test_the_places_of_what_is_gone_are_not_held_in_memory() -> None:
+def test_positions_of_discarded_batches_are_released() -> None:
     log = MemoryLog(max_messages=10)
     tracemalloc.start()
     try:
@@ -104,8 +104,8 @@ def test_the_places_of_what_is_gone_are_not_held_in_memory() -> None:
     assert held < 50_000
 
 
-def test_what_is_published_while_it_is_closed_is_no_fault() -> None:
-    """Its topic may go with the last channel before a publish that is under way is stored."""
+def test_append_during_the_close_is_not_an_error() -> None:
+    """A topic may be deleted with its last channel before a concurrent publish is stored."""
     log = MemoryLog(max_messages=5)
     append_each(log, [batch(n, b"x") for n in range(8)])
     log.close()

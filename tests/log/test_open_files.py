@@ -1,4 +1,4 @@
-"""However many segments there are, only so many files are open."""
+"""Tests for the limit of open files, however many segments there are."""
 
 import os
 import resource
@@ -40,7 +40,7 @@ def few_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_log_of_many_segments_under_a_low_limit(tmp_path: Path, few_descriptors: None) -> None:
+def test_many_segments_under_a_low_limit(tmp_path: Path, few_descriptors: None) -> None:
     before = open_descriptors_before()
     log = DiskLog(tmp_path, segment_bytes=1, files=HastyFiles())
     append_each(log, [batch(n, b"%d" % n) for n in range(SEGMENTS)])
@@ -76,7 +76,7 @@ def test_logs_share_the_limit(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_files_give_way_when_the_process_has_too_many_others(tmp_path: Path, few_descriptors: None) -> None:
+def test_files_are_closed_if_the_process_has_too_many_others(tmp_path: Path, few_descriptors: None) -> None:
     log = many_segments(tmp_path, HastyFiles(), most=50, segments=60)
     others: list[int] = []
     try:
@@ -92,7 +92,7 @@ def test_files_give_way_when_the_process_has_too_many_others(tmp_path: Path, few
 
 
 class NotingFiles(HastyFiles):
-    """Notes which descriptors are closed and synced, and whether a write was between."""
+    """Records which descriptors are closed and synced, and whether there was a write in between."""
 
     def __init__(self) -> None:
         self.closed: list[int] = []
@@ -112,7 +112,7 @@ class NotingFiles(HastyFiles):
         super().close(fd)
 
 
-def test_a_file_is_kept_open_until_what_was_written_is_synced(tmp_path: Path) -> None:
+def test_written_file_stays_open_until_it_is_synced(tmp_path: Path) -> None:
     files = NotingFiles()
     open_files = OpenFiles(files, 1)
     logs = [DiskLog(tmp_path / str(n), open_files=open_files) for n in range(5)]
@@ -128,7 +128,7 @@ def test_a_file_is_kept_open_until_what_was_written_is_synced(tmp_path: Path) ->
         log.close()
 
 
-def test_a_reader_goes_on_in_a_discarded_file_that_was_closed(tmp_path: Path) -> None:
+def test_reader_continues_in_a_discarded_file_that_was_closed(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=1000, open_files=OpenFiles(HastyFiles(), 1))
     append_each(log, [batch(n, b"x" * 100) for n in range(20)])
     headers = log.headers(0)
@@ -139,7 +139,7 @@ def test_a_reader_goes_on_in_a_discarded_file_that_was_closed(tmp_path: Path) ->
     log.close()
 
 
-def test_a_segment_that_somebody_deleted_is_a_read_error(tmp_path: Path) -> None:
+def test_externally_deleted_segment_is_a_read_error(tmp_path: Path) -> None:
     log = many_segments(tmp_path, HastyFiles(), most=1, segments=3)
     segment_files(tmp_path)[1].unlink()
     with pytest.raises(LogReadError, match="No such file"):
@@ -148,7 +148,7 @@ def test_a_segment_that_somebody_deleted_is_a_read_error(tmp_path: Path) -> None
     log.close()
 
 
-def test_threads_that_read_side_by_side(tmp_path: Path) -> None:
+def test_threads_read_concurrently(tmp_path: Path) -> None:
     log = many_segments(tmp_path, HastyFiles(), most=2, segments=200)
     before = open_descriptors_before()
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Power cuts: at any moment, with anything lost that was not synced. What was acknowledged is there."""
+"""Tests for power cuts at any time, with any unsynced data lost: acknowledged messages must be there."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,11 +11,11 @@ from trio_nsq.log import DiskLog, LogWriteError, RecordBatch
 
 
 class Ledger:
-    """A log on a simulated disk, and what its user knows of it.
+    """A log on a simulated disk, and the expectations.
 
     Attributes:
-        kept: Batches that must be there after a power cut: appended with sync, or synced afterwards.
-        possible: Every batch that was ever given to `append`, by sequence.
+        kept: Batches that a power cut must not lose: appended with sync, or synced afterwards.
+        possible: All batches passed to `append`, by sequence.
         unsynced: Appended, but not synced yet.
     """
 
@@ -32,7 +32,7 @@ class Ledger:
         self.cuts = 0
 
     def append_linked(self, *bodies: Sequence[bytes], sync: bool) -> None:
-        """One batch of messages that has so many records."""
+        """Append one batch of messages with this many records."""
         first = self.log.next_sequence
         self.append(*bodies, sync=sync, linked=True)
         self.linked.append([one[-1] for sequence, one in self.possible.items() if sequence >= first])
@@ -76,13 +76,13 @@ class Ledger:
         self.check()
 
     def kill_and_open(self) -> None:
-        """The process dies, the machine does not."""
+        """Simulate a kill of the process."""
         self.log = DiskLog(self.folder, segment_bytes=self._segment_bytes, files=self.disk)
-        self.all_kept()  # what is seen after opening stays
+        self.all_kept()  # what is visible after opening stays
         self.check()
 
     def check(self) -> None:
-        """Cut the power in every way there is, here and now."""
+        """Cut the power now in every possible way, and check the log."""
         for left in self.disk.power_cuts():
             self.cuts += 1
             if self._after.exists():
@@ -129,7 +129,7 @@ def test_everything_is_synced(tmp_path: Path, segment_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 250, 10**6])
-def test_synced_now_and_then(tmp_path: Path, segment_bytes: int) -> None:
+def test_sometimes_synced(tmp_path: Path, segment_bytes: int) -> None:
     ledger = Ledger(tmp_path, segment_bytes)
     ledger.append([b"a"], sync=False)
     ledger.append([b"b", b"cd"], sync=False)
@@ -145,7 +145,7 @@ def test_synced_now_and_then(tmp_path: Path, segment_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 250, 10**6])
-def test_syncs_fail(tmp_path: Path, segment_bytes: int) -> None:
+def test_failing_syncs(tmp_path: Path, segment_bytes: int) -> None:
     ledger = Ledger(tmp_path, segment_bytes)
     ledger.append([b"a"], sync=True)
     ledger.append([b"b"], sync=False)
@@ -164,7 +164,7 @@ def test_syncs_fail(tmp_path: Path, segment_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 250, 10**6])
-def test_records_that_belong_together_come_together_or_not_at_all(tmp_path: Path, segment_bytes: int) -> None:
+def test_linked_records_are_recovered_together_or_not_at_all(tmp_path: Path, segment_bytes: int) -> None:
     ledger = Ledger(tmp_path, segment_bytes)
     ledger.append([b"a"], sync=True)
     ledger.append_linked([b"b", b"cd"], [b"e"], [b"f" * 50], sync=False)
@@ -176,8 +176,8 @@ def test_records_that_belong_together_come_together_or_not_at_all(tmp_path: Path
     assert len(contents(ledger.log)) == 13
 
 
-def test_the_ledger_would_notice(tmp_path: Path) -> None:
-    """A log that says a thing is synced that is not."""
+def test_ledger_detects_a_wrong_log(tmp_path: Path) -> None:
+    """A log that reports unsynced data as synced."""
     ledger = Ledger(tmp_path, 10**6)
     ledger.append([b"a"], sync=True)
     ledger.log.append([batch(1, b"b")], sync=False)
@@ -188,7 +188,7 @@ def test_the_ledger_would_notice(tmp_path: Path) -> None:
         ledger.check()
 
 
-def test_records_of_a_failed_append_do_not_come_back_behind_others(tmp_path: Path) -> None:
+def test_records_of_a_failed_append_do_not_reappear_after_others(tmp_path: Path) -> None:
     """Killed after each of several failures and successes, in a file that was longer at times."""
     ledger = Ledger(tmp_path, 10**6)
     ledger.append([b"a"], sync=True)

@@ -1,4 +1,4 @@
-"""Records as they lie on disk, out of a log and read again elsewhere."""
+"""Tests for raw records: read from a log, sent elsewhere, and decoded there."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
 
 
 def raw_stream(log: Log, sequence: int = 0, max_bytes: int = 300) -> bytes:
-    """All from a sequence on."""
+    """Return all raw records from a sequence on."""
     stream = head = b""
     while found := log.read_raw(sequence, max_bytes):
         stream += b"".join(encode_raw(found, head))
@@ -43,7 +43,7 @@ def raw_stream(log: Log, sequence: int = 0, max_bytes: int = 300) -> bytes:
 
 
 def decoded(stream: bytes, piece_bytes: int = 0) -> list[RecordBatch]:
-    """What a reader makes of a stream that arrives in pieces of this size; 0: at once."""
+    """Decode a stream in pieces of this size; 0: at once."""
     reader = RawStreamReader()
     batches: list[RecordBatch] = []
     for start in range(0, len(stream), piece_bytes or len(stream) or 1):
@@ -52,14 +52,14 @@ def decoded(stream: bytes, piece_bytes: int = 0) -> list[RecordBatch]:
     return batches
 
 
-def test_nothing(log: Log) -> None:
+def test_empty_stream(log: Log) -> None:
     assert log.read_raw(0) == []
     assert log.read_raw(7) == []
     assert decoded(b"") == []
 
 
 @pytest.mark.parametrize("max_bytes", [0, 100, 300, 10**6])
-def test_it_is_what_read_gives(log: Log, max_bytes: int) -> None:
+def test_raw_stream_equals_read(log: Log, max_bytes: int) -> None:
     append_each(log, numbered(0, 30))
     for sequence in range(log.next_sequence + 1):
         raw, batches = log.read_raw(sequence, max_bytes), log.read(sequence, max_bytes)
@@ -69,7 +69,7 @@ def test_it_is_what_read_gives(log: Log, max_bytes: int) -> None:
         ]
 
 
-def test_on_disk_it_is_the_bytes_of_the_file(tmp_path: Path) -> None:
+def test_raw_stream_of_a_disk_log_equals_the_file(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=400, files=HastyFiles())
     append_each(log, numbered(0, 20))
     log.close()
@@ -85,7 +85,7 @@ def test_on_disk_it_is_the_bytes_of_the_file(tmp_path: Path) -> None:
     st.sampled_from([1, 150, 10**6]),
 )
 @settings(max_examples=60)
-def test_however_it_is_cut(
+def test_stream_in_any_pieces(
     tmp_path_factory: pytest.TempPathFactory, bodies: list[list[bytes]], piece_bytes: int, segment_bytes: int
 ) -> None:
     log = DiskLog(tmp_path_factory.mktemp("log"), segment_bytes=segment_bytes, files=HastyFiles())
@@ -98,7 +98,7 @@ def test_however_it_is_cut(
     log.close()
 
 
-def test_any_flipped_bit_is_noticed() -> None:
+def test_any_flipped_bit_is_detected() -> None:
     log = LOG_KINDS["memory"](Path())
     batches = [batch(0, b"abc"), batch(1, b"d", b"e")]
     append_each(log, batches)
@@ -111,7 +111,7 @@ def test_any_flipped_bit_is_noticed() -> None:
                 decoded(bytes(changed))
 
 
-def test_a_stream_that_ends_early() -> None:
+def test_truncated_stream() -> None:
     log = LOG_KINDS["memory"](Path())
     append_each(log, [batch(0, b"abc"), batch(1, b"d", b"e")])
     stream = raw_stream(log, max_bytes=10**6)
@@ -125,18 +125,18 @@ def test_a_stream_that_ends_early() -> None:
 
 
 @pytest.mark.parametrize("data", [b"x", b"NSQBx", b"<html>", b"\x89NSQIDX\n"])
-def test_what_is_no_stream(data: bytes) -> None:
+def test_invalid_stream(data: bytes) -> None:
     with pytest.raises(RawStreamError):
         decoded(data + bytes(100))
 
 
-def test_a_record_before_any_file_header() -> None:
+def test_record_before_any_file_header() -> None:
     one = batch(0, b"a")
     with pytest.raises(RawStreamError, match="without an undamaged file header"):
         decoded(encode_header(one, 0) + one.messages.data)
 
 
-def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:
+def test_damaged_record_is_left_out(tmp_path: Path) -> None:
     batches = numbered(0, 6)
     log = DiskLog(tmp_path, files=HastyFiles())
     append_each(log, batches)
@@ -150,8 +150,8 @@ def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_payload_that_is_no_set_of_messages_is_left_out_by_the_reader(tmp_path: Path) -> None:
-    """Its checksums match: only a program could have written it so."""
+def test_payload_that_is_not_a_set_of_messages_is_left_out(tmp_path: Path) -> None:
+    """With valid checksums."""
     log = DiskLog(tmp_path, files=HastyFiles())
     log.append([batch(0, b"a")], sync=False)
     log.close()
@@ -165,8 +165,8 @@ def test_a_payload_that_is_no_set_of_messages_is_left_out_by_the_reader(tmp_path
     log.close()
 
 
-def test_a_closed_log_has_nothing(tmp_path: Path) -> None:
-    """Its topic was deleted under a reader."""
+def test_closed_log_is_empty(tmp_path: Path) -> None:
+    """Its topic was deleted during a read."""
     log = DiskLog(tmp_path, files=HastyFiles())
     append_each(log, numbered(0, 6))
     log.close()

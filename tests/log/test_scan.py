@@ -1,4 +1,6 @@
-"""What a scan of a log says of every kind of damage, that it agrees with what a reader gets, and that it only reads."""
+"""Tests for scanning a log's files: findings for every kind of damage, consistency with readers, and no
+writes.
+"""
 
 import os
 import shutil
@@ -34,7 +36,7 @@ OFFSETS = record_offsets(BATCHES)
 
 
 def make_log(folder: Path, batches: Iterable[RecordBatch] = BATCHES, segment_bytes: int = 10**6) -> Path:
-    """A log of these batches; returns its first segment."""
+    """Make a log of these batches; return its first segment."""
     log = DiskLog(folder, segment_bytes=segment_bytes, files=HastyFiles())
     append_each(log, list(batches))
     log.close()
@@ -42,7 +44,7 @@ def make_log(folder: Path, batches: Iterable[RecordBatch] = BATCHES, segment_byt
 
 
 def edit(path: Path, change: Callable[[bytearray], object]) -> None:
-    """Change a file's content in place."""
+    """Change the content of a file."""
     content = bytearray(path.read_bytes())
     change(content)
     path.write_bytes(content)
@@ -58,7 +60,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def brief(finding: Finding) -> tuple[Kind, str, int, int, int | None, int | None]:
-    """A finding without its words."""
+    """Return a finding without its text."""
     return (
         finding.kind,
         finding.path.name,
@@ -70,12 +72,12 @@ def brief(finding: Finding) -> tuple[Kind, str, int, int, int | None, int | None
 
 
 def only(report: LogReport) -> tuple[Kind, str, int, int, int | None, int | None]:
-    """The one finding there is."""
+    """Return the only finding."""
     (finding,) = report.findings
     return brief(finding)
 
 
-def test_a_whole_log(tmp_path: Path) -> None:
+def test_undamaged_log(tmp_path: Path) -> None:
     batches = numbered(0, 300)
     make_log(tmp_path / "log", batches, segment_bytes=2000)
     report = verify_log(tmp_path / "log")
@@ -87,7 +89,7 @@ def test_a_whole_log(tmp_path: Path) -> None:
     assert report.size_bytes == sum(path.stat().st_size for path in files)
 
 
-def test_a_log_whose_beginning_is_no_longer_needed(tmp_path: Path) -> None:
+def test_log_without_its_oldest_segments(tmp_path: Path) -> None:
     make_log(tmp_path, numbered(0, 300), segment_bytes=2000)
     first, *kept = segment_files(tmp_path)
     first.unlink()
@@ -95,7 +97,7 @@ def test_a_log_whose_beginning_is_no_longer_needed(tmp_path: Path) -> None:
     assert (report.findings, report.first_sequence) == ([], int(kept[0].stem))
 
 
-def test_a_log_without_messages(tmp_path: Path) -> None:
+def test_log_without_messages(tmp_path: Path) -> None:
     assert verify_log(tmp_path / "none") == LogReport(tmp_path / "none")
     log = DiskLog(tmp_path / "log", files=HastyFiles())
     append_each(log, [batch(0, b"a")])
@@ -118,7 +120,7 @@ def test_one_segment(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- torn tails
 
 
-def test_a_tail_torn_at_any_byte_is_no_damage(tmp_path: Path) -> None:
+def test_tail_torn_at_any_byte_is_not_damage(tmp_path: Path) -> None:
     make_log(tmp_path / "whole")
     for size in range(OFFSETS[-1]):
         path = copied(tmp_path / "whole", tmp_path / "torn") / FIRST
@@ -134,13 +136,13 @@ def test_a_tail_torn_at_any_byte_is_no_damage(tmp_path: Path) -> None:
         assert report.next_sequence == (whole[-1].next_sequence if whole else 0)
 
 
-def test_zeros_at_the_end_are_no_damage(tmp_path: Path) -> None:
+def test_zeros_at_the_end_are_not_damage(tmp_path: Path) -> None:
     path = make_log(tmp_path)
     edit(path, lambda content: content.extend(bytes(500)))
     assert only(verify_log(tmp_path)) == (Kind.TORN, FIRST, OFFSETS[-1], OFFSETS[-1] + 500, None, 0)
 
 
-def test_a_tail_torn_in_an_earlier_segment_is_damage(tmp_path: Path) -> None:
+def test_tail_torn_in_an_earlier_segment_is_damage(tmp_path: Path) -> None:
     make_log(tmp_path / "whole", segment_bytes=OFFSETS[2])
     first, second, _ = segment_files(tmp_path / "whole")
     assert int(second.stem) == 3
@@ -155,13 +157,13 @@ def test_a_tail_torn_in_an_earlier_segment_is_damage(tmp_path: Path) -> None:
         assert (report.messages, report.next_sequence) == (6 - messages, 6)
 
 
-def test_a_whole_record_at_the_end_is_not_taken_for_a_torn_one(tmp_path: Path) -> None:
-    """Its header is damaged, and recovery would cut it off; whoever looks before that can still save it."""
+def test_complete_record_at_the_end_is_not_reported_as_torn(tmp_path: Path) -> None:
+    """Its header is damaged, and recovery would cut it off. Before that, it can still be saved."""
     for at in range(HEADER_BYTES):
         path = make_log(tmp_path / str(at))
         flip(path, OFFSETS[-2] + at)
         finding = only(verify_log(path.parent))
-        # The bytes by which it is recognised are its payload's checksum.
+        # It is recognized by the checksum of its payload.
         kind = Kind.TORN if 8 <= at < 12 else Kind.DAMAGE
         assert finding == (
             kind,
@@ -178,7 +180,7 @@ def test_a_whole_record_at_the_end_is_not_taken_for_a_torn_one(tmp_path: Path) -
 
 @pytest.mark.parametrize("record", range(3))
 @pytest.mark.parametrize("at", [0, 5, 10, 20, 30, 40, HEADER_BYTES - 1])
-def test_a_damaged_header_in_the_middle(tmp_path: Path, record: int, at: int) -> None:
+def test_damaged_header_in_the_middle(tmp_path: Path, record: int, at: int) -> None:
     path = make_log(tmp_path)
     flip(path, OFFSETS[record] + at)
     damaged = BATCHES[record]
@@ -193,7 +195,7 @@ def test_a_damaged_header_in_the_middle(tmp_path: Path, record: int, at: int) ->
 
 
 @pytest.mark.parametrize("record", range(4))
-def test_a_damaged_payload(tmp_path: Path, record: int) -> None:
+def test_damaged_payload(tmp_path: Path, record: int) -> None:
     path = make_log(tmp_path)
     damaged = BATCHES[record]
     flip(path, OFFSETS[record + 1] - 1)
@@ -210,20 +212,20 @@ def test_a_damaged_payload(tmp_path: Path, record: int) -> None:
 
 
 @pytest.mark.parametrize("at", range(FILE_HEADER_BYTES))
-def test_a_damaged_file_header(tmp_path: Path, at: int) -> None:
+def test_damaged_file_header(tmp_path: Path, at: int) -> None:
     path = make_log(tmp_path, segment_bytes=1)
     flip(path, at)
     report = verify_log(tmp_path)
     finding = only(report)
     assert finding == (Kind.DAMAGE, FIRST, 0, FILE_HEADER_BYTES, None, 0)
     assert report.messages == 6
-    # Also without the file that tells what it has to say.
+    # Also without the file that has the expected header.
     (tmp_path / "incarnation").unlink()
     assert verify_log(tmp_path) == report
 
 
-def test_a_segment_of_another_log(tmp_path: Path) -> None:
-    """Before a broker has seen it, and afterwards."""
+def test_segment_of_another_log(tmp_path: Path) -> None:
+    """Before and after a broker has seen it."""
     make_log(tmp_path / "log", segment_bytes=1)
     make_log(tmp_path / "other", segment_bytes=1)
     first = tmp_path / "log" / FIRST
@@ -241,7 +243,7 @@ def test_a_segment_of_another_log(tmp_path: Path) -> None:
     assert not report.damaged
 
 
-def test_a_segment_that_is_gone(tmp_path: Path) -> None:
+def test_missing_segment(tmp_path: Path) -> None:
     make_log(tmp_path, segment_bytes=1)
     files = segment_files(tmp_path)
     files[1].unlink()
@@ -249,14 +251,14 @@ def test_a_segment_that_is_gone(tmp_path: Path) -> None:
     assert only(verify_log(tmp_path)) == (Kind.DAMAGE, FIRST, size, size, 1, 2)
 
 
-def test_an_empty_file_in_the_middle(tmp_path: Path) -> None:
+def test_empty_file_in_the_middle(tmp_path: Path) -> None:
     make_log(tmp_path, segment_bytes=1)
     files = segment_files(tmp_path)
     files[1].write_bytes(b"")
     assert only(verify_log(tmp_path)) == (Kind.DAMAGE, files[1].name, 0, 0, 1, 2)
 
 
-def test_a_file_that_is_named_like_a_segment(tmp_path: Path) -> None:
+def test_file_that_is_named_like_a_segment(tmp_path: Path) -> None:
     make_log(tmp_path)
     (tmp_path / "notes.log").write_text("remember the milk")
     report = verify_log(tmp_path)
@@ -264,7 +266,7 @@ def test_a_file_that_is_named_like_a_segment(tmp_path: Path) -> None:
     assert (report.segments, report.messages) == (1, 6)
 
 
-def test_a_record_of_another_file_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
+def test_record_of_another_file_is_not_accepted(tmp_path: Path) -> None:
     other = make_log(tmp_path / "other", [batch(0, b"x"), batch(1, b"a record that was published")])
     make_log(tmp_path / "log", [batch(0, b"a"), batch(1, other.read_bytes()), batch(2, b"b")])
     flip(tmp_path / "log" / FIRST, OFFSETS[1])
@@ -272,7 +274,7 @@ def test_a_record_of_another_file_is_not_taken_for_one_of_this(tmp_path: Path) -
     assert (report.messages, report.lost_messages) == (2, 1)
 
 
-def test_sequences_that_are_missing_or_come_again(tmp_path: Path) -> None:
+def test_missing_and_repeated_sequences(tmp_path: Path) -> None:
     path = make_log(tmp_path, BATCHES[:1])
     seed = int.from_bytes(path.read_bytes()[12:16], "big")
     odd = [batch(5, b"later"), batch(2, b"again"), batch(6, b"last")]
@@ -289,7 +291,7 @@ def test_sequences_that_are_missing_or_come_again(tmp_path: Path) -> None:
 
 
 def test_sequences_that_belong_to_the_next_segment(tmp_path: Path) -> None:
-    """As `DiskLog` does, this keeps to the names of the files."""
+    """As in `DiskLog`, the names of the files decide."""
     make_log(tmp_path, segment_bytes=OFFSETS[2])
     _, second, _ = segment_files(tmp_path)
     second.unlink()
@@ -309,7 +311,7 @@ def test_sequences_that_belong_to_the_next_segment(tmp_path: Path) -> None:
     cut=st.one_of(st.none(), st.integers(0, 2**20)),
     segment_bytes=st.sampled_from([1, 300, 10**6]),
 )
-def test_what_is_whole_to_a_scan_is_what_a_reader_gets(
+def test_undamaged_messages_of_a_scan_equal_those_of_a_reader(
     tmp_path_factory: pytest.TempPathFactory, flips: list[int], cut: int | None, segment_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("log")
@@ -318,7 +320,7 @@ def test_what_is_whole_to_a_scan_is_what_a_reader_gets(
     files = segment_files(folder)
     for place in flips:
         path = files[place % len(files)]
-        # Not in the file's header: with all its records damaged as well, the log goes on far behind it.
+        # Not in the file's header: with all its records damaged, too, the log would continue far behind it.
         flip(path, FILE_HEADER_BYTES + place // len(files) % (path.stat().st_size - FILE_HEADER_BYTES))
     if cut is not None:
         most = files[-1].stat().st_size - FILE_HEADER_BYTES + 1
@@ -329,7 +331,7 @@ def test_what_is_whole_to_a_scan_is_what_a_reader_gets(
     log.close()
     assert report.records == len(found)
     assert report.messages == sum(one.count for one in found)
-    # Every message is accounted for. What lies before a torn record and is damaged, recovery cuts off with it.
+    # Every message is accounted for. Recovery also cuts off damage before a torn record.
     assert log.next_sequence <= report.next_sequence
     if all(finding.messages is not None for finding in report.findings):
         assert report.messages + report.lost_messages == report.next_sequence
@@ -356,14 +358,14 @@ class Disk(Files):
         return super().read(fd, size, offset)
 
 
-def test_a_place_the_disk_cannot_read_is_a_finding(tmp_path: Path) -> None:
+def test_unreadable_sector_is_a_finding(tmp_path: Path) -> None:
     make_log(tmp_path)
     report = verify_log(tmp_path, files=Disk(bad_from=OFFSETS[2] + 10))
     assert report.messages == 3
     assert only(report) == (Kind.DAMAGE, FIRST, OFFSETS[2], OFFSETS[-1], 3, None)
 
 
-def test_a_file_that_may_not_be_read_is_an_error(tmp_path: Path) -> None:
+def test_unreadable_file_is_an_error(tmp_path: Path) -> None:
     make_log(tmp_path)
     with pytest.raises(LogReadError, match="Permission denied"):
         verify_log(tmp_path, files=Disk(error=EACCES))
@@ -383,7 +385,7 @@ def test_nothing_is_written(tmp_path: Path) -> None:
 
 
 class BusyFiles(Files):
-    """Before each read something happens to the log."""
+    """Calls a function before each read."""
 
     def __init__(self, happens: Callable[[int], None]) -> None:
         self.reads = 0
@@ -395,8 +397,8 @@ class BusyFiles(Files):
         return super().read(fd, size, offset)
 
 
-def test_a_log_that_grows_meanwhile(tmp_path: Path) -> None:
-    """Every state between two reads is one that a broker's write may leave: any part of a record at the end."""
+def test_log_that_grows_during_the_scan(tmp_path: Path) -> None:
+    """Between two reads, any part of a record may be at the end."""
     make_log(tmp_path / "grown")
     whole = (tmp_path / "grown" / FIRST).read_bytes()
     for step in (1, 7, 50):
@@ -417,7 +419,7 @@ def test_a_log_that_grows_meanwhile(tmp_path: Path) -> None:
         assert report.messages >= 1
 
 
-def test_a_segment_that_a_broker_deletes_meanwhile(tmp_path: Path) -> None:
+def test_segment_deleted_during_the_scan(tmp_path: Path) -> None:
     make_log(tmp_path, segment_bytes=1)
     files = segment_files(tmp_path)
 
@@ -429,7 +431,7 @@ def test_a_segment_that_a_broker_deletes_meanwhile(tmp_path: Path) -> None:
     assert only(report) == (Kind.NOTE, files[1].name, 0, 0, None, 0)
 
 
-def test_an_append_that_is_taken_back_meanwhile(tmp_path: Path) -> None:
+def test_append_withdrawn_during_the_scan(tmp_path: Path) -> None:
     path = make_log(tmp_path)
     edit(path, lambda content: content.extend(b"NSQB and what else there was room for"))
 
@@ -439,7 +441,7 @@ def test_an_append_that_is_taken_back_meanwhile(tmp_path: Path) -> None:
     assert verify_log(tmp_path, files=BusyFiles(take_back)).findings == []
 
 
-def test_damage_that_was_only_half_a_write_is_none(tmp_path: Path) -> None:
+def test_partial_write_is_not_damage(tmp_path: Path) -> None:
     path = make_log(tmp_path)
     whole = path.read_bytes()
     edit(
@@ -448,13 +450,13 @@ def test_damage_that_was_only_half_a_write_is_none(tmp_path: Path) -> None:
     )
 
     def write(reads: int) -> None:
-        if reads > 2:  # after the file's header, and the first look at what follows
+        if reads > 2:  # after the file's header, and the first read after it
             path.write_bytes(whole)
 
     assert verify_log(tmp_path, files=BusyFiles(write)).findings == []
 
 
-def test_a_payload_that_was_only_half_written_is_no_damage(tmp_path: Path) -> None:
+def test_partially_written_payload_is_not_damage(tmp_path: Path) -> None:
     path = make_log(tmp_path)
     whole = path.read_bytes()
     flip(path, OFFSETS[2] - 1)
@@ -466,7 +468,7 @@ def test_a_payload_that_was_only_half_written_is_no_damage(tmp_path: Path) -> No
     assert verify_log(tmp_path, files=BusyFiles(write)).findings == []
 
 
-def test_a_batch_of_several_records_that_was_never_finished(tmp_path: Path) -> None:
+def test_incomplete_linked_batch(tmp_path: Path) -> None:
     linked = link(BATCHES[1:])
     whole = tmp_path / "whole"
     log = DiskLog(whole, files=HastyFiles())

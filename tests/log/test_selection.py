@@ -1,4 +1,4 @@
-"""Reading a part of a log's files: by sequence, by time, past damage."""
+"""Tests for reading a part of a log's files: by sequence, by time, with damage."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def write(folder: Path, segment_bytes: int = 200) -> None:
 
 
 def select(folder: Path, selection: Selection) -> tuple[list[int], list[Finding]]:
-    """The selected messages, whose bodies are their sequences, and what was met on the way."""
+    """Return the selected messages, whose bodies are their sequences, and the findings."""
     numbers: list[int] = []
     findings: list[Finding] = []
     for found in select_batches(segment_paths(folder, Files())[0], selection, Files()):
@@ -75,7 +75,7 @@ def test_by_time(tmp_path: Path) -> None:
     assert select(tmp_path, Selection(first_sequence=6, end_ns=START_NS + 9))[0] == [6, 7, 8]
 
 
-def test_headers_alone(tmp_path: Path) -> None:
+def test_headers_only(tmp_path: Path) -> None:
     write(tmp_path, segment_bytes=10**6)
     paths, _ = segment_paths(tmp_path, Files())
     selection = Selection(first_sequence=3, end_sequence=9)
@@ -91,7 +91,7 @@ def test_headers_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [10, -1])
-def test_damage_is_passed_over_and_told_if_it_concerns_the_selection(tmp_path: Path, at: int) -> None:
+def test_damage_in_the_selection_is_skipped_and_reported(tmp_path: Path, at: int) -> None:
     write(tmp_path, segment_bytes=10**6)
     path = tmp_path / FIRST
     content = bytearray(path.read_bytes())
@@ -106,8 +106,8 @@ def test_damage_is_passed_over_and_told_if_it_concerns_the_selection(tmp_path: P
     assert len(select(tmp_path, Selection(first_sequence=5, end_sequence=6))[1]) == 1
 
 
-def test_a_payload_that_is_no_set_of_messages(tmp_path: Path) -> None:
-    """Its checksums match: only a program could have written it so."""
+def test_payload_that_is_not_a_set_of_messages(tmp_path: Path) -> None:
+    """With valid checksums."""
     write(tmp_path, segment_bytes=10**6)
     path = tmp_path / FIRST
     seed = int.from_bytes(path.read_bytes()[12:16], "big")

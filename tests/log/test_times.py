@@ -1,4 +1,4 @@
-"""From times to sequences."""
+"""Tests for finding a sequence by time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from trio_nsq.log.interface import sequence_at
 
 
 def timed(counts_and_times: Sequence[tuple[int, int]]) -> list[RecordBatch]:
-    """A batch for each (messages, timestamp)."""
+    """Return a batch for each (messages, timestamp)."""
     batches: list[RecordBatch] = []
     sequence = 0
     for count, timestamp_ns in counts_and_times:
@@ -30,7 +30,7 @@ def filled(log: Log, batches: Sequence[RecordBatch]) -> Log:
 
 
 def naive(batches: Sequence[RecordBatch], timestamp_ns: int) -> int:
-    """By looking at each, from the first on."""
+    """Search from the first batch on."""
     for one in batches:
         if one.timestamp_ns >= timestamp_ns:
             return one.base_sequence
@@ -60,10 +60,10 @@ def test_ascending_times(
 
 
 @given(records, st.integers(0, 31))
-def test_a_clock_that_was_set_back(
+def test_clock_that_was_set_back(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[int, int]], timestamp_ns: int
 ) -> None:
-    """It is one of the places where what comes is late enough and what went before is not."""
+    """The result is a position where the next message is late enough and the previous one is not."""
     batches = timed(records)
     log = filled(DiskLog(tmp_path_factory.mktemp("log"), segment_bytes=200, files=HastyFiles()), batches)
     found = sequence_at(log, timestamp_ns)
@@ -75,13 +75,13 @@ def test_a_clock_that_was_set_back(
     log.close()
 
 
-def test_after_older_messages_have_gone() -> None:
+def test_discarded_messages() -> None:
     log = filled(MemoryLog(max_messages=3), timed([(1, time) for time in range(10)]))
     assert log.first_sequence == 7
     assert [sequence_at(log, time) for time in (0, 7, 8, 9, 10)] == [7, 7, 8, 9, 10]
 
 
-def test_damage_is_passed_over(tmp_path: Path) -> None:
+def test_damage_is_skipped(tmp_path: Path) -> None:
     batches = timed([(2, 10), (2, 20), (2, 30), (2, 40)])
     filled(DiskLog(tmp_path, files=HastyFiles()), batches).close()
     content = bytearray((tmp_path / FIRST).read_bytes())
@@ -90,14 +90,14 @@ def test_damage_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / FIRST).write_bytes(content)
     log = DiskLog(tmp_path, files=HastyFiles())
     assert sequence_at(log, 10) == 0
-    assert 2 <= sequence_at(log, 11) <= 6  # the message there cannot be read; the next one is of time 40
+    assert 2 <= sequence_at(log, 11) <= 6  # the message there cannot be read; the next one has time 40
     assert 2 <= sequence_at(log, 40) <= 6
     assert sequence_at(log, 41) == 8
     log.close()
 
 
-def test_few_bytes_are_read_for_it(tmp_path: Path) -> None:
-    """Of a log of many segments, the beginnings of some and a part of one."""
+def test_few_bytes_are_read(tmp_path: Path) -> None:
+    """Of many segments, some headers and a part of one."""
     body = b"x" * 20_000
     log = DiskLog(tmp_path, segment_bytes=400_000, files=HastyFiles())
     for number in range(1000):

@@ -1,4 +1,4 @@
-"""A disk that cannot read some places: for a while that is an error, then it is damage, which costs what lies there."""
+"""Tests for unreadable sectors: for some time they are an error, then damage, which costs only their records."""
 
 import logging
 import os
@@ -20,19 +20,20 @@ SECOND = 1.0
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that moves only when a test says so."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
 
 
 class BadSectors(HastyFiles):
-    """A disk on which some blocks of every file cannot be read. As Linux does, it first gives what lies before them.
+    """A disk on which some blocks of every file cannot be read. As in Linux, the blocks before them are read
+    first.
 
     Attributes:
         bad: The blocks.
-        error: What reading them gives.
-        attempts: How often that was tried.
+        error: The error for reading them.
+        attempts: The number of attempts.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ def clock(files: BadSectors) -> Clock:
 
 @pytest.fixture
 def log(tmp_path: Path, files: BadSectors) -> Iterator[DiskLog]:
-    """A log open for a while, whose disk then begins to fail."""
+    """A log that is open, and whose disk then begins to fail."""
     log = DiskLog(tmp_path, files=files)
     append_each(log, BATCHES)
     yield log
@@ -78,17 +79,17 @@ OFFSETS = record_offsets(BATCHES)
 
 
 def blocks_of(number: int) -> range:
-    """The blocks in which a record lies."""
+    """Return the blocks of a record."""
     return range(OFFSETS[number] // BLOCK, (OFFSETS[number + 1] - 1) // BLOCK + 1)
 
 
 def touched(bad: set[int]) -> list[int]:
-    """The records that lie in any of these blocks."""
+    """Return the records in any of these blocks."""
     return [n for n in range(len(BATCHES)) if bad & set(blocks_of(n))]
 
 
 def read_on(log: DiskLog, place: int = 0) -> tuple[list[RecordBatch], int, str]:
-    """What can be read from there on, where that ended, and the error that ended it."""
+    """Return the batches that can be read from a sequence on, the end, and the error there."""
     found: list[RecordBatch] = []
     try:
         while records := log.read(place, 10_000):
@@ -99,7 +100,7 @@ def read_on(log: DiskLog, place: int = 0) -> tuple[list[RecordBatch], int, str]:
     return found, place, ""
 
 
-def test_what_lies_before_a_bad_sector_is_read(log: DiskLog, files: BadSectors, clock: Clock) -> None:
+def test_batches_before_a_bad_sector_are_read(log: DiskLog, files: BadSectors, clock: Clock) -> None:
     files.bad = {blocks_of(50)[0]}
     first, *_ = touched(files.bad)
     found, place, error = read_on(log)
@@ -108,7 +109,7 @@ def test_what_lies_before_a_bad_sector_is_read(log: DiskLog, files: BadSectors, 
     assert error.endswith(f"{FIRST}: Input/output error")
 
 
-def test_a_bad_sector_that_can_be_read_again_costs_nothing(
+def test_bad_sector_that_becomes_readable_costs_nothing(
     log: DiskLog, files: BadSectors, clock: Clock
 ) -> None:
     files.bad = {blocks_of(50)[0]}
@@ -119,7 +120,7 @@ def test_a_bad_sector_that_can_be_read_again_costs_nothing(
     assert read_on(log) == (BATCHES, 100, "")
 
 
-def test_a_bad_sector_is_given_up_after_a_while(
+def test_bad_sector_becomes_damage_after_some_time(
     log: DiskLog, files: BadSectors, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = blocks_of(50)[0]
@@ -137,7 +138,7 @@ def test_a_bad_sector_is_given_up_after_a_while(
     assert caplog.text.count(place) == 1
 
 
-def test_the_time_begins_anew_after_a_success(log: DiskLog, files: BadSectors, clock: Clock) -> None:
+def test_time_restarts_after_a_success(log: DiskLog, files: BadSectors, clock: Clock) -> None:
     bad = {blocks_of(50)[0]}
     for _ in range(3):
         files.bad = bad
@@ -148,7 +149,7 @@ def test_the_time_begins_anew_after_a_success(log: DiskLog, files: BadSectors, c
         clock.now_s += 9 * SECOND
 
 
-def test_each_place_has_its_own_time(log: DiskLog, files: BadSectors, clock: Clock) -> None:
+def test_each_sector_has_its_own_time(log: DiskLog, files: BadSectors, clock: Clock) -> None:
     files.bad = {blocks_of(20)[0], blocks_of(70)[0]}
     assert read_on(log)[1] == touched(files.bad)[0]
     clock.now_s += 10 * SECOND
@@ -160,7 +161,7 @@ def test_each_place_has_its_own_time(log: DiskLog, files: BadSectors, clock: Clo
     assert read_on(log) == ([one for n, one in enumerate(BATCHES) if n not in lost], 100, "")
 
 
-def test_errors_of_other_kinds_are_never_given_up(log: DiskLog, files: BadSectors, clock: Clock) -> None:
+def test_other_errors_never_become_damage(log: DiskLog, files: BadSectors, clock: Clock) -> None:
     files.bad = {blocks_of(50)[0]}
     files.error = ENOMEM
     for _ in range(5):
@@ -182,7 +183,7 @@ def test_nothing_can_be_read_up_to_the_end(log: DiskLog, files: BadSectors, cloc
 
 
 class ImpatientFiles(BadSectors):
-    """So much time passes at each look at the clock that a place is given up at once."""
+    """A sector becomes damage at once: time passes at each call of the clock."""
 
     def monotonic_s(self) -> float:
         self.clock.now_s += PATIENCE_S
@@ -191,17 +192,17 @@ class ImpatientFiles(BadSectors):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=200)
 @given(bad=st.sets(st.integers(0, OFFSETS[-1] // BLOCK), max_size=6), place=st.integers(0, 99))
-def test_what_does_not_lie_there_is_found(
+def test_batches_outside_the_bad_blocks_are_found(
     bad: set[int], place: int, log: DiskLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whichever blocks are bad. A stretch of them may take as many good ones with it."""
+    """Whichever blocks are bad. A range of bad blocks may cost as many good ones after it."""
     files = ImpatientFiles()
     again = DiskLog(log.folder, files=files)
     files.bad = bad
     caplog.clear()
     found: list[RecordBatch] = []
     following, error = place, "not read yet"
-    for _ in range(len(bad) + 1):  # the first look at the clock is the first failure of a place
+    for _ in range(len(bad) + 1):  # the first call of the clock is the first failure of a sector
         if not error:
             break
         more, following, error = read_on(again, following)
@@ -216,10 +217,10 @@ def test_what_does_not_lie_there_is_found(
     assert [one for one in BATCHES[place:] if one.base_sequence not in touched(given_up)] == found
 
 
-def test_a_log_is_not_opened_over_a_bad_sector_in_its_last_segment(
+def test_log_is_not_opened_with_a_bad_sector_in_its_last_segment(
     log: DiskLog, files: BadSectors, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What lies at the end would have to be cut off, unread."""
+    """The unread data at the end would have to be cut off."""
     caplog.set_level(logging.INFO)
     files.bad = {blocks_of(99)[-1]}
     size = (log.folder / FIRST).stat().st_size
@@ -229,13 +230,13 @@ def test_a_log_is_not_opened_over_a_bad_sector_in_its_last_segment(
 
 
 class BadBeginnings(BadSectors):
-    """The same, but small files can be read."""
+    """Like BadSectors, but small files can be read."""
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         return super().read(fd, size, offset) if self.size(fd) > BLOCK else os.pread(fd, size, offset)
 
 
-def test_a_files_header_that_cannot_be_read_costs_what_lies_in_its_block(tmp_path: Path) -> None:
+def test_unreadable_file_header_costs_only_its_block(tmp_path: Path) -> None:
     batches = [batch(n, b"x" * 1000) for n in range(12)]
     log = DiskLog(tmp_path, segment_bytes=11_000, files=HastyFiles())
     append_each(log, batches)
