@@ -85,7 +85,7 @@ async def raw_answer(client: RawClient) -> tuple[int, bytes]:
 
 def raw_post(path: bytes, *headers: bytes, body: bytes = b"", method: bytes = b"POST") -> bytes:
     """The bytes of a request."""
-    lines = [method + b" " + path + b" HTTP/1.1", b"Host: x", *headers]
+    lines = [method + b" " + path + b" HTTP/1.1", b"Host: localhost", *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 

@@ -20,31 +20,38 @@ from broker.auth_server import (
 )
 from broker.support import PATIENCE_S, until
 from interop.peers import nsqd
+from trio_nsq.access import Identity
+from trio_nsq.access.access import AuthError
 from trio_nsq.broker import BrokerOptions, StartupError
-from trio_nsq.broker.session.authorization import (
+from trio_nsq.broker.session.auth_service import (
     MAX_ANSWER_BYTES,
+    Answer,
     AuthClient,
-    AuthError,
-    Authorizations,
-    auth_reply,
     encode_query,
     parse_answer,
 )
+from trio_nsq.broker.session.authorizer import auth_reply
 from trio_nsq.http import Request, Response
 
 # ------------------------------------------------------------------------------------------------ the answer
 
 
-def allowing(**fields: Any) -> Authorizations:
+def allows(identity: Identity, topic: str, channel: str | None) -> bool:
+    """Whether an identity may subscribe to a channel or, without one, publish to a topic."""
+    return identity.allows("publish" if channel is None else "consume", topic, channel)
+
+
+def allowing(**fields: Any) -> Identity:
     line = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]} | fields
-    return parse_answer(json.dumps({"ttl": 1, "authorizations": [line]}).encode(), 0)
+    return parse_answer(json.dumps({"ttl": 1, "authorizations": [line]}).encode(), 0).identity
 
 
 def test_fields_of_an_answer() -> None:
     body = b'{"ttl":60,"identity":"i","identity_url":"u","authorizations":[{},{}]}'
     parsed = parse_answer(body, now=1000.5)
-    assert (parsed.identity, parsed.identity_url, parsed.permission_count) == ("i", "u", 2)
-    assert parsed.expires_at == 1060.5
+    identity = parsed.identity
+    assert (identity.name, identity.url, len(identity.grants)) == ("i", "u", 2)
+    assert parsed.valid_until_s == 1060.5
 
 
 @pytest.mark.parametrize(
@@ -65,20 +72,20 @@ def test_patterns_match_whole_names(pattern: str, allowed: list[str], refused: l
     topics = allowing(topic=pattern)
     channels = allowing(channels=["never", pattern])
     for name in allowed:
-        assert topics.allows(name, "c")
-        assert topics.allows(name, None)
-        assert channels.allows("t", name)
+        assert allows(topics, name, "c")
+        assert allows(topics, name, None)
+        assert allows(channels, "t", name)
     for name in refused:
-        assert not topics.allows(name, "c")
-        assert not topics.allows(name, None)
-        assert not channels.allows("t", name)
+        assert not allows(topics, name, "c")
+        assert not allows(topics, name, None)
+        assert not allows(channels, "t", name)
 
 
 def test_permissions_are_for_what_they_say() -> None:
-    assert allowing(permissions=["subscribe"]).allows("t", "c")
-    assert not allowing(permissions=["subscribe"]).allows("t", None)
-    assert allowing(permissions=["publish"]).allows("t", None)
-    assert not allowing(permissions=["publish"]).allows("t", "c")
+    assert allows(allowing(permissions=["subscribe"]), "t", "c")
+    assert not allows(allowing(permissions=["subscribe"]), "t", None)
+    assert allows(allowing(permissions=["publish"]), "t", None)
+    assert not allows(allowing(permissions=["publish"]), "t", "c")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,7 @@ def test_permissions_are_for_what_they_say() -> None:
     [(["c"], False), ([], False), ([".+"], False), ([".*"], True), ([""], True), (["c", "d?"], True)],
 )
 def test_a_publish_is_held_against_channels_as_nsqd_does(channels: list[str], allowed: bool) -> None:
-    assert allowing(channels=channels).allows("t", None) is allowed
+    assert allows(allowing(channels=channels), "t", None) is allowed
 
 
 def test_any_one_authorization_is_enough_and_they_do_not_mix() -> None:
@@ -94,16 +101,16 @@ def test_any_one_authorization_is_enough_and_they_do_not_mix() -> None:
         {"topic": "a", "channels": ["c"], "permissions": ["subscribe"]},
         {"topic": "b", "channels": [".*"], "permissions": ["publish"]},
     ]
-    both = parse_answer(json.dumps({"ttl": 1, "authorizations": lines}).encode(), 0)
-    assert both.allows("a", "c")
-    assert both.allows("b", None)
-    assert not both.allows("b", "c")
-    assert not both.allows("a", None)
+    both = parse_answer(json.dumps({"ttl": 1, "authorizations": lines}).encode(), 0).identity
+    assert allows(both, "a", "c")
+    assert allows(both, "b", None)
+    assert not allows(both, "b", "c")
+    assert not allows(both, "a", None)
 
 
 def test_a_pattern_takes_linear_time_whatever_it_is() -> None:
     """A client chooses the name: by `re` this would keep the whole broker busy for centuries."""
-    assert not allowing(topic="(a+)+!").allows("a" * 64, None)
+    assert not allows(allowing(topic="(a+)+!"), "a" * 64, None)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +125,8 @@ def test_a_pattern_takes_linear_time_whatever_it_is() -> None:
 )
 def test_what_go_takes_for_valid(body: bytes) -> None:
     parsed = parse_answer(body, 0)
-    assert parsed.expires_at == 5
-    assert not parsed.allows("t", "c")
+    assert parsed.valid_until_s == 5
+    assert not allows(parsed.identity, "t", "c")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +154,7 @@ def test_what_go_takes_for_valid(body: bytes) -> None:
         (b'{"ttl":5,"authorizations":[[]]}', "authorizations is of the wrong type"),
         (b'{"ttl":5,"authorizations":[{"channels":"c"}]}', "channels is of the wrong type"),
         (b'{"ttl":5,"authorizations":[{"channels":[1]}]}', "channels is of the wrong type"),
-        (b'{"ttl":5,"authorizations":[{"permissions":["admin"]}]}', "unknown permission admin"),
+        (b'{"ttl":5,"authorizations":[{"permissions":["root"]}]}', "unknown permission root"),
         (b'{"ttl":5,"authorizations":[{"permissions":[null]}]}', "unknown permission"),
         (b'{"ttl":5,"authorizations":[{"topic":"("}]}', "unable to compile topic '('"),
         (
@@ -171,7 +178,7 @@ def test_a_bad_pattern_is_reported_once(capfd: pytest.CaptureFixture[str]) -> No
 def test_the_reply_to_the_client() -> None:
     body = '{"ttl":5,"identity":"<é&\\u2028\\ud800>","identity_url":"a\\"b\\n","authorizations":[{}]}'
     assert (
-        auth_reply(parse_answer(body.encode(), 0))
+        auth_reply(parse_answer(body.encode(), 0).identity)
         == (
             '{"identity":"\\u003cé\\u0026\\u2028\ufffd\\u003e","identity_url":"a\\"b\\n","permission_count":1}'
         ).encode()
@@ -196,7 +203,7 @@ def options(*addresses: str, **more: Any) -> BrokerOptions:
     return BrokerOptions(data_path=Path("unused"), auth_http_addresses=addresses, **more)
 
 
-async def ask(settings: BrokerOptions, first: int = 0, secret: bytes = b"s") -> Authorizations:
+async def ask(settings: BrokerOptions, first: int = 0, secret: bytes = b"s") -> Answer:
     client = AuthClient(settings, pick=lambda count: first % count)
     try:
         with trio.fail_after(PATIENCE_S):
@@ -215,10 +222,10 @@ def test_the_query() -> None:
 async def test_a_server_is_asked() -> None:
     async with running_auth_server() as server:
         before = trio.current_time()
-        authorizations = await ask(options(server.address), secret=SECRET)
-        assert authorizations.identity == "tester"
-        assert authorizations.allows("t", "c")
-        assert before + 3600 <= authorizations.expires_at <= trio.current_time() + 3600
+        answered = await ask(options(server.address), secret=SECRET)
+        assert answered.identity.name == "tester"
+        assert allows(answered.identity, "t", "c")
+        assert before + 3600 <= answered.valid_until_s <= trio.current_time() + 3600
         assert server.queries == [f"common_name=&remote_ip=127.0.0.1&secret={ENCODED_SECRET}&tls=false"]
         assert server.headers[0]["accept"] == "application/vnd.nsq; version=1.0"
         assert server.headers[0]["accept-encoding"] == "identity"
@@ -228,7 +235,7 @@ async def test_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     async with running_auth_server() as server:
-        assert (await ask(options(server.address))).identity == "tester"
+        assert (await ask(options(server.address))).identity.name == "tester"
 
 
 async def test_a_url_is_used_as_it_is() -> None:
@@ -244,9 +251,9 @@ async def test_a_url_is_used_as_it_is() -> None:
 async def test_the_others_are_asked_in_turn() -> None:
     async with running_auth_server() as good, running_auth_server(Response.text("no", 500)) as bad:
         settings = options(bad.address, good.address, bad.address)
-        assert (await ask(settings, first=2)).identity == "tester"
+        assert (await ask(settings, first=2)).identity.name == "tester"
         assert (len(bad.queries), len(good.queries)) == (2, 1)
-        assert (await ask(settings, first=1)).identity == "tester"
+        assert (await ask(settings, first=1)).identity.name == "tester"
         assert (len(bad.queries), len(good.queries)) == (2, 2)
 
 
@@ -300,7 +307,7 @@ async def test_a_server_that_does_not_answer() -> None:
     async with running_auth_server() as silent, running_auth_server() as good:
         silent.gate = trio.Event()
         settings = options(silent.address, good.address, http_client_request_timeout_ms=50)
-        assert (await ask(settings)).identity == "tester"
+        assert (await ask(settings)).identity.name == "tester"
         with pytest.raises(AuthError, match=r"no answer within 0\.05 s"):
             await ask(options(silent.address, http_client_request_timeout_ms=50))
 
@@ -310,7 +317,7 @@ async def test_many_ask_at_once_without_waiting_for_each_other() -> None:
     async with running_auth_server() as server:
         server.gate = trio.Event()
         client = AuthClient(options(server.address))
-        answers: list[Authorizations] = []
+        answers: list[Answer] = []
 
         async def one(number: int) -> None:
             answers.append(await client.query(**ASKED, secret=str(number).encode()))  # type: ignore[arg-type]
@@ -335,7 +342,7 @@ async def test_cancelling_a_query_leaves_nothing_behind() -> None:
             nursery.cancel_scope.cancel()
         server.gate.set()
         with trio.fail_after(PATIENCE_S):
-            assert (await client.query(**ASKED, secret=b"s")).identity == "tester"  # type: ignore[arg-type]
+            assert (await client.query(**ASKED, secret=b"s")).identity.name == "tester"  # type: ignore[arg-type]
         await client.aclose()
 
 
@@ -365,7 +372,7 @@ async def test_https(authority: trustme.CA, root_ca_file: Path) -> None:
         address = f"https://{server.address}/auth"
         for version in ("tls1.2", "tls1.3"):
             found = await ask(options(address, tls_root_ca_file=root_ca_file, tls_min_version=version))
-            assert found.identity == "tester"
+            assert found.identity.name == "tester"
         with pytest.raises(AuthError, match="CERTIFICATE_VERIFY_FAILED"):
             await ask(options(address))
 
@@ -382,7 +389,7 @@ async def test_a_server_that_wants_https(authority: trustme.CA, root_ca_file: Pa
         forbidden = Response.json({"message": "TLS_REQUIRED", "https_port": port}, 403)
         async with running_auth_server(forbidden) as plain:
             found = await ask(options(plain.address, tls_root_ca_file=root_ca_file))
-            assert found.identity == "tester"
+            assert found.identity.name == "tester"
             assert plain.queries == secure.queries
             secure.response = forbidden
             with pytest.raises(AuthError, match="got response 403"):  # once is enough
@@ -467,12 +474,12 @@ def test_nsqd_asks_the_same(tmp_path: Path) -> None:
             assert server.queries == [asked]
             assert server.headers[0]["accept"] == "application/vnd.nsq; version=1.0"
             assert isinstance(refused.body, bytes)
-            assert reply == auth_reply(parse_answer(refused.body, 0))
+            assert reply == auth_reply(parse_answer(refused.body, 0).identity)
 
 
 def test_the_server_for_tests_lets_everybody_do_everything() -> None:
     assert isinstance(EVERYTHING.body, bytes)
-    assert parse_answer(EVERYTHING.body, 0).allows("t", None)
+    assert allows(parse_answer(EVERYTHING.body, 0).identity, "t", None)
 
 
 async def test_a_response_may_depend_on_the_request() -> None:
@@ -480,5 +487,5 @@ async def test_a_response_may_depend_on_the_request() -> None:
         return EVERYTHING if request.query["secret"] == "good" else answer()
 
     async with running_auth_server(respond) as server:
-        assert (await ask(options(server.address), secret=b"good")).permission_count == 1
-        assert (await ask(options(server.address), secret=b"bad")).permission_count == 0
+        assert (await ask(options(server.address), secret=b"good")).identity.grants
+        assert not (await ask(options(server.address), secret=b"bad")).identity.grants

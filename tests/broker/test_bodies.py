@@ -22,7 +22,7 @@ AT_ONCE = 13
 
 LIMITS = Limits(max_body_size=5_000_024)  # in chunks a body counts as if it were as large as it may be
 MPUB = LARGE[LARGE.index(b"\n") + 5 :]  # as /mpub takes it
-POST = b"POST /mpub?topic=t&binary=true HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /mpub?topic=t&binary=true HTTP/1.1\r\nHost: localhost\r\n"
 REQUESTS = {
     "HTTP": POST + b"Content-Length: %d\r\n\r\n%b" % (len(MPUB), MPUB),
     "HTTP in chunks": POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(MPUB), MPUB),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.api import Api, running_api
+from broker.auth_server import answer as auth_answer
+from broker.auth_server import authorization, running_auth_server
 from interop.peers import Broker, nsqd, qcli_serve
 from trio_nsq.broker import BoundAddresses, BrokerOptions
 from trio_nsq.broker.addresses import Broadcast
@@ -46,7 +48,7 @@ DEFAULTS = [
 CHANGED = [
     "--node-id=7", "--log-level=debug", "--log-prefix=[x] ", "--broadcast-tcp-port=1", "--broadcast-http-port=2",
     "--https-address=", "--lookupd-tcp-address=127.0.0.1:9", "--lookupd-tcp-address=127.0.0.1:10",
-    "--auth-http-address=127.0.0.1:9", "--http-client-connect-timeout=3s", "--http-client-request-timeout=1500ms",
+    "--http-client-connect-timeout=3s", "--http-client-request-timeout=1500ms",
     "--mem-queue-size=0", "--max-bytes-per-file=1000000", "--sync-every=1", "--sync-timeout=1m", "--msg-timeout=2m",
     "--max-msg-timeout=1h", "--max-msg-size=1000", "--max-body-size=2000", "--max-req-timeout=2h",
     "--max-heartbeat-interval=2m", "--max-rdy-count=9", "--max-output-buffer-size=70000",
@@ -165,11 +167,13 @@ async def test_settings_of_topics_are_not_changed_here_and_it_says_where(tmp_pat
             assert "PUT /topic/settings" in text
 
 
-async def test_no_password_is_told(tmp_path: Path) -> None:
-    addresses = ("http://user:hidden@127.0.0.1:1/auth", "https://hidden@there:2", "127.0.0.1:3")
-    async with running_api(tmp_path / "d", auth_http_addresses=addresses) as api:
-        shown = ["http://xxxxx@127.0.0.1:1/auth", "https://xxxxx@there:2", "127.0.0.1:3"]
-        assert json.loads(await get(api, "auth_http_addresses")) == shown
+async def test_no_password_is_shown(tmp_path: Path) -> None:
+    async with running_auth_server(auth_answer(authorization(".*", ".*", "admin"))) as server:
+        addresses = (f"http://user:hidden@{server.address}/auth", "https://hidden@there:2", "127.0.0.1:3")
+        async with running_api(tmp_path / "d", auth_http_addresses=addresses) as api:
+            api.client.headers["Authorization"] = "Bearer secret"
+            shown = [f"http://xxxxx@{server.address}/auth", "https://xxxxx@there:2", "127.0.0.1:3"]
+            assert json.loads(await get(api, "auth_http_addresses")) == shown
 
 
 async def test_our_own_options_can_be_read_too(tmp_path: Path) -> None:

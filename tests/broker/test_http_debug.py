@@ -83,7 +83,7 @@ async def test_profile_for_pstats(tmp_path: Path, autojump_clock: trio.testing.M
 async def test_profiles_one_at_a_time(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     async with running_broker(tmp_path / "d") as bound:
         host, _, port = bound.http_address.rpartition(":") if bound.http_address else ("", "", "")
-        request = b"GET /debug/profile?seconds=300 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        request = b"GET /debug/profile?seconds=300 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         answers: list[bytes] = []
 
         async def ask() -> None:
@@ -103,7 +103,7 @@ async def test_profile_does_not_hold_up_a_stop(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound:
         assert bound.http_address is not None
         async with connected(bound.http_address, greeting=b"") as client:
-            await client.send(b"GET /debug/profile?seconds=300 HTTP/1.1\r\nHost: x\r\n\r\n")
+            await client.send(b"GET /debug/profile?seconds=300 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await settle()
             began = trio.current_time()
     assert trio.current_time() - began < PATIENCE_S
@@ -180,7 +180,8 @@ async def post(api: Api, path: str) -> dict[str, int]:
 async def test_web_pages_are_refused(tmp_path: Path, method: str, path: str, name: str, value: str) -> None:
     async with running_api(tmp_path / "d") as api:
         response = await api.send(method, path, {name: value})
-        assert (response.status_code, response.json()["message"]) == (403, "NOT_FOR_WEB_PAGES")
+        assert response.status_code == 403
+        assert response.json()["message"].startswith("NOT_FOR_WEB_PAGES")
 
 
 async def test_an_address_typed_into_a_browser_is_answered(tmp_path: Path) -> None:

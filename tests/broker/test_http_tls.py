@@ -93,13 +93,13 @@ async def test_https_can_be_off(tmp_path: Path, certificates: Certificates) -> N
 
 
 REQUESTS = {
-    "ping": b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    "unknown path": b"GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    "pub": b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx",
-    "long body": b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n",
-    "OPTIONS": b"OPTIONS /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    "wrong slashes": b"GET //PING/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    "debug": b"GET /debug/tasks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    "ping": b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    "unknown path": b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    "pub": b"POST /pub?topic=t HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx",
+    "long body": b"POST /pub?topic=t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n",
+    "OPTIONS": b"OPTIONS /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    "wrong slashes": b"GET //PING/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    "debug": b"GET /debug/tasks HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
 }
 
 
@@ -120,7 +120,7 @@ async def test_every_plain_request_is_sent_to_https(
 
 async def test_head_is_refused_without_a_body(tmp_path: Path, certificates: Certificates) -> None:
     async with running_broker(tmp_path / "d", **certificates.options, tls_required="true") as bound:
-        request = b"HEAD /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        request = b"HEAD /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         head, body = await raw(bound.http_address, request)
         assert head.startswith(b"HTTP/1.1 403 ")
         assert body == b""
@@ -205,7 +205,9 @@ async def test_session_cut_in_the_middle_of_a_request(tmp_path: Path, certificat
         context = certificates.client_context()
         plain = await trio.open_tcp_stream(host, int(port))
         stream = trio.SSLStream(plain, context, server_hostname=host)
-        await stream.send_all(b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+        await stream.send_all(
+            b"POST /pub?topic=t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf"
+        )
         await trio.aclose_forcefully(stream)
         async with https_client(bound, context) as client:
             assert (await client.get("/stats", params={"format": "json"})).json()["topics"] == []

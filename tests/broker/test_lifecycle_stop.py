@@ -78,16 +78,16 @@ async def http_silent(bound: BoundAddresses) -> AbstractAsyncContextManager[trio
 
 
 async def http_in_a_head(bound: BoundAddresses) -> AbstractAsyncContextManager[trio.SocketStream]:
-    return tcp(bound.http_address, b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Le")
+    return tcp(bound.http_address, b"POST /pub?topic=t HTTP/1.1\r\nHost: localhost\r\nContent-Le")
 
 
 async def http_in_a_body(bound: BoundAddresses) -> AbstractAsyncContextManager[trio.SocketStream]:
-    head = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /pub?topic=t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
     return tcp(bound.http_address, head + b"not all of it")
 
 
 async def http_at_rest(bound: BoundAddresses) -> AbstractAsyncContextManager[trio.SocketStream]:
-    return tcp(bound.http_address, b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    return tcp(bound.http_address, b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
 
 async def https_before_the_handshake(bound: BoundAddresses) -> AbstractAsyncContextManager[trio.SocketStream]:
@@ -168,7 +168,7 @@ async def test_client_that_does_not_read_does_not_hold_up_the_stop(tmp_path: Pat
             with trio.move_on_after(0.5) as writing:
                 while True:
                     await chatty.send_all(b"FIN 0123456789abcdef\n" * 3000)
-            pages = b"GET /stats?format=json HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000
+            pages = b"GET /stats?format=json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000
             reader = await stack.enter_async_context(tcp(bound.http_address))
             with trio.move_on_after(0.5) as asking:
                 await reader.send_all(pages)
@@ -181,7 +181,11 @@ async def test_client_that_does_not_read_does_not_hold_up_the_stop(tmp_path: Pat
 
 
 def post(path: str, body: bytes = b"") -> bytes:
-    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (
+        path.encode(),
+        len(body),
+        body,
+    )
 
 
 async def answer(stream: trio.SocketStream) -> bytes:
@@ -227,7 +231,7 @@ async def test_what_comes_during_the_stop_is_refused(tmp_path: Path) -> None:
             await client.publish("t", b"makes the segment")
             late = await stack.enter_async_context(connected(bound.tcp_address))
             http = await stack.enter_async_context(
-                tcp(bound.http_address, b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+                tcp(bound.http_address, b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
             )
             files.hold("sync")
             await client.send(pub("t", b"under way"))

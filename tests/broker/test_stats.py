@@ -244,8 +244,10 @@ async def test_an_encrypted_connection(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("about", [{}, {"identity": "it", "identity_url": "http://it/"}])
 async def test_an_authorized_connection(tmp_path: Path, about: dict[str, Any]) -> None:
-    async with running_auth_server(answer(authorization(), **about)) as server:
+    everything = [authorization(), authorization(".*", ".*", "read")]
+    async with running_auth_server(answer(*everything, **about)) as server:
         async with running_api(tmp_path / "d", **auth_options(server)) as api:
+            api.client.headers["Authorization"] = "Bearer secret"
             await negotiate(api.tcp)
             await authenticated(api.tcp)
             await api.tcp.publish("t", b"x")

@@ -19,6 +19,7 @@ LAYERS = (
     ("trio_nsq.client", "trio_nsq.broker"),
     ("trio_nsq.lookup",),
     ("trio_nsq.http", "trio_nsq.log", "trio_nsq.listening"),
+    ("trio_nsq.access",),
     ("trio_nsq.bodies", "trio_nsq.reactor"),
     (
         "trio_nsq.protocol",

@@ -120,7 +120,7 @@ def test_unix_sockets(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(DEADLINE_S)
             client.connect(str(http))
-            client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            client.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert client.makefile("rb").read().endswith(b"OK")
 
 

@@ -414,7 +414,7 @@ async def test_deleted_topic(tmp_path: Path) -> None:
             await reader.receive()
             host, _, port = address.rpartition(":")
             async with await trio.open_tcp_stream(host, int(port)) as stream:
-                await stream.send_all(b"POST /topic/delete?topic=t HTTP/1.1\r\nHost: x\r\n\r\n")
+                await stream.send_all(b"POST /topic/delete?topic=t HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
                 with pytest.raises(RequestRefused, match="TOPIC_NOT_FOUND"), trio.fail_after(PATIENCE_S):
                     await reader.receive()

@@ -31,7 +31,7 @@ async def http(address: str, method: str, path: str, body: bytes = b"", **query:
     parameters = "&".join(f"{name}={value}" for name, value in query.items())
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         await stream.send_all(
-            f"{method} {path}?{parameters} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            f"{method} {path}?{parameters} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             f"Content-Length: {len(body)}\r\n\r\n".encode()
             + body
         )

@@ -10,7 +10,7 @@ from trio_nsq.http import Request, Response, Route, Router
 from trio_nsq.http.messages import INTERNAL_ERROR
 from trio_nsq.http.parsing import Exchange, RequestReader
 
-STATUSES = frozenset({200, 301, 307, 400, 404, 405, 413, 431})
+STATUSES = frozenset({200, 301, 307, 400, 403, 404, 405, 413, 431})
 """Of answers that need no handler."""
 METHODS = (b"GET", b"POST", b"PUT", b"HEAD", b"OPTIONS", b"DELETE", b"CONNECT", b"BREW")
 TARGETS = (
@@ -28,7 +28,7 @@ TARGETS = (
     b"/" + b"x" * 300,
 )
 HEADERS = (
-    b"Host: x",
+    b"Host: localhost",
     b"Connection: close",
     b"Connection: keep-alive",
     b"Content-Type: text/plain",
@@ -94,7 +94,7 @@ def request(rng: Random) -> list[bytes]:
     version = rng.choice((b"1.1", b"1.1", b"1.1", b"1.0", b"2.0"))
     lines = [rng.choice(METHODS[:3]) if rng.random() < 0.8 else rng.choice(METHODS)]
     lines[0] += b" " + rng.choice(TARGETS) + b" HTTP/" + version + b"\r\n"
-    lines.append(b"Host: x\r\n")
+    lines.append(b"Host: localhost\r\n")
     lines += [header + b"\r\n" for header in rng.sample(HEADERS, rng.choice((0, 0, 1, 2, 3)))]
     if body and rng.random() < 0.3:
         chunks = [b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:2], body[2:]) if part]

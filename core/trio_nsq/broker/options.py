@@ -11,7 +11,7 @@ from .state.settings import TopicSettings
 Sync = Literal["always", "interval"]
 TLSRequired = Literal["false", "true", "tcp-https"]
 TLSVersion = Literal["tls1.0", "tls1.1", "tls1.2", "tls1.3"]
-ClientAuthPolicy = Literal["", "require", "require-verify"]
+ClientAuthPolicy = Literal["", "require", "require-verify", "verify-if-given"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,18 @@ class BrokerOptions:
         limits: Limits of client requests and of the values clients can negotiate.
         tls_cert, tls_key: PEM files; both or neither. They enable TLS.
         tls_client_auth_policy: Whether clients need a certificate: `""` no; `require` any; `require-verify` one that
-            `tls_root_ca_file`, or the system's store, verifies. Not `""` implies `tls_required="true"`.
+            `tls_root_ca_file`, or the system's store, verifies. These two imply `tls_required="true"`.
+            `verify-if-given`: clients may have one, and it must be valid.
         tls_root_ca_file: PEM file with the CAs of client certificates and https auth servers; None is the system's.
         tls_required: Whether clients must use TLS: `true` over TCP and HTTP, `tcp-https` over TCP only.
         tls_min_version: The oldest TLS version accepted. nsqd's default is tls1.0, which RFC 8996 deprecates.
-        auth_http_addresses: Authorization services, `host:port` or a URL each. Empty: all clients may do everything.
+        auth_file: Tokens and certificates, with what each may do: `access/auth_file.py`. None without one.
+        auth_http_addresses: Authorization services, `host:port` or a URL each, for secrets that are not in the auth
+            file. Without them and an auth file, all clients may do everything.
+        http_allowed_hosts: Names by which HTTP clients may address the broker, besides localhost, this machine's host
+            name, the broadcast address and IP addresses. `*` allows all.
+        http_read_only: Refuse HTTP requests that change something.
+        http_open_metrics: `/metrics` needs no authentication.
         http_client_connect_timeout_ms, http_client_request_timeout_ms: For the broker's own HTTP requests.
         statsd_address: `host:port` (UDP) to send metrics to; empty sends none.
         statsd_prefix: Prefix of the metric names; `%s` stands for the broadcast address and HTTP port.
@@ -93,7 +100,11 @@ class BrokerOptions:
     tls_root_ca_file: Path | None = None
     tls_required: TLSRequired = "false"
     tls_min_version: TLSVersion = "tls1.2"
+    auth_file: Path | None = None
     auth_http_addresses: tuple[str, ...] = ()
+    http_allowed_hosts: tuple[str, ...] = ()
+    http_read_only: bool = False
+    http_open_metrics: bool = False
     http_client_connect_timeout_ms: int = 2 * SECOND_MS
     http_client_request_timeout_ms: int = 5 * SECOND_MS
     statsd_address: str = ""
@@ -109,5 +120,5 @@ class BrokerOptions:
     @property
     def required_tls(self) -> TLSRequired:
         """`tls_required`; a client certificate policy implies at least `true`."""
-        implied = self.tls_client_auth_policy and self.tls_required == "false"
+        implied = self.tls_client_auth_policy.startswith("require") and self.tls_required == "false"
         return "true" if implied else self.tls_required

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from .._version import __version__
+from ..access import AuthFileError
 from ..listening import Listening, StartupError, listen, loopback_host
 from ..log import Files
 from ..lookup.protocol import PeerInfo
@@ -19,15 +20,15 @@ from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast
 from .admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
 from .api.server import HTTPServer
+from .authentication import Authentication
 from .monitoring.statsd import StatsdClient
 from .options import BrokerOptions
 from .resolver import use_own_threads
 from .server import Server
-from .session.authorization import AuthClient
 from .storage.data_folder import DataFolder
 
 if TYPE_CHECKING:
-    from OpenSSL import SSL
+    from .session.tls import ServerContext
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -89,8 +90,8 @@ async def _serve_folder(
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
     tls_context = _tls_context(options)
-    auth_client = AuthClient(options) if options.auth_http_addresses else None
-    server = Server(options, folder, workers, tls_context=tls_context, auth_client=auth_client)
+    authentication = Authentication(options)
+    server = Server(options, folder, workers, tls_context=tls_context, authentication=authentication)
     _log_start(server)
     opened: dict[str, Listening] = {}
     try:
@@ -131,22 +132,19 @@ async def _serve_folder(
             listening.close()
         with trio.CancelScope(shield=True):
             await server.stop()
-            if auth_client is not None:
-                await auth_client.aclose()
+            await authentication.aclose()
         logger.info("NSQ: bye")
 
 
 async def _reload_files(server: Server, reloads: AsyncIterable[object]) -> None:
-    """Read the TLS files of clients' sessions and of the auth client again, at each item of `reloads`."""
+    """Read the TLS files, the auth file and the CAs of auth servers again, at each item of `reloads`."""
     async for _ in reloads:
         try:
             if server.services.tls_context is not None:
                 server.services.tls_context = await trio.to_thread.run_sync(_tls_context, server.options)
                 logger.info("reload: read the certificate %s and its key", server.options.tls_cert)
-            if server.services.auth_client is not None:
-                await server.services.auth_client.reload()
-                logger.info("reload: read the CAs of auth servers")
-        except StartupError as exc:
+            await server.authentication.reload(server.sessions)
+        except (StartupError, AuthFileError) as exc:
             logger.error("reload: %s; the previous files stay in use", exc)
         except Exception:
             # A bug in the broker: it must not stop the broker.
@@ -183,7 +181,7 @@ def _log_start(server: Server) -> None:
     )  # fmt: skip
 
 
-def _tls_context(options: BrokerOptions) -> "SSL.Context | None":
+def _tls_context(options: BrokerOptions) -> "ServerContext | None":
     if options.tls_cert is None and options.tls_key is None and options.required_tls == "false":
         return None  # before the import below, which is slow
     from .session.tls import server_context

@@ -13,6 +13,7 @@ from ..protocol import is_ephemeral
 from ..reactor import Poller
 from .admin import Admin
 from .admission import Admission
+from .authentication import Authentication
 from .dead_letters import DeadLetterMover
 from .delivery import Delivery
 from .errors import StartupError
@@ -21,7 +22,6 @@ from .monitoring.process import ProcessFigures
 from .options import BrokerOptions
 from .readers import Readers
 from .recovery import TopicLoader
-from .session.authorization import AuthClient
 from .session.services import Services
 from .session.sessions import Sessions
 from .state.broker import Broker, MessageIds
@@ -31,7 +31,7 @@ from .timers import Timers
 from .topics import Topics
 
 if TYPE_CHECKING:
-    from OpenSSL import SSL
+    from .session.tls import ServerContext
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -51,6 +51,7 @@ class Server:
         start_time_ns: Start time by `Timers.now_ns`, to measure the uptime.
         node_id: The first ten bits of every message id.
         admissions: Connection limits, by the kind of listener.
+        authentication: Identifies clients.
         process: Resource usage of the process.
     """
 
@@ -60,11 +61,12 @@ class Server:
         folder: DataFolder,
         nursery: trio.Nursery,
         *,
-        tls_context: "SSL.Context | None" = None,
-        auth_client: AuthClient | None = None,
+        tls_context: "ServerContext | None" = None,
+        authentication: Authentication | None = None,
     ) -> None:
         self.options = options
         self.start_time_s = int(time.time())
+        self.authentication = authentication or Authentication(options)
         self.admissions: dict[str, Admission] = {}
         self._folder = folder
         folder.spare_room.start()
@@ -89,7 +91,7 @@ class Server:
         self.admin = Admin(broker, timers, delivery, self.checkpointer, self.readers)
         self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers)
         self.services = Services(
-            options, broker, timers, poller, publisher, delivery, self.topics, tls_context, auth_client
+            options, broker, timers, poller, publisher, delivery, self.topics, tls_context, self.authentication.access
         )  # fmt: skip
         self.sessions = Sessions(self.services)
         self._loader.load_all()
@@ -101,6 +103,7 @@ class Server:
             partial(self.checkpointer.save_on_schedule, options.checkpoint_interval_ms / 1000),
             self._loader.open_again_on_schedule,
             publisher.syncs.run,
+            partial(self.authentication.watch_expiry, self.sessions),
         )
 
     def _first_ids(self) -> MessageIds:

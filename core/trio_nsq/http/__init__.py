@@ -6,10 +6,12 @@ route can answer there by its `begin`, without a task switch.
 """
 
 from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest
+from .guard import Guard
 from .messages import Body, CutOff, HTTPError, Request, Response, channel_names, given, valid_name
 from .parsing import MAX_HEAD_BYTES
 from .routing import DEFAULT_MAX_BODY_BYTES, Begin, Handler, Route, Router
 from .serving import log_request, peer_of, serve_connection
+from .web_pages import HostNames
 
 __all__ = [
     "DEFAULT_MAX_BODY_BYTES",
@@ -20,8 +22,10 @@ __all__ = [
     "Begin",
     "Body",
     "CutOff",
+    "Guard",
     "HTTPError",
     "Handler",
+    "HostNames",
     "OnRequest",
     "Request",
     "Response",

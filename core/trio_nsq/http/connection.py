@@ -17,6 +17,7 @@ from typing import TypeAlias
 import trio
 
 from ..bodies import Bodies
+from .guard import Guard
 from .messages import INTERNAL_ERROR, CutOff, HTTPError, Request, Response, encode_head
 from .parsing import Exchange, RequestReader
 from .routing import Route
@@ -82,6 +83,10 @@ class Connection:
                 if not await self._answer(self._exchanges.popleft()):
                     await self._linger()
                     return
+            if self._reader.undecided and (refused := await self._reader.decide()) is not None:
+                await self._answer(refused)
+                await self._linger()
+                return
             self._time_request()
             if not self._has_room():
                 await self._bodies.wait(self, self._reader.unfinished_bytes)
@@ -134,7 +139,9 @@ class Connection:
         """Answer one request. Returns False if the connection ends after it."""
         started = trio.current_time()
         self._set_deadline(math.inf)
-        response, head = await _respond(exchange)
+        response, head = await _respond(exchange, self._reader.guard)
+        if response.delay_s:
+            await trio.sleep(response.delay_s)
         whole = True
         if exchange.request.method == "HEAD":  # RFC 9110 9.3.2: only the headers, including Content-Length
             await self._send(head)
@@ -185,10 +192,13 @@ class Connection:
             pass
 
 
-async def _respond(exchange: Exchange) -> tuple[Response, bytes]:
+async def _respond(exchange: Exchange, guard: Guard | None) -> tuple[Response, bytes]:
     answer = exchange.answer
     try:
         try:
+            if exchange.undecided and guard is not None:
+                refusal = await guard.ask(exchange.request, answer if isinstance(answer, Route) else None)
+                answer = refusal or answer
             response = answer if isinstance(answer, Response) else await answer.handler(exchange.request)
         except HTTPError as error:
             response = error.response()

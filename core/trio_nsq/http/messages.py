@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
+from ..access.policy import Identity
 from ..protocol import is_valid_name
 
 Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
@@ -22,7 +23,7 @@ _REASONS = {413: "Request Entity Too Large"}
 
 @dataclass(slots=True)  # not frozen: that would make the construction four times slower
 class Request:
-    """One complete HTTP request. Must not be changed.
+    """One complete HTTP request. Must not be changed, except by the guard.
 
     Attributes:
         method: The method in upper case.
@@ -32,6 +33,7 @@ class Request:
         headers: Header values by lower-case name; repeated headers are joined with `", "`.
         peer: The client's address as formatted by `format_peer`; `""` if the stream is not a socket.
         target: Path and query as received, for logs: ASCII without control characters.
+        identity: The authenticated client; None without authentication.
     """
 
     method: str
@@ -41,6 +43,7 @@ class Request:
     body: bytes
     peer: str
     target: str = ""
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,14 @@ class Response:
             `CutOff` for an expected one.
         content_type: The Content-Type header; None for none.
         headers: Further headers. The server adds Content-Length, Transfer-Encoding, Date and Connection.
+        delay_s: Send the response after this time, to slow down failed logins.
     """
 
     status: int = 200
     body: Body = b""
     content_type: str | None = _TEXT
     headers: Mapping[str, str] = field(default_factory=dict)
+    delay_s: float = 0.0
 
     @classmethod
     def text(cls, text: str, status: int = 200) -> Response:
@@ -91,9 +96,10 @@ class HTTPError(Exception):
         self.status = status
         self.code = code
 
-    def response(self) -> Response:
+    def response(self, headers: Mapping[str, str] | None = None, delay_s: float = 0.0) -> Response:
         """Build the response for the client."""
-        return Response.json({"message": self.code}, self.status)
+        response = Response.json({"message": self.code}, self.status)
+        return replace(response, headers=headers, delay_s=delay_s) if headers else response
 
 
 class CutOff(Exception):

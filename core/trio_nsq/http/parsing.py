@@ -12,6 +12,8 @@ from urllib.parse import unquote
 
 import httptools
 
+from ..access.policy import Identity
+from .guard import Guard, Undecided
 from .messages import INTERNAL_ERROR, HTTPError, Request, Response
 from .routing import DEFAULT_MAX_BODY_BYTES, Route, Router
 
@@ -90,6 +92,7 @@ class Exchange:
     Attributes:
         request: The request. A refused one has only the fields parsed so far.
         answer: The route whose handler answers, or the response itself.
+        undecided: The guard must still ask the auth servers: `Guard.ask`.
         keep_alive: Whether the connection continues after the answer. If not, nothing further is read.
         chunked: Whether the client understands chunked responses (HTTP/1.1).
     """
@@ -98,6 +101,7 @@ class Exchange:
     answer: Route | Response
     keep_alive: bool
     chunked: bool
+    undecided: bool = False
 
 
 class _Refused(Exception):
@@ -111,21 +115,28 @@ class _Refused(Exception):
 class RequestReader:
     """Reads the requests of one connection.
 
+    Args:
+        guard: Checks each request before its body is read; None accepts all.
+
     Attributes:
         peer: The client's address, for each `Request`.
         at_rest: No part of a further request has arrived.
         continue_expected: The client waits for `100 Continue` before it sends an acceptable body. The caller sends it
             and clears this flag.
+        undecided: The head of a request has arrived, its body has not, and the guard must ask the auth servers. The
+            caller calls `decide` before it reads more.
         unfinished_bytes: Size of the large body that is arriving, or its maximum if the size is not known; 0 without
             one.
     """
 
-    def __init__(self, router: Router, peer: str) -> None:
+    def __init__(self, router: Router, peer: str, guard: Guard | None = None) -> None:
         self.continue_expected = False
+        self.guard = guard
         self._router = router
         self.peer = peer
         self._parser = httptools.HttpRequestParser(self)
         self._exchanges: list[Exchange] = []
+        self._identity: Identity | None
         self._loose_bytes = 0
         self.on_message_begin()
         self.at_rest = True
@@ -174,7 +185,28 @@ class RequestReader:
         self._exchanges.append(Exchange(self._request(b""), response, keep_alive=False, chunked=False))
 
     def _request(self, body: bytes) -> Request:
-        return Request(self._method, self._path, self._query, self._headers, body, self.peer, self._target)
+        return Request(
+            self._method,
+            self._path,
+            self._query,
+            self._headers,
+            body,
+            self.peer,
+            self._target,
+            self._identity,
+        )
+
+    async def decide(self) -> Exchange | None:
+        """Have the guard ask the auth servers about the undecided request. Returns its refusal as an exchange."""
+        assert self.guard is not None  # it has left the request undecided
+        request, route = self._request(b""), self._answer
+        refusal = await self.guard.ask(request, route if isinstance(route, Route) else None)
+        self.undecided = False
+        self._identity = request.identity
+        if refusal is None:
+            return None
+        self._refuse(refusal)
+        return self._exchanges.pop()
 
     # Callbacks of httptools.
 
@@ -187,6 +219,8 @@ class RequestReader:
         self._url = b""
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
+        self._identity = None
+        self.undecided = False
         self.unfinished_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -212,6 +246,8 @@ class RequestReader:
         self._upgrade = parser.should_upgrade()
         self._keep_alive = parser.should_keep_alive()
         self._answer = answer = self._resolve()
+        if self.guard is not None:
+            self._check(self.guard)
         self._max_body_bytes = answer.max_body_bytes if isinstance(answer, Route) else DEFAULT_MAX_BODY_BYTES
         self._most_bytes = int(headers.get("content-length", self._max_body_bytes))
         if self._most_bytes > self._max_body_bytes:
@@ -220,6 +256,17 @@ class RequestReader:
             raise _Refused(answer if isinstance(answer, Response) else _INVALID_REQUEST)
         if self._chunked and "expect" in headers:
             self.continue_expected = headers["expect"].lower() == "100-continue"
+
+    def _check(self, guard: Guard) -> None:
+        request, route = self._request(b""), self._answer
+        try:
+            refusal = guard.check(request, route if isinstance(route, Route) else None)
+        except Undecided:
+            self.undecided = True
+            return
+        if refusal is not None:
+            raise _Refused(refusal)
+        self._identity = request.identity
 
     def _resolve(self) -> Route | Response:
         url = self._url
@@ -268,7 +315,10 @@ class RequestReader:
         self.unfinished_bytes = 0
         request = self._request(b"".join(self._body))
         self._body.clear()  # an idle connection must not keep it in memory
-        self._exchanges.append(Exchange(request, self._answer, self._keep_alive, self._chunked))
+        self._exchanges.append(
+            Exchange(request, self._answer, self._keep_alive, self._chunked, self.undecided)
+        )
+        self.undecided = False
 
 
 def _refusal_in(error: httptools.HttpParserCallbackError) -> Response:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 from urllib.parse import quote
 
+from ..access.policy import Rule
 from .messages import HTTPError, Request, Response
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -39,6 +40,7 @@ class Route:
         too_big: The error code of the 413 response to a longer body.
         plain: Leave out the X-NSQ-Content-Type header, as /ping does.
         begin: Called before the handler if a poller serves the client; None always uses the handler.
+        rule: What the client needs, if it must authenticate; None refuses every client then.
     """
 
     method: str
@@ -48,6 +50,7 @@ class Route:
     too_big: str = "BODY_TOO_BIG"
     plain: bool = False
     begin: Begin | None = None
+    rule: Rule | None = None
 
 
 class _Resource:

@@ -10,6 +10,7 @@ from ..bodies import Bodies
 from ..protocol.address import format_peer
 from ..reactor import IN_TASK, PolledEndpoint, Poller
 from .connection import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection, OnRequest, head_of
+from .guard import Guard
 from .messages import HTTPError, Request, Response
 from .parsing import Exchange, RequestReader
 from .routing import Route, Router
@@ -124,7 +125,8 @@ class PolledConnection(PolledEndpoint, Connection):
                 if self._response is None:
                     return
                 self._send_response(self._response)
-            if self._unsent or self._reader.continue_expected or not self._has_room():
+            reader = self._reader
+            if self._unsent or reader.continue_expected or reader.undecided or not self._has_room():
                 self.hand_over()
             else:
                 self._time_request()
@@ -136,7 +138,7 @@ class PolledConnection(PolledEndpoint, Connection):
     def _answer_now(self, exchange: Exchange) -> Response | None:
         """Return the answer if it is ready. Otherwise `begin` calls `_complete` with it, or the task answers."""
         route = exchange.answer
-        if not (isinstance(route, Route) and route.begin and exchange.keep_alive):
+        if exchange.undecided or not (isinstance(route, Route) and route.begin and exchange.keep_alive):
             self.hand_over()
             return None
         self._began_s = trio.current_time()
@@ -181,6 +183,7 @@ async def serve_connection(
     on_request: OnRequest | None = None,
     poller: Poller | None = None,
     bodies: Bodies | None = None,
+    guard: Guard | None = None,
 ) -> None:
     """Serve one client until it disconnects, violates HTTP or is too slow; none of that is an error.
 
@@ -192,9 +195,10 @@ async def serve_connection(
         on_request: See `OnRequest`; None for no callback.
         poller: Reads the client instead of the calling task, if the stream is a socket; None uses the task.
         bodies: Limits the memory of large bodies that are arriving; None uses a limit for this client alone.
+        guard: Checks each request before its body is read; None accepts all.
     """
     bodies = bodies or Bodies()
-    reader = RequestReader(router, peer_of(stream) if peer is None else peer)
+    reader = RequestReader(router, peer_of(stream) if peer is None else peer, guard)
     connection: Connection
     if poller is None or not isinstance(stream, trio.SocketStream):
         connection = Connection(stream, reader, on_request, bodies)

@@ -78,7 +78,7 @@ ANSWERS: dict[str, Response | list[Response]] = {
     "ttl-missing": changed(ttl=None),
     "ttl-text": changed(ttl="3600"),
     "ttl-fraction": changed(ttl=0.5),
-    "permission": allows(permissions=["subscribe", "admin"]),
+    "permission": allows(permissions=["subscribe", "root"]),
     "topic-pattern": allows(topic="["),
     "channel-pattern": allows(channels=["c", "("]),
     "lookahead": allows(topic="(?=t).*"),
@@ -181,7 +181,12 @@ SCRIPTS: dict[str, Script] = (
         "an answer from elsewhere": differs(
             "auth-redirect", auth(b"the secret is redirect") + END, here=["error E_AUTH_FAILED AUTH failed"]
         ),
-        "HTTP publishes without": same(post("/pub?topic=T", b"x"), post("/mpub?topic=T", b"x")),
+        "HTTP publishes without": differs(
+            "auth-http",
+            post("/pub?topic=T", b"x"),
+            post("/mpub?topic=T", b"x"),
+            here=['HTTP 401 {"message":"AUTH_REQUIRED"}'] * 2,
+        ),
         # -- what is looked at first
         "PUB to a bad name before AUTH": same(b"PUB |\n"),
         "PUB of nothing before AUTH": same(b"PUB T\n" + sized(b"")),
@@ -220,10 +225,9 @@ SCRIPTS: dict[str, Script] = (
             auth(b"number 5 then-everything") + pub(b"x"), 2, wait(1.1), pub(b"x") + SUB + pub(b"x") + END
         ),
         "a subscription goes on": same(
-            auth(b"number 2 then-nothing") + SUB + b"RDY 1\n",
-            2,
+            auth(b"number 2 then-nothing") + b"DPUB T 1600\n" + sized(b"x") + SUB + b"RDY 1\n",
+            3,
             wait(1.1),
-            post("/pub?topic=T", b"x"),
             1,
             b"FIN {0}\nNOP\n" + END,
         ),

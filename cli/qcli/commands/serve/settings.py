@@ -250,7 +250,7 @@ SETTINGS = under_headings(
         help="Let messages wait this long in the output buffer of a client that does not ask for a time.",
         brief=True,
     ),
-    "TLS",
+    "TLS and authentication",
     Setting(
         "tls-cert",
         kinds.FILE,
@@ -275,10 +275,11 @@ SETTINGS = under_headings(
     ),
     Setting(
         "tls-client-auth-policy",
-        kinds.Kind(params.Word(["require", "require-verify"], empty=""), None),
+        kinds.Kind(params.Word(["require", "require-verify", "verify-if-given"], empty=""), None),
         "",
         help="require: clients need a certificate from any CA. require-verify: from a CA in "
-        "--tls-root-ca-file. Either one implies --tls-required.",
+        "--tls-root-ca-file. Either one implies --tls-required. verify-if-given: a certificate is optional, but "
+        "must be from such a CA.",
         brief=True,
     ),
     Setting(
@@ -293,6 +294,46 @@ SETTINGS = under_headings(
         kinds.Kind(params.Word(["tls1.0", "tls1.1", "tls1.2", "tls1.3"], empty="tls1.2"), None),
         "tls1.2",
         help="Refuse older versions of TLS. nsqd's default is the obsolete tls1.0.",
+        brief=True,
+    ),
+    Setting(
+        "auth-file",
+        kinds.FILE,
+        help="Clients must authenticate, and may do what this file allows for their token; see 'qcli token'. "
+        "Read again at SIGHUP.",
+    ),
+    Setting(
+        "auth-http-address",
+        kinds.Kind(params.http_service, "HOST:PORT|URL"),
+        field="auth_http_addresses",
+        multiple=True,
+        help="Ask this service what a client may do whose token is not in --auth-file. May be repeated: the "
+        "services are asked in turn.",
+        brief=True,
+    ),
+    Setting(
+        "http-read-only",
+        kinds.BOOLEAN,
+        "false",
+        alone="true",
+        help="Refuse HTTP requests that change something, also publishes.",
+        brief=True,
+    ),
+    Setting(
+        "http-open-metrics",
+        kinds.BOOLEAN,
+        "false",
+        alone="true",
+        help="Allow GET /metrics without a token.",
+        brief=True,
+    ),
+    Setting(
+        "http-allowed-host",
+        kinds.HOST,
+        field="http_allowed_hosts",
+        multiple=True,
+        help="Accept HTTP requests for this host name too. IP addresses, localhost, this machine's name and "
+        "--broadcast-address are always accepted. '*' accepts all names, and with them DNS rebinding by web pages.",
         brief=True,
     ),
     "Compression",
@@ -319,15 +360,7 @@ SETTINGS = under_headings(
         help="Allow clients to use snappy.",
         brief=True,
     ),
-    "Authorization and discovery",
-    Setting(
-        "auth-http-address",
-        kinds.Kind(params.http_service, "HOST:PORT|URL"),
-        field="auth_http_addresses",
-        multiple=True,
-        help="Ask this service what a client may do; by default, everything. May be repeated: the services are "
-        "asked in turn.",
-    ),
+    "Discovery",
     Setting(
         "lookupd-tcp-address",
         kinds.Kind(params.address, "HOST:PORT"),

@@ -5,10 +5,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ...access import AuthFileError
 from ...http import HTTPError, Request, Response
 from ...protocol.address import without_secrets
 from ...untrusted_json import decode_json
 from ..addresses import BoundAddresses, Broadcast
+from ..errors import StartupError
 from ..server import Server
 
 _LOGGER = logging.getLogger("trio_nsq")
@@ -41,7 +43,7 @@ class Config:
         return self._value(_option(request))
 
     async def put(self, request: Request) -> Response:
-        """Change `log_level` or `nsqlookupd_tcp_addresses`, and return the new value."""
+        """Change `log_level` or `nsqlookupd_tcp_addresses`, or read `auth_file` again, and return the new value."""
         lookup = self._server.topics.lookup
         assert lookup is not None  # it is set before clients are served
         option = _option(request)
@@ -54,6 +56,8 @@ class Config:
                 lookup.set_addresses(_parse_addresses(request.body))
             except ValueError as exc:
                 raise HTTPError(400, "INVALID_VALUE") from exc
+        elif option == "auth_file" and self._server.options.auth_file is not None:
+            await self._reload_auth_file(request.body.decode("utf-8", "replace"))
         elif option in _OF_TOPICS:
             raise HTTPError(
                 400,
@@ -63,6 +67,15 @@ class Config:
         else:
             raise HTTPError(400, "INVALID_OPTION")
         return self._value(option)
+
+    async def _reload_auth_file(self, path: str) -> None:
+        # Another path would allow an administrator of the broker to read the machine's files.
+        if path != str(self._server.options.auth_file):
+            raise HTTPError(400, "INVALID_VALUE: the body must be the path that --auth-file gives")
+        try:
+            await self._server.authentication.reload(self._server.sessions)
+        except (AuthFileError, StartupError) as exc:
+            raise HTTPError(400, f"INVALID_VALUE: {exc}; the previous contents stay in use") from exc
 
     def _value(self, option: str) -> Response:
         options = self._options()

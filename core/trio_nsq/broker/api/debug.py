@@ -6,7 +6,6 @@ import marshal
 import re
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +96,6 @@ async def free_memory(server: Server, request: Request) -> Response:
     await trio.to_thread.run_sync(_trim_heap)
     after = _process_status().get("VmRSS")
     return Response.json({"collected_objects": collected, "rss_bytes": after, "rss_bytes_before": before})
-
-
-async def guarded(
-    handler: Callable[[Server, Request], Awaitable[Response]], server: Server, request: Request
-) -> Response:
-    """Refuse requests that a browser sends for a web page: a page could slow the broker down with profiles."""
-    headers = request.headers
-    if "origin" in headers or "referer" in headers or headers.get("sec-fetch-site", "none") != "none":
-        raise HTTPError(403, "NOT_FOR_WEB_PAGES")
-    return await handler(server, request)
 
 
 # ---------------------------------------------------------------------- tasks

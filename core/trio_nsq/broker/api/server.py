@@ -2,15 +2,19 @@
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
+from ...access import Rule
 from ...http import (
     CutOff,
+    Guard,
     Handler,
+    HostNames,
     HTTPError,
     Request,
     Response,
@@ -20,9 +24,9 @@ from ...http import (
     peer_of,
     serve_connection,
 )
-from ...listening import port_of
+from ...listening import is_unix_path, port_of
 from ...log import LogError
-from ..addresses import BoundAddresses
+from ..addresses import BoundAddresses, Broadcast
 from ..errors import DeletedError, PublishRefused, SaveError
 from ..server import Server
 from ..state.settings import SettingsError
@@ -30,6 +34,9 @@ from . import backlog, dead_letters, debug, read, topics
 from .config import Config
 from .publishing import Publishing, refusal
 from .status import Status
+
+if TYPE_CHECKING:
+    from ..session.tls import TLSSession
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -45,9 +52,23 @@ class HTTPServer:
         self._server = server
         self._poller = server.poller
         self._bodies = server.services.bodies
+        self._hosts = HostNames(_host_names(server, bound))
+        # A browser cannot connect to a unix socket.
+        on_socket = is_unix_path(server.options.http_address)
+        self._plain_guard = self._guard(HostNames("*") if on_socket else self._hosts)
         self._router = self._plain_router = make_router(server, bound)
         if server.options.required_tls == "true":
             self._plain_router = TLSRequiredRouter(port_of(bound.https_address) or 0)
+
+    def _guard(self, hosts: HostNames, tls: "TLSSession | None" = None) -> Guard:
+        return Guard(
+            self._server.authentication.access,
+            hosts,
+            read_only=self._server.options.http_read_only,
+            encrypted=tls is not None,
+            subject=tls.subject if tls is not None else "",
+            common_name=tls.common_name if tls is not None else "",
+        )
 
     async def handle_http(self, stream: trio.SocketStream) -> None:
         """Serve one client of the HTTP listener."""
@@ -58,6 +79,7 @@ class HTTPServer:
                 on_request=log_unless_publish,
                 poller=self._poller,
                 bodies=self._bodies,
+                guard=self._plain_guard,
             )
         except Exception:
             # A bug in the broker: it must not affect other clients.
@@ -75,7 +97,12 @@ class HTTPServer:
             with trio.fail_after(_HANDSHAKE_TIMEOUT_S):
                 await secure.do_handshake()
             await serve_connection(
-                secure, self._router, peer=peer, on_request=log_unless_publish, bodies=self._bodies
+                secure,
+                self._router,
+                peer=peer,
+                on_request=log_unless_publish,
+                bodies=self._bodies,
+                guard=self._guard(self._hosts, secure.session),
             )
         except trio.TooSlowError:
             logger.warning(
@@ -85,6 +112,16 @@ class HTTPServer:
             logger.warning("http: TLS handshake error from %s: %s", peer, exc)
         except Exception:
             logger.exception("HTTPS: internal error")
+
+
+def _host_names(server: Server, bound: BoundAddresses) -> Iterable[str]:
+    """Return the names of the broker, besides those that every server has."""
+    options = server.options
+    yield from options.http_allowed_hosts
+    yield Broadcast.of(options, bound).address
+    for address in (options.http_address, options.https_address):
+        if not is_unix_path(address):
+            yield address.rpartition(":")[0].strip("[]")
 
 
 class TLSRequiredRouter(Router):
@@ -109,47 +146,54 @@ def log_unless_publish(request: Request, status: int, elapsed_s: float) -> None:
 
 # ---------------------------------------------------------------------- routes
 
-_Handlers = dict[tuple[str, str], Callable[[Server, Request], Awaitable[Response]]]
+_OPEN = Rule(open=True)
+_ANY_ROLE = Rule()
+_PUBLISH = Rule("publish", "topic")
+_READ_TOPIC, _READ_CHANNEL, _READ_ALL = Rule("read", "topic"), Rule("read", "channel"), Rule("read")
+_MANAGE_TOPIC, _MANAGE_CHANNEL = Rule("manage", "topic"), Rule("manage", "channel")
+_ADMIN = Rule("admin")
+
+_Handlers = dict[tuple[str, str], tuple[Rule, Callable[[Server, Request], Awaitable[Response]]]]
 
 _HANDLERS: _Handlers = {
-    ("POST", "/topic/create"): topics.create_topic,
-    ("POST", "/topic/delete"): topics.delete_topic,
-    ("POST", "/topic/empty"): topics.empty_topic,
-    ("POST", "/topic/pause"): partial(topics.pause_topic, paused=True),
-    ("POST", "/topic/unpause"): partial(topics.pause_topic, paused=False),
-    ("GET", "/topic/producer"): topics.get_producer,
-    ("POST", "/topic/producer/forget"): topics.forget_producer,
-    ("GET", "/topic/settings"): topics.get_topic_settings,
-    ("PUT", "/topic/settings"): topics.put_topic_settings,
-    ("GET", "/topic/read"): read.read,
-    ("GET", "/topic/bounds"): read.bounds,
-    ("POST", "/channel/create"): topics.create_channel,
-    ("POST", "/channel/delete"): topics.delete_channel,
-    ("POST", "/channel/empty"): topics.empty_channel,
-    ("POST", "/channel/pause"): partial(topics.pause_channel, paused=True),
-    ("POST", "/channel/unpause"): partial(topics.pause_channel, paused=False),
-    ("GET", "/channel/settings"): topics.get_channel_settings,
-    ("PUT", "/channel/settings"): topics.put_channel_settings,
-    ("GET", "/channel/peek"): backlog.peek,
-    ("POST", "/channel/seek"): backlog.seek,
-    ("GET", "/channel/deferred"): backlog.deferred,
-    ("POST", "/channel/deferred/cancel"): backlog.cancel,
-    ("GET", "/dead_letters"): dead_letters.overview,
-    ("GET", "/dead_letters/messages"): dead_letters.messages,
-    ("POST", "/dead_letters/requeue"): dead_letters.requeue,
-    ("POST", "/dead_letters/drop"): dead_letters.drop,
+    ("POST", "/topic/create"): (_MANAGE_TOPIC, topics.create_topic),
+    ("POST", "/topic/delete"): (_MANAGE_TOPIC, topics.delete_topic),
+    ("POST", "/topic/empty"): (_MANAGE_TOPIC, topics.empty_topic),
+    ("POST", "/topic/pause"): (_MANAGE_TOPIC, partial(topics.pause_topic, paused=True)),
+    ("POST", "/topic/unpause"): (_MANAGE_TOPIC, partial(topics.pause_topic, paused=False)),
+    ("GET", "/topic/producer"): (_PUBLISH, topics.get_producer),
+    ("POST", "/topic/producer/forget"): (_MANAGE_TOPIC, topics.forget_producer),
+    ("GET", "/topic/settings"): (_READ_TOPIC, topics.get_topic_settings),
+    ("PUT", "/topic/settings"): (_MANAGE_TOPIC, topics.put_topic_settings),
+    ("GET", "/topic/read"): (_READ_TOPIC, read.read),
+    ("GET", "/topic/bounds"): (_READ_TOPIC, read.bounds),
+    ("POST", "/channel/create"): (_MANAGE_CHANNEL, topics.create_channel),
+    ("POST", "/channel/delete"): (_MANAGE_CHANNEL, topics.delete_channel),
+    ("POST", "/channel/empty"): (_MANAGE_CHANNEL, topics.empty_channel),
+    ("POST", "/channel/pause"): (_MANAGE_CHANNEL, partial(topics.pause_channel, paused=True)),
+    ("POST", "/channel/unpause"): (_MANAGE_CHANNEL, partial(topics.pause_channel, paused=False)),
+    ("GET", "/channel/settings"): (_READ_CHANNEL, topics.get_channel_settings),
+    ("PUT", "/channel/settings"): (_MANAGE_CHANNEL, topics.put_channel_settings),
+    ("GET", "/channel/peek"): (_READ_CHANNEL, backlog.peek),
+    ("POST", "/channel/seek"): (_MANAGE_CHANNEL, backlog.seek),
+    ("GET", "/channel/deferred"): (_READ_CHANNEL, backlog.deferred),
+    ("POST", "/channel/deferred/cancel"): (_MANAGE_CHANNEL, backlog.cancel),
+    ("GET", "/dead_letters"): (_READ_TOPIC, dead_letters.overview),
+    ("GET", "/dead_letters/messages"): (_READ_TOPIC, dead_letters.messages),
+    ("POST", "/dead_letters/requeue"): (_MANAGE_TOPIC, dead_letters.requeue),
+    ("POST", "/dead_letters/drop"): (_MANAGE_TOPIC, dead_letters.drop),
 }
 _DEBUG_HANDLERS: _Handlers = {
-    ("GET", "/debug"): debug.index,
-    ("GET", "/debug/tasks"): debug.tasks,
-    ("GET", "/debug/profile"): debug.profile,
-    ("GET", "/debug/memory"): debug.memory,
-    ("POST", "/debug/freememory"): debug.free_memory,
+    ("GET", "/debug"): (_ADMIN, debug.index),
+    ("GET", "/debug/tasks"): (_ADMIN, debug.tasks),
+    ("GET", "/debug/profile"): (_ADMIN, debug.profile),
+    ("GET", "/debug/memory"): (_ADMIN, debug.memory),
+    ("POST", "/debug/freememory"): (_ADMIN, debug.free_memory),
     # nsqd's other endpoints.
-    ("GET", "/debug/pprof"): debug.pprof,
-    ("GET", "/debug/pprof/{profile}"): debug.pprof,
-    ("POST", "/debug/pprof/{profile}"): debug.pprof,
-    ("PUT", "/debug/setblockrate"): debug.pprof,
+    ("GET", "/debug/pprof"): (_ADMIN, debug.pprof),
+    ("GET", "/debug/pprof/{profile}"): (_ADMIN, debug.pprof),
+    ("POST", "/debug/pprof/{profile}"): (_ADMIN, debug.pprof),
+    ("PUT", "/debug/setblockrate"): (_ADMIN, debug.pprof),
 }
 
 
@@ -157,20 +201,25 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
     """Build the broker's routes."""
     message, body = server.options.limits.max_msg_size, server.options.limits.max_body_size
     publishing, status, config = Publishing(server), Status(server, bound), Config(server, bound)
+    metrics_rule = _OPEN if server.options.http_open_metrics else _READ_ALL
     routes = [
-        Route("GET", "/ping", status.ping, plain=True),
-        Route("GET", "/info", status.info),
-        Route("GET", "/stats", status.stats),
-        Route("GET", "/metrics", status.metrics, plain=True),
-        Route("GET", "/config/{opt}", config.get),
-        Route("PUT", "/config/{opt}", config.put, message, "INVALID_VALUE"),
-        Route("POST", "/pub", publishing.pub, message, "MSG_TOO_BIG", begin=publishing.begin_pub),
-        Route("POST", "/mpub", publishing.mpub, body, "BODY_TOO_BIG", begin=publishing.begin_mpub),
-        Route("POST", "/channel/pub", publishing.channel_pub, message, "MSG_TOO_BIG"),
-        *(Route(*place, partial(handler, server)) for place, handler in _HANDLERS.items()),
+        Route("GET", "/ping", status.ping, plain=True, rule=_OPEN),
+        Route("GET", "/info", status.info, rule=_ANY_ROLE),
+        Route("GET", "/stats", status.stats, rule=_ANY_ROLE),
+        Route("GET", "/metrics", status.metrics, plain=True, rule=metrics_rule),
+        Route("GET", "/config/{opt}", config.get, rule=_ADMIN),
+        Route("PUT", "/config/{opt}", config.put, message, "INVALID_VALUE", rule=_ADMIN),
+        Route(
+            "POST", "/pub", publishing.pub, message, "MSG_TOO_BIG", begin=publishing.begin_pub, rule=_PUBLISH
+        ),
+        Route(
+            "POST", "/mpub", publishing.mpub, body, "BODY_TOO_BIG", begin=publishing.begin_mpub, rule=_PUBLISH
+        ),
+        Route("POST", "/channel/pub", publishing.channel_pub, message, "MSG_TOO_BIG", rule=_PUBLISH),
+        *(Route(*place, partial(handler, server), rule=rule) for place, (rule, handler) in _HANDLERS.items()),
         *(
-            Route(*place, partial(debug.guarded, handler, server), plain=True)
-            for place, handler in _DEBUG_HANDLERS.items()
+            Route(*place, partial(handler, server), plain=True, rule=rule)
+            for place, (rule, handler) in _DEBUG_HANDLERS.items()
         ),
     ]
     return Router(replace(route, handler=partial(_answer, route.handler)) for route in routes)

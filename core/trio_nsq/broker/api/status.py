@@ -53,7 +53,7 @@ class Status:
 
     async def stats(self, request: Request) -> Response:
         """Return statistics: JSON with `format=json`, else text."""
-        query, now_ns = request.query, time.time_ns()
+        query, now_ns, identity = request.query, time.time_ns(), request.identity
         stats = broker_stats(
             self._server,
             now_ns,
@@ -61,6 +61,7 @@ class Status:
             channel=query.get("channel", ""),
             include_clients=query.get("include_clients", "true") not in FALSE,
             include_mem=query.get("include_mem", "true") not in FALSE,
+            sees=identity.sees if identity is not None and not identity.allows_everywhere("read") else None,
         )
         if query.get("format") == "json":
             return Response.json(stats)

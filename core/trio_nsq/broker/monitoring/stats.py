@@ -1,6 +1,6 @@
 """The document of `/stats`, with nsqd's names, order and units (NSQ's HTTP API: /stats)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from typing import Any
@@ -24,6 +24,7 @@ def broker_stats(
     channel: str = "",
     include_clients: bool = True,
     include_mem: bool = True,
+    sees: Callable[[str], bool] | None = None,
 ) -> dict[str, Any]:
     """Build the JSON document of `/stats`.
 
@@ -34,6 +35,7 @@ def broker_stats(
         topic: Only this topic; empty for all. If the topic does not exist, `topics` is None, as in nsqd.
         channel: Only this channel of each topic, and only topics that have it; empty for all.
         include_clients: List the clients of channels, and the producers.
+        sees: Whether the reader may know a topic of this name; None: all.
     """
     by_consumer = {
         s.subscription.consumer: s for s in server.sessions.connected if s.subscription is not None
@@ -41,7 +43,7 @@ def broker_stats(
     figures = _Figures(server.options.e2e_processing_latency_percentiles, now_ns)
     topics: list[dict[str, Any]] | None = None
     for _, found in sorted(server.broker.topics.items()):
-        if topic and found.name != topic:
+        if (topic and found.name != topic) or (sees is not None and not sees(found.name)):
             continue
         topics = [] if topics is None else topics
         channels = [found.channels[channel]] if channel in found.channels else []
@@ -52,16 +54,21 @@ def broker_stats(
         described = []
         for each in channels:
             clients = [by_consumer[c] for c in each.consumers if c in by_consumer]
-            listed = [_client(c, topic) for c in clients] if include_clients else None
+            listed = (
+                [_client(c, topic or (found.name if sees else "")) for c in clients]
+                if include_clients
+                else None
+            )
             described.append(figures.channel(found, each, listed))
         topics.append(figures.topic(found, described))
     if not channel or topic:
         missing = _unavailable_topics(server.broker.unavailable, topic)
+        missing = [each for each in missing if sees is None or sees(each["topic_name"])]
         if missing:
             topics = sorted([*(topics or ()), *missing], key=itemgetter("topic_name"))
     unknown = topics is None and bool(topic)  # then nsqd lists nothing, not even producers
     publishing = []
-    if include_clients and not unknown:
+    if include_clients and not unknown and sees is None:  # producers publish to any topics
         publishing = [session for session in server.sessions.connected if session.pub_counts]
     stats: dict[str, Any] = {
         "version": __version__,
@@ -185,7 +192,7 @@ def _losses(settings: TopicSettings, where: TopicLimits | ChannelMessages) -> di
 
 
 def _client(client: Session, topic: str) -> dict[str, Any]:
-    tls, authorizations = client.transport.tls, client.authorizer.authorizations
+    tls, identity = client.transport.tls, client.authorizer.identity
     handshake, subscription = client.handshake, client.subscription
     consumer = subscription.consumer if subscription is not None else None
     stats: dict[str, Any] = {
@@ -205,12 +212,9 @@ def _client(client: Session, topic: str) -> dict[str, Any]:
         "snappy": handshake.upgrades.snappy,
         "user_agent": handshake.identity.user_agent,
     }
-    if authorizations is not None:
+    if identity is not None:
         stats["authed"] = True
-        about = {
-            "auth_identity": authorizations.identity,
-            "auth_identity_url": authorizations.identity_url,
-        }
+        about = {"auth_identity": identity.name, "auth_identity_url": identity.url}
         stats |= {name: text for name, text in about.items() if text}
     # All topics the client has published to; nsqd lists one of them.
     counts = [

@@ -60,7 +60,7 @@ class Handshake:
         upgrades = Upgrades()
         if self._transport.bare:  # a connection is upgraded only once
             upgrades = choose_upgrades(request, limits, tls=services.tls_context is not None)
-        auth_required = bool(services.options.auth_http_addresses)
+        auth_required = not services.access.is_open
         reply = identify_reply(request, settings, upgrades, limits, __version__, auth_required=auth_required)
         buffer.put(encode_response(reply))
         if not (upgrades.tls or upgrades.snappy or upgrades.deflate):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ...access.access import Access
 from ...bodies import Bodies
 from ...reactor import Poller
 from ..delivery import Delivery
@@ -13,10 +14,9 @@ from ..options import BrokerOptions
 from ..state.broker import Broker
 from ..timers import Timers
 from ..topics import Topics
-from .authorization import AuthClient
 
 if TYPE_CHECKING:
-    from OpenSSL import SSL
+    from .tls import ServerContext
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Services:
 
     Attributes:
         tls_context: For new TLS sessions; None without TLS.
-        auth_client: Queries clients' permissions; None allows everything.
+        access: Identifies clients.
         bodies: Limits the memory of large bodies that are arriving.
         parsing: Held while a large request is parsed on the event loop.
     """
@@ -37,7 +37,7 @@ class Services:
     publisher: Publisher
     delivery: Delivery
     topics: Topics
-    tls_context: "SSL.Context | None" = None
-    auth_client: AuthClient | None = None
+    tls_context: "ServerContext | None" = None
+    access: Access = field(default_factory=Access)
     bodies: Bodies = field(default_factory=Bodies)
     parsing: trio.Lock = field(default_factory=trio.Lock)

@@ -31,7 +31,7 @@ from ..errors import PublishRefused, TopicFull
 from ..ingest.publication import Publication
 from ..state.channel import Channel
 from ..state.consumer import Consumer
-from .authorization import Authorizer
+from .authorizer import Authorizer
 from .handshake import Handshake
 from .services import Services
 from .transport import LARGE_RECEIVE_BYTES, Transport
@@ -77,7 +77,7 @@ class Session(PolledEndpoint):
         self.connected_s = int(time.time())
         self.pub_counts: dict[str, int] = {}
         self.subscription: Subscription | None = None
-        self.authorizer = Authorizer(services.auth_client, peer)
+        self.authorizer = Authorizer(services.access, peer)
         self.transport = Transport(sock)
         self.send_buffer = self.transport.send_buffer
         self.reader = CommandReader(services.options.limits)
@@ -293,8 +293,9 @@ class Session(PolledEndpoint):
     def _store(self) -> bool:
         """Store the publishes. Returns False if the session has to wait for that."""
         self._deliver_waiting()  # now, because these publishes must be delivered after their answer
-        topic = self._services.broker.publishable.get(self.publishes[0].topic)
-        if topic is None or not self.authorizer.allows_all:
+        name = self.publishes[0].topic
+        topic = self._services.broker.publishable.get(name)
+        if topic is None or not self.authorizer.may_publish(name):
             return False
         try:
             self._services.publisher.submit(topic, self.publications(), self._complete_publishes)

@@ -232,6 +232,8 @@ class ClientTask:
             session.send_buffer.patience_s = self._heartbeat_interval_s
             self._settings_changed.set()
         if received is not None:
+            if session.transport.tls is not None:
+                session.authorizer.use_certificate(session.transport.tls)
             await self._take_in(received)
 
     async def _subscribe(self, command: Subscribe) -> None:
@@ -305,6 +307,19 @@ class Sessions:
                 self._all_closed.set()
             # nsqd's text, which log filters may match
             logger.info("PROTOCOL(V2): [%s] exiting ioloop", peer)
+
+    def renew_identities(self) -> int:
+        """Close the sessions whose token or certificate was revoked or has expired. Returns their number."""
+        closed = 0
+        for session in list(self.connected):
+            topic = channel = None
+            if session.subscription is not None:
+                topic, channel = session.subscription.channel.topic.name, session.subscription.channel.name
+            if not session.authorizer.renew(topic, channel):
+                logger.warning("%s: closed, its authentication was revoked or has expired", session.peer)
+                session.close()
+                closed += 1
+        return closed
 
     async def close_all(self) -> None:
         """Close all sessions. This waits only for the disk, never for a client."""

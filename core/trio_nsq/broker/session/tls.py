@@ -53,7 +53,17 @@ class TLSError(NSQError):
 # ---------------------------------------------------------------------- settings
 
 
-def server_context(options: BrokerOptions) -> SSL.Context | None:
+class ServerContext(SSL.Context):
+    """The TLS settings of the listeners.
+
+    Attributes:
+        verifies: Certificates of clients are verified, so that their subjects can be trusted.
+    """
+
+    verifies = False
+
+
+def server_context(options: BrokerOptions) -> ServerContext | None:
     """Build the TLS settings of the listeners; None without a certificate.
 
     Raises:
@@ -67,7 +77,7 @@ def server_context(options: BrokerOptions) -> SSL.Context | None:
         return None
     if options.tls_cert is None or options.tls_key is None:
         raise StartupError("--tls-cert and --tls-key go together: give both")
-    context = SSL.Context(SSL.TLS_SERVER_METHOD)
+    context = ServerContext(SSL.TLS_SERVER_METHOD)
     context.set_options(SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
     context.set_min_proto_version(_VERSIONS[options.tls_min_version])
     if options.tls_min_version in _OLD:
@@ -98,15 +108,18 @@ def _use_certificate(context: SSL.Context, certificate: Path, key: Path) -> None
         raise StartupError(f"--tls-key: {key} is not the key of {certificate} ({_reason(exc)})") from exc
 
 
-def _ask_for_certificates(context: SSL.Context, options: BrokerOptions) -> None:
+def _ask_for_certificates(context: ServerContext, options: BrokerOptions) -> None:
     if not options.tls_client_auth_policy:
         return
-    any_will_do = options.tls_client_auth_policy == "require"
+    policy = options.tls_client_auth_policy
+    any_will_do = policy == "require"
+    context.verifies = not any_will_do
 
     def verify(_session: SSL.Connection, _certificate: Any, _error: int, _depth: int, good: int) -> bool:
         return any_will_do or bool(good)
 
-    context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, verify)
+    needed = 0 if policy == "verify-if-given" else SSL.VERIFY_FAIL_IF_NO_PEER_CERT
+    context.set_verify(SSL.VERIFY_PEER | needed, verify)
     context.set_session_id(b"trio-nsq")  # without it, OpenSSL does not resume sessions of verified clients
     if options.tls_root_ca_file is None:
         context.set_default_verify_paths()
@@ -138,7 +151,8 @@ def _reason(error: SSL.Error) -> str:
 class TLSSession:
     """The server side of one TLS session, without IO. After the handshake it is a `Codec`."""
 
-    def __init__(self, context: SSL.Context) -> None:
+    def __init__(self, context: ServerContext) -> None:
+        self._verifies = context.verifies
         self._session = SSL.Connection(context, None)
         self._session.set_accept_state()
         self.ended = False
@@ -218,14 +232,25 @@ class TLSSession:
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME) if certificate else []
         return str(names[0].value) if names else ""
 
+    @property
+    def subject(self) -> str:
+        """The subject of the client's certificate, by RFC 4514; empty without a certificate that was verified."""
+        certificate = self._session.get_peer_certificate(as_cryptography=True) if self._verifies else None
+        return certificate.subject.rfc4514_string() if certificate is not None else ""
+
 
 class TLSStream(trio.abc.HalfCloseableStream):
     """A TLS session over a trio stream, which it closes. For one task at a time."""
 
-    def __init__(self, transport: trio.abc.HalfCloseableStream, context: SSL.Context) -> None:
+    def __init__(self, transport: trio.abc.HalfCloseableStream, context: ServerContext) -> None:
         self.transport = transport
         self._session = TLSSession(context)
         self._received: list[bytes] = []  # last first
+
+    @property
+    def session(self) -> TLSSession:
+        """The session, for facts about it."""
+        return self._session
 
     async def do_handshake(self) -> None:
         """Do the handshake. Raises TLSError, trio.BrokenResourceError."""

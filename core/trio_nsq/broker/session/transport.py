@@ -12,9 +12,7 @@ from ...protocol.compression import Codec
 from ...reactor import SendBuffer
 
 if TYPE_CHECKING:
-    from OpenSSL import SSL
-
-    from .tls import TLSSession
+    from .tls import ServerContext, TLSSession
 
 HANDSHAKE_TIMEOUT_S = 5.0
 RECEIVE_BYTES = 64 * 1024
@@ -64,7 +62,7 @@ class Transport:
         self.bare = False
         self.send_buffer.add_codec(codec)
 
-    async def start_tls(self, context: "SSL.Context", received: bytes) -> None:
+    async def start_tls(self, context: "ServerContext", received: bytes) -> None:
         """Do the TLS handshake. `decode` returns the data received with its end.
 
         Args:

@@ -1,25 +1,19 @@
-"""Authorization (NSQ protocol: AUTH): asks auth servers over HTTP what a client may do.
-
-`AuthClient` sends the queries, `Authorizer` caches the answer for one client. It never allows a command that nsqd
-would refuse.
-"""
+"""Asks auth servers over HTTP what a client may do (NSQ protocol: AUTH)."""
 
 import importlib
-import logging
 import random
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
 import trio
 
+from ...access import Grant, Identity, Pattern, Role
+from ...access.access import AuthError
 from ...http.client import HTTPClient, RequestFailed
-from ...protocol import CommandError, NSQError
 from ...protocol.address import parse_address, without_secrets
-from ...protocol.errors import quote
-from ...protocol.go_json import GoObject, decode_object, encode_object
+from ...protocol.go_json import GoObject, decode_object
 from ...protocol.limits import MIB
 from ..errors import StartupError
 from ..options import BrokerOptions
@@ -27,97 +21,56 @@ from ..options import BrokerOptions
 if TYPE_CHECKING:
     import httpx
 
-    from .tls import TLSSession
-
-logger = logging.getLogger("trio_nsq.broker")
-
-PERMISSIONS = frozenset({"subscribe", "publish"})
+_ROLES: dict[str, Role] = {
+    "subscribe": "consume",
+    "publish": "publish",
+    # nsqd knows only the permissions above; these are for HTTP.
+    "read": "read",
+    "manage": "manage",
+    "admin": "admin",
+}
 MAX_ANSWER_BYTES = 1 * MIB
 """Limit of an auth server's answer. Most have some hundred bytes; parsing one of this size takes about 0.3 s."""
 
 
-class AuthError(NSQError):
-    """No auth server gave a valid answer. The text is for the log; the client gets only `AUTH failed`."""
+class Answer(NamedTuple):
+    """An auth server's answer: a client's identity, and until when it is valid, by the clock of `parse_answer`."""
+
+    identity: Identity
+    valid_until_s: float
 
 
-# ---------------------------------------------------------------------- the answer
-
-
-class Pattern(Protocol):
-    """A compiled regular expression."""
-
-    def fullmatch(self, text: str, /) -> object | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Authorization:
-    """One entry of an answer: permissions on matching topics and channels."""
-
-    topic: Pattern
-    channels: tuple[Pattern, ...]
-    permissions: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Authorizations:
-    """The permissions of one client.
-
-    Attributes:
-        identity: The client's identity according to the auth server.
-        identity_url: A URL with more about the identity.
-        expires_at: When to query again: seconds, by the clock of the caller of `parse_answer`.
-        authorizations: The entries, in the server's order.
-    """
-
-    identity: str
-    identity_url: str
-    expires_at: float
-    authorizations: tuple[Authorization, ...]
-
-    @property
-    def permission_count(self) -> int:
-        """Number of authorizations. If it is 0, the client is refused."""
-        return len(self.authorizations)
-
-    def allows(self, topic: str, channel: str | None) -> bool:
-        """Whether the client may subscribe to a channel or, if that is None, publish to the topic.
-
-        A pattern must match the whole name. As in nsqd, a publish also needs a channel pattern that matches the empty
-        string: `.*` allows it, `archive` or no pattern at all does not. This is surprising, but auth servers may rely
-        on it.
-        """
-        permission = "publish" if channel is None else "subscribe"
-        return any(
-            permission in line.permissions
-            and line.topic.fullmatch(topic)
-            and any(pattern.fullmatch(channel or "") for pattern in line.channels)
-            for line in self.authorizations
-        )
-
-
-def parse_answer(body: bytes, now: float) -> Authorizations:
+def parse_answer(body: bytes, now: float) -> Answer:
     """Parse an auth server's answer, `{"ttl", "identity", "identity_url", "authorizations"}`, as strictly as nsqd does.
 
     `now` is the time by the caller's clock, in seconds. Raises AuthError: the answer is not valid.
     """
     try:
         answer = decode_object(body)
-        authorizations = tuple(_authorization(line) for line in answer.objects("authorizations"))
+        grants = tuple(_grant(line) for line in answer.objects("authorizations"))
         ttl_s = answer.integer("ttl")
-        identity, identity_url = answer.text("identity"), answer.text("identity_url")
+        name, url = answer.text("identity"), answer.text("identity_url")
     except ValueError as exc:
         raise AuthError(f"the answer is not valid: {exc}") from exc
     if ttl_s <= 0:
         raise AuthError(f"invalid TTL {ttl_s} (must be >0)")
-    return Authorizations(identity, identity_url, now + ttl_s, authorizations)
+    return Answer(Identity(name, "auth server", grants, url=url), now + ttl_s)
 
 
-def _authorization(line: GoObject) -> Authorization:
+def _grant(line: GoObject) -> Grant:
+    """Convert an authorization. It becomes one grant also if it allows nothing: clients are told their number."""
     permissions = frozenset(line.texts("permissions"))
-    if unknown := permissions - PERMISSIONS:
+    if unknown := permissions - _ROLES.keys():
         raise ValueError(f"unknown permission {min(unknown)}")
-    channels = tuple(_compile("channel", pattern) for pattern in line.texts("channels"))
-    return Authorization(_compile("topic", line.text("topic")), channels, permissions)
+    topics, channels = (line.text("topic"),), tuple(line.texts("channels"))
+    compiled = tuple(_compile("channel", pattern) for pattern in channels)
+    roles = {_ROLES[permission] for permission in permissions}
+    if not any(pattern.fullmatch("") for pattern in compiled):
+        # As in nsqd, a publish also needs a channel pattern that matches the empty string: `.*` does, `archive` or no
+        # pattern at all does not. This is surprising, but auth servers may rely on it.
+        roles.discard("publish")
+    everywhere = ".*" in topics and ".*" in channels
+    return Grant(frozenset(roles), (_compile("topic", topics[0]),), compiled, everywhere)
 
 
 def _compile(what: str, pattern: str) -> Pattern:
@@ -136,17 +89,6 @@ def _compile(what: str, pattern: str) -> Pattern:
 
 def _re2() -> Any:  # the package has no type information
     return importlib.import_module("re2")
-
-
-def auth_reply(authorizations: Authorizations) -> bytes:
-    """Encode the JSON reply to AUTH, keys in nsqd's order."""
-    return encode_object(
-        {
-            "identity": authorizations.identity,
-            "identity_url": authorizations.identity_url,
-            "permission_count": authorizations.permission_count,
-        }
-    )
 
 
 # ---------------------------------------------------------------------- queries
@@ -186,7 +128,7 @@ class AuthClient:
         self._options = options
         self._client = _http_client(options)
 
-    async def query(self, *, remote_ip: str, tls: bool, common_name: str, secret: bytes) -> Authorizations:
+    async def query(self, *, remote_ip: str, tls: bool, common_name: str, secret: bytes) -> Answer:
         """Query a client's permissions: from one server, then from the others until one gives a valid answer.
 
         Takes up to the request timeout for each server, and twice that for a server that redirects to https.
@@ -260,64 +202,3 @@ def _tls_context(options: BrokerOptions) -> ssl.SSLContext:
     if options.tls_min_version == "tls1.3":
         context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
-
-
-# ---------------------------------------------------------------------- one client
-
-
-class Authorizer:
-    """Authorizes one client, and caches the answer until it expires. Without an `auth_client` it allows everything.
-
-    Attributes:
-        authorizations: The client's permissions, after a successful AUTH.
-        allows_all: There are no auth servers, so everything is allowed.
-    """
-
-    def __init__(self, auth_client: AuthClient | None, peer: str) -> None:
-        self.authorizations: Authorizations | None = None
-        self.allows_all = auth_client is None
-        self._auth_client = auth_client
-        self._peer = peer
-        self._secret = b""
-        self._tls: TLSSession | None = None
-
-    async def authenticate(self, secret: bytes, tls: "TLSSession | None") -> bytes:
-        """Execute AUTH and return the reply. Raises CommandError."""
-        if self.authorizations is not None:
-            raise CommandError("E_INVALID", "AUTH already set")
-        if self._auth_client is None:
-            raise CommandError("E_AUTH_DISABLED", "AUTH disabled")
-        self._secret, self._tls = secret, tls
-        authorizations = await self._ask(self._auth_client)
-        if not authorizations.permission_count:
-            raise CommandError("E_UNAUTHORIZED", "AUTH no authorizations found")
-        self.authorizations = authorizations
-        return auth_reply(authorizations)
-
-    async def check(self, verb: str, topic: str, channel: str | None = None) -> None:
-        """Check that the client may subscribe to the channel or, without one, publish to the topic.
-
-        Raises:
-            CommandError: The client lacks the permission or has not sent AUTH, or no auth server answers.
-        """
-        if self._auth_client is None:
-            return
-        if self.authorizations is None:
-            raise CommandError("E_AUTH_FIRST", f"AUTH required before {verb}")
-        if self.authorizations.expires_at <= trio.current_time():
-            self.authorizations = await self._ask(self._auth_client)
-        if not self.authorizations.allows(topic, channel):
-            target = f"{quote(topic)} {quote(channel or '')}"
-            raise CommandError("E_UNAUTHORIZED", f"AUTH failed for {verb} on {target}")
-
-    async def _ask(self, auth_client: AuthClient) -> Authorizations:
-        try:
-            return await auth_client.query(
-                remote_ip=self._peer.rpartition(":")[0].strip("[]"),
-                tls=self._tls is not None,
-                common_name=self._tls.common_name if self._tls is not None else "",
-                secret=self._secret,
-            )
-        except AuthError as exc:
-            logger.error("%s: AUTH failed: %s", self._peer, exc)
-            raise CommandError("E_AUTH_FAILED", "AUTH failed") from exc

@@ -1,0 +1,109 @@
+"""Identifies clients: by the auth file, or by an external auth server."""
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from ..protocol import NSQError
+from .attempts import FailedAttempts
+from .policy import Identity, Policy
+
+MAX_CACHED_ANSWERS = 1000
+
+
+class AuthError(NSQError):
+    """No auth server gave a valid answer. The text is for the log, not for the client."""
+
+
+class AuthService(Protocol):
+    """External auth servers (NSQ: `--auth-http-address`)."""
+
+    async def query(
+        self, *, remote_ip: str, tls: bool, common_name: str, secret: bytes
+    ) -> tuple[Identity, float]:
+        """Return a client's identity, and until when it is valid, by trio's clock. Raises AuthError."""
+
+
+class Access:
+    """Identifies the clients of one server.
+
+    Args:
+        policy: The contents of the auth file; None without one.
+        service: External auth servers, for secrets that the auth file does not have; None without any.
+        unix_time: Returns the time in Unix seconds.
+
+    Attributes:
+        failures: The failed logins.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        service: AuthService | None = None,
+        *,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self.policy = policy
+        self.service = service
+        self.failures = FailedAttempts()
+        self._unix_time = unix_time
+        self._answers: OrderedDict[tuple[str, bool, str, bytes], tuple[Identity, float]] = OrderedDict()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is no authentication, so that every client may do everything."""
+        return self.policy is None and self.service is None
+
+    def find(self, secret: bytes | None, subject: str) -> Identity | None:
+        """Return the identity of a client by the auth file.
+
+        Args:
+            secret: The token; None without one.
+            subject: The subject of the client's verified certificate; empty without one.
+
+        A token overrides the certificate. A secret that is no token is no obstacle to a certificate, because stock
+        clients authenticate only if they are configured with some secret.
+        """
+        if self.policy is None:
+            return None
+        now_s = self._unix_time()
+        found = self.policy.find_token(secret, now_s) if secret else None
+        return found or self.policy.find_certificate(subject, now_s)
+
+    def renew(self, identity: Identity) -> Identity | None:
+        """Return the current entry of an identity; None if it was removed or has expired."""
+        if identity.source == "auth server":
+            return identity if self.service is not None else None
+        return self.policy.renew(identity, self._unix_time()) if self.policy is not None else None
+
+    def seconds_to_next_expiry(self) -> float:
+        """Return how long until the next entry expires; math.inf if none does."""
+        if self.policy is None:
+            return math.inf
+        now_s = self._unix_time()
+        return self.policy.next_expiry_s(now_s) - now_s
+
+    async def query_cached(
+        self, *, remote_ip: str, tls: bool, common_name: str, secret: bytes
+    ) -> Identity | None:
+        """Return a client's identity by the auth servers; the answer is kept for its TTL. Raises AuthError.
+
+        None: the servers know the client, but it may do nothing; or there are no servers.
+        """
+        if self.service is None:
+            return None
+        key = (remote_ip, tls, common_name, secret)
+        known = self._answers.get(key)
+        if known is None or known[1] <= trio.current_time():
+            known = await self.service.query(
+                remote_ip=remote_ip, tls=tls, common_name=common_name, secret=secret
+            )
+            self._answers[key] = known
+            self._answers.move_to_end(key)
+            if len(self._answers) > MAX_CACHED_ANSWERS:
+                self._answers.popitem(last=False)
+        return known[0] if known[0].grants else None

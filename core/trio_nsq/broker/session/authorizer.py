@@ -1,0 +1,128 @@
+"""Authorizes the commands of one TCP client (NSQ protocol: AUTH). It never allows a command that nsqd would refuse."""
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+import trio
+
+from ...access import Identity
+from ...access.access import Access, AuthError
+from ...protocol import CommandError
+from ...protocol.errors import quote
+from ...protocol.go_json import encode_object
+
+if TYPE_CHECKING:
+    from .tls import TLSSession
+
+logger = logging.getLogger("trio_nsq.broker")
+
+
+def auth_reply(identity: Identity) -> bytes:
+    """Encode the JSON reply to AUTH, keys in nsqd's order."""
+    return encode_object(
+        {"identity": identity.name, "identity_url": identity.url, "permission_count": len(identity.grants)}
+    )
+
+
+class Authorizer:
+    """Authorizes one client.
+
+    Args:
+        peer: The client's address.
+
+    Attributes:
+        identity: The client's identity; None before AUTH, unless its certificate has one.
+        allows_all: There is no authentication, so everything is allowed.
+    """
+
+    def __init__(self, access: Access, peer: str) -> None:
+        self.identity: Identity | None = None
+        self.allows_all = access.is_open
+        self._access = access
+        self._peer = peer
+        self._host = peer.rpartition(":")[0].strip("[]")
+        self._secret = b""
+        self._tls: TLSSession | None = None
+        self._ask_again_at_s = math.inf  # by trio's clock
+        self._publishable: set[str] = set()  # topics that the client may publish to: a cache
+
+    async def authenticate(self, secret: bytes, tls: "TLSSession | None") -> bytes:
+        """Execute AUTH and return the reply. Raises CommandError."""
+        if self._access.is_open:
+            raise CommandError("E_AUTH_DISABLED", "AUTH disabled")
+        if self.identity is not None and self.identity.source != "certificate":
+            raise CommandError("E_INVALID", "AUTH already set")
+        identity = self._access.find(secret, tls.subject if tls is not None else "")
+        if identity is None and self._access.service is not None:
+            self._secret, self._tls = secret, tls
+            identity = await self._ask()
+            if not identity.grants:
+                raise CommandError("E_UNAUTHORIZED", "AUTH no authorizations found")
+        if identity is None:
+            await trio.sleep(self._access.failures.record_failure(self._host, trio.current_time()))
+            raise CommandError("E_AUTH_FAILED", "AUTH failed: the token is unknown, expired or revoked")
+        self.identity = identity
+        return auth_reply(identity)
+
+    def use_certificate(self, tls: "TLSSession") -> None:
+        """Authenticate the client by its verified certificate, if the auth file has its subject."""
+        self.identity = self._access.find(None, tls.subject)
+
+    def may_publish(self, topic: str) -> bool:
+        """Whether the client may publish to a topic. If False, `check` decides."""
+        return self.allows_all or (
+            topic in self._publishable
+            and (self._ask_again_at_s == math.inf or trio.current_time() < self._ask_again_at_s)
+        )
+
+    async def check(self, verb: str, topic: str, channel: str | None = None) -> None:
+        """Check that the client may subscribe to the channel or, without one, publish to the topic.
+
+        Raises:
+            CommandError: The client lacks the role or has not sent AUTH, or no auth server answers.
+        """
+        if self._access.is_open:
+            return
+        if self.identity is None:
+            raise CommandError("E_AUTH_FIRST", f"AUTH required before {verb}")
+        if self._ask_again_at_s <= trio.current_time():
+            self._publishable.clear()
+            self.identity = await self._ask()
+        if not self.identity.allows("publish" if channel is None else "consume", topic, channel):
+            target = f"{quote(topic)} {quote(channel or '')}"
+            raise CommandError("E_UNAUTHORIZED", f"AUTH failed for {verb} on {target}")
+        if channel is None:
+            self._publishable.add(topic)
+
+    def renew(self, topic: str | None, channel: str | None) -> bool:
+        """Take the client's identity from the current auth file.
+
+        Args:
+            topic, channel: The client's subscription; None without one.
+
+        Returns:
+            Whether the connection may stay: the identity is still valid, and allows the subscription.
+        """
+        self._publishable.clear()
+        if self.identity is None:
+            return True
+        self.identity = self._access.renew(self.identity)
+        if self.identity is None:
+            return False
+        return topic is None or self.identity.allows("consume", topic, channel)
+
+    async def _ask(self) -> Identity:
+        service = self._access.service
+        assert service is not None  # the caller has checked it
+        try:
+            identity, self._ask_again_at_s = await service.query(
+                remote_ip=self._host,
+                tls=self._tls is not None,
+                common_name=self._tls.common_name if self._tls is not None else "",
+                secret=self._secret,
+            )
+        except AuthError as exc:
+            logger.error("%s: AUTH failed: %s", self._peer, exc)
+            raise CommandError("E_AUTH_FAILED", "AUTH failed") from exc
+        return identity

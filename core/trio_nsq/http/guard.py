@@ -1,0 +1,144 @@
+"""Decides before the body of a request is read whether its client may send it."""
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from ..access.access import Access, AuthError
+from ..access.policy import Identity, Rule
+from .credentials import token_of
+from .messages import HTTPError, Request, Response
+from .routing import Route
+from .web_pages import HostNames, foreign_page
+
+logger = logging.getLogger("trio_nsq.http")
+
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="trio-nsq", Basic realm="trio-nsq"'}
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class Undecided(Exception):
+    """Raised by `Guard.check`: the auth servers decide; see `Guard.ask`."""
+
+
+class Guard:
+    """Checks the requests of a listener, or of one TLS connection.
+
+    Args:
+        hosts: The names of this server.
+        read_only: Refuse every request that changes something.
+        encrypted: Requests arrive over TLS.
+        subject: The subject of the client's verified certificate; empty without one.
+        common_name: The common name of the client's certificate, for auth servers; empty without one.
+        clock_s: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        hosts: HostNames,
+        *,
+        read_only: bool = False,
+        encrypted: bool = False,
+        subject: str = "",
+        common_name: str = "",
+        clock_s: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self._access = access
+        self._hosts = hosts
+        self._read_only = read_only
+        self._encrypted = encrypted
+        self._subject = subject
+        self._common_name = common_name
+        self._clock_s = clock_s
+
+    def check(self, request: Request, route: Route | None) -> Response | None:
+        """Check a request whose body has not arrived, and set its `identity`.
+
+        Args:
+            route: None if there is none for the request.
+
+        Returns:
+            The refusal; None if the request may go on.
+
+        Raises:
+            Undecided: `ask` decides.
+        """
+        token = token_of(request.headers)
+        identity = None
+        if not self._access.is_open:
+            identity = self._access.find(token, self._subject)
+            if identity is None and token and self._access.service is not None:
+                raise Undecided
+        return self._decide(request, route, token, identity)
+
+    async def ask(self, request: Request, route: Route | None) -> Response | None:
+        """As `check`, by the auth servers."""
+        token = token_of(request.headers)
+        assert token is not None  # otherwise the request is not undecided
+        try:
+            identity = await self._access.query_cached(
+                remote_ip=_host_of(request.peer),
+                tls=self._encrypted,
+                common_name=self._common_name,
+                secret=token,
+            )
+        except AuthError as exc:
+            logger.error("%s: authentication failed: %s", request.peer, exc)
+            return HTTPError(503, "AUTH_UNAVAILABLE").response()
+        return self._decide(request, route, token, identity)
+
+    def _decide(
+        self, request: Request, route: Route | None, token: bytes | None, identity: Identity | None
+    ) -> Response | None:
+        request.identity = identity
+        if identity is None or identity.source == "certificate":
+            # Browsers add certificates by themselves, but tokens only for pages of this server.
+            refusal = self._check_page(request, route)
+            if refusal is not None:
+                return refusal
+        if route is None:
+            return None
+        if self._read_only and request.method not in _SAFE_METHODS:
+            return HTTPError(403, "READ_ONLY: this server runs with --http-read-only").response()
+        if self._access.is_open:
+            return None
+        return self._check_rule(request, route.rule, token, identity)
+
+    def _check_page(self, request: Request, route: Route | None) -> Response | None:
+        host = request.headers.get("host", "")
+        if not self._hosts.allows(host):
+            return HTTPError(
+                403, f"HOST_NOT_ALLOWED: {host[:100]} is not a name of this server; see --http-allowed-host"
+            ).response()
+        # A page cannot see the answers to its GETs, but some cost much: a profile of the broker takes minutes.
+        is_harmless = request.method in _SAFE_METHODS and not (
+            route and route.rule and route.rule.role == "admin"
+        )
+        if not is_harmless and foreign_page(request.headers):
+            return HTTPError(
+                403, "NOT_FOR_WEB_PAGES: a web page of another origin made this request"
+            ).response()
+        return None
+
+    def _check_rule(
+        self, request: Request, rule: Rule | None, token: bytes | None, identity: Identity | None
+    ) -> Response | None:
+        if rule is not None and rule.open:
+            return None
+        if identity is None:
+            code = "AUTH_REQUIRED" if token is None else "INVALID_TOKEN"
+            delay_s = 0.0
+            if token is not None:
+                delay_s = self._access.failures.record_failure(_host_of(request.peer), self._clock_s())
+            return HTTPError(401, code).response(_CHALLENGE, delay_s)
+        if rule is None:
+            return HTTPError(403, "FORBIDDEN: no role allows this").response()
+        if not rule.allows(identity, request.query):
+            return HTTPError(403, f"FORBIDDEN: this needs {rule.describe(request.query)}").response()
+        return None
+
+
+def _host_of(peer: str) -> str:
+    return peer.rpartition(":")[0].strip("[]")

@@ -1,0 +1,62 @@
+"""Refuses requests that a foreign web page makes through its reader's browser.
+
+A page can make the browser send a POST to any address that the browser reaches, and, if the page's own name is changed
+to that address (DNS rebinding), also read the answers. Browsers tell in headers which page a request comes from and
+which host name it is for; other clients send no such headers, and a Host that they were configured with.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
+
+_OWN_SITES = ("same-origin", "none")  # "none": the address bar, a bookmark
+_MAX_KNOWN = 256
+
+
+class HostNames:
+    """The names by which clients may address a server.
+
+    An IP address is always allowed: only a name can be rebound. So are localhost and the names of this machine.
+
+    Args:
+        names: Further names, without a port. `*` allows every name.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        own = {"localhost", socket.gethostname(), socket.getfqdn()}
+        self._names = frozenset(name.lower().rstrip(".") for name in own | set(names))
+        self._known: set[str] = set()  # headers that were allowed
+
+    def allows(self, host: str) -> bool:
+        """Whether a Host header, `name` or `name:port`, names this server. An empty one does: HTTP/1.0 has none."""
+        if host in self._known:
+            return True
+        allowed = not host or "*" in self._names or self._is_own(_without_port(host))
+        if allowed and len(self._known) < _MAX_KNOWN:
+            self._known.add(host)
+        return allowed
+
+    def _is_own(self, name: str) -> bool:
+        if name in self._names or name.endswith(".localhost"):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _without_port(host: str) -> str:
+    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    return name.lower().rstrip(".")
+
+
+def foreign_page(headers: Mapping[str, str]) -> bool:
+    """Whether a web page of another origin made a request, as far as the browser tells."""
+    if headers.get("sec-fetch-site", "none") not in _OWN_SITES:
+        return True
+    page = headers.get("origin") or headers.get("referer")
+    if page is None:
+        return False
+    host = page.partition("://")[2].partition("/")[0]  # none in `null`, the origin of a sandboxed page
+    return host.lower() != headers.get("host", "").lower()
