@@ -298,7 +298,7 @@ def test_help(nowhere: Cli, flag: str) -> None:
     assert b"  --tls-required[=true|false|tcp-https]\n" in result.out
     assert b"  Compression: --deflate, --max-deflate-level, --snappy\n" in result.out
     assert b"--queue-scan" not in result.out
-    for title in ("Addresses", "Storage", "TLS", "Configuration", "Logging"):
+    for title in ("Addresses", "Storage", "TLS and authentication", "Configuration", "Logging"):
         assert f"\n{title}:\n".encode() in result.out
 
 
