@@ -28,6 +28,8 @@ async def test_requests_are_logged_but_for_publishes(
             ("POST", "/pub?topic=t"),
             ("POST", "/mpub?topic=t"),
             ("POST", "/pub"),
+            ("GET", "/topic/producer?topic=new&producer=p"),
+            ("POST", "/topic/producer/forget?topic=new&producer=p"),
             ("GET", "/pub"),
             ("POST", "/topic/create?topic=u"),
             ("GET", "/nowhere"),
