@@ -1,8 +1,8 @@
 """An NSQ-compatible broker and client library on trio.
 
-`Consumer` and `Producer` work with any NSQ broker; `trio_nsq.broker.serve` runs one. `trio_nsq.sync` has both classes
-for programs without async code. Names are resolved on first use, so that a program that needs only the protocol does
-not import trio.
+`Consumer` and `Producer` work with any NSQ broker, `TopicReader` with `qcli serve`; `trio_nsq.broker.serve` runs one.
+`trio_nsq.sync` has `Consumer` and `Producer` for programs without async code. Names are resolved on first use, so that
+a program that needs only the protocol does not import trio.
 """
 
 from importlib import import_module
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
         ConnectionFailed,
         ConnectionLost,
         Consumer,
+        Gap,
         Message,
         MessageBatch,
         Producer,
         PublishFailed,
+        TopicReader,
     )
 
 __all__ = [
@@ -29,11 +31,13 @@ __all__ = [
     "ConnectionFailed",
     "ConnectionLost",
     "Consumer",
+    "Gap",
     "Message",
     "MessageBatch",
     "NSQError",
     "Producer",
     "PublishFailed",
+    "TopicReader",
     "__version__",
     "sync",
 ]

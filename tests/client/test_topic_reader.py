@@ -12,11 +12,10 @@ import trio
 from broker.state import damage
 from broker.support import PATIENCE_S, RawClient, connected, dpub, running_broker
 from interop.peers import nsqd
+from trio_nsq import Gap, TopicReader
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.client import ConnectionFailed, RequestRefused
-from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
-from trio_nsq.log.gaps import Gap
 
 
 @asynccontextmanager

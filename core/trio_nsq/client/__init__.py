@@ -1,4 +1,4 @@
-"""The client: `Consumer`, `Producer`, `IdempotentProducer`, their message types and errors.
+"""The client: `Consumer`, `Producer`, `IdempotentProducer`, `TopicReader`, their message types and errors.
 
 Names are imported on first use: Spark's workers do not have trio, which the consumer needs.
 """
@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..log.gaps import Gap
     from ..protocol.address import format_address, parse_address
     from .connection.options import ConnectionOptions, ConnectionSettings
     from .consuming.consumer import Consumer, ConsumerStats
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     )
     from .http.idempotent_producer import IdempotentProducer
     from .publishing.producer import Producer
+    from .reading.topic_reader import TopicReader
 
 __all__ = [
     "AlreadyAnswered",
@@ -38,6 +40,7 @@ __all__ = [
     "ConsumerOptions",
     "ConsumerSettings",
     "ConsumerStats",
+    "Gap",
     "IdempotentProducer",
     "Message",
     "MessageBatch",
@@ -46,6 +49,7 @@ __all__ = [
     "PublishFailed",
     "PublishInDoubt",
     "RequestRefused",
+    "TopicReader",
     "format_address",
     "parse_address",
 ]
@@ -57,10 +61,12 @@ _MODULES = {
     "ConsumerOptions": ".consuming.options",
     "ConsumerSettings": ".consuming.options",
     "ConsumerStats": ".consuming.consumer",
+    "Gap": "..log.gaps",
     "IdempotentProducer": ".http.idempotent_producer",
     "Message": ".consuming.message",
     "MessageBatch": ".consuming.message",
     "Producer": ".publishing.producer",
+    "TopicReader": ".reading.topic_reader",
     "format_address": "..protocol.address",
     "parse_address": "..protocol.address",
 }

@@ -42,7 +42,12 @@ logger = logging.getLogger("trio_nsq.broker")
 
 _HANDSHAKE_TIMEOUT_S = 5.0
 """nsqd's limit for TCP clients."""
-_UNLOGGED = {("POST", "/pub"), ("POST", "/mpub"), ("GET", "/topic/producer"), ("POST", "/topic/producer/forget")}
+_UNLOGGED = {
+    ("POST", "/pub"),
+    ("POST", "/mpub"),
+    ("GET", "/topic/producer"),
+    ("POST", "/topic/producer/forget"),
+}
 """Publishes, as in nsqd, and what a producer of numbered batches asks: for a new topic, the answer is 404."""
 
 
