@@ -8,15 +8,15 @@ def require_trio(name: str, instead: str = "") -> None:
 
     Args:
         name: The called class or function, for the error.
-        instead: The alternative that works without trio, for the error; empty: none.
+        instead: The blocking alternative that works without trio, for the error; empty: none.
 
     Raises:
         RuntimeError: The caller does not run in a trio task.
     """
     if trio.lowlevel.in_trio_task():
         return
-    otherwise = f", or use {instead}, which works without trio" if instead else ""
+    in_asyncio = f"use {instead}, which blocks," if instead else "call trio.run"
     raise RuntimeError(
-        f"{name} must run in a trio task (asyncio cannot run it): start the program with "
-        f"trio.run{otherwise}; for asyncio programs see 'asyncio' in docs/how-to/python-client.md"
+        f"{name} must run in a trio task: start the program with trio.run. asyncio cannot run it: in an asyncio "
+        f"program, {in_asyncio} in a thread (asyncio.to_thread)"
     )
