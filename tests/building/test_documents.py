@@ -1,4 +1,4 @@
-"""What the documents point at is there: links to files, and paths of the project in their text."""
+"""Check links to files, and paths of the project, in the documents."""
 
 import os
 import re
@@ -29,20 +29,20 @@ _PATH = re.compile(r"`((?:core|cli|tests|bench|docs|examples|\.github)/[\w./-]+)
 
 
 def targets(document: Path) -> list[str]:
-    """Return what a document points at, from the project's root."""
+    """Return the targets of a document's links and paths, from the project's root."""
     text = (ROOT / document).read_text()
     links = [link for link in _LINK.findall(text) if "://" not in link and not link.startswith("mailto:")]
     return [*(os.path.normpath(document.parent / link) for link in links), *_PATH.findall(text)]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_a_document_points_at_files_that_are_there(document: Path) -> None:
+def test_links_and_paths_exist(document: Path) -> None:
     assert [
         target for target in targets(document) if not target.startswith(MADE) and not (ROOT / target).exists()
     ] == []
 
 
-def test_every_decision_is_in_the_index() -> None:
+def test_each_decision_is_in_the_index() -> None:
     folder = ROOT / "docs" / "decisions"
     records = sorted(path.name for path in folder.glob("[0-9]*.md"))
     assert re.findall(r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text()) == records

@@ -1,4 +1,4 @@
-"""What the tests of properties draw: the same each time, unless a seed is asked for."""
+"""Check that property tests draw the same examples each time, unless a seed is given."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ TestMachine = Machine.TestCase
 
 
 def drawn(folder: Path, *options: str) -> list[str]:
-    """What a run of these tests draws."""
+    """Return the examples that a run of these tests draws."""
     path = folder / "test_draws.py"
     path.write_text(DRAWS)
     command = [
@@ -58,7 +58,7 @@ def drawn(folder: Path, *options: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_examples_are_fixed_unless_they_are_to_be_random(tmp_path: Path) -> None:
+def test_examples_are_fixed_unless_random_ones_are_requested(tmp_path: Path) -> None:
     fixed = drawn(tmp_path)
     assert drawn(tmp_path) == fixed
     assert not (tmp_path / ".hypothesis" / "examples").exists()

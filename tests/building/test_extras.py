@@ -1,4 +1,4 @@
-"""What has to be installed for what: the packages of the base installation, and the hint for those of an extra."""
+"""Check the packages of the base installation, and the hints for extras."""
 
 import importlib.metadata
 import shlex
@@ -16,17 +16,17 @@ def names(requirements: list[str]) -> set[str]:
     return {requirement.partition(">")[0].partition("<")[0] for requirement in requirements}
 
 
-def test_a_broker_with_every_option_needs_no_extra() -> None:
+def test_broker_with_every_option_needs_no_extra() -> None:
     assert "google-re2" in names(PROJECT["dependencies"])
 
 
-def test_the_hint_names_packages_that_an_index_has() -> None:
+def test_hint_names_packages_of_the_index() -> None:
     words = shlex.split(install_hint("spark"))
     assert words[:2] == ["pip", "install"]
     assert names(words[2:]) == names(PROJECT["optional-dependencies"]["spark"])
 
 
-def test_the_hint_of_code_that_was_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hint_without_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     def requires(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)
 

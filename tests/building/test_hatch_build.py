@@ -1,4 +1,4 @@
-"""What is installed with a C compiler and without one, and what of an earlier installation is left."""
+"""Tests for the build hook: with and without a C compiler, and after an earlier installation."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ BUILD = "import sys, hatchling.build as it; print(getattr(it, sys.argv[1])(*sys.
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What the project is built from, with the extension of an earlier installation."""
+    """The files of a build, with the extension of an earlier installation."""
     tree = tmp_path / "tree"
     tree.mkdir()
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
@@ -36,7 +36,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def build(tree: Path, what: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Call a function of hatchling's, as pip does; its result is the last line of the output."""
+    """Call a function of hatchling, as pip does; the result is the last line of the output."""
     temporary = tree.parent / "tmp"
     temporary.mkdir(exist_ok=True)
     inherited = {k: v for k, v in os.environ.items() if k not in ("CC", "TRIO_NSQ_COMPILE")}
@@ -52,11 +52,11 @@ def build(tree: Path, what: str, *arguments: str, **environment: str) -> subproc
 
 
 def extensions(tree: Path) -> set[str]:
-    """The files of extensions beside the sources."""
+    """Return the extension files beside the sources."""
     return {path.relative_to(tree / "core").as_posix() for path in (tree / "core").rglob("*.so*")}
 
 
-def test_a_wheel_has_what_was_compiled(tree: Path, tmp_path: Path) -> None:
+def test_wheel_has_the_compiled_extension(tree: Path, tmp_path: Path) -> None:
     if not bulk.COMPILED and os.environ.get("CI") != "true":
         pytest.skip("what is installed is not compiled: there may be no C compiler")
     before = sorted(tree.rglob("*"))
@@ -94,7 +94,7 @@ def test_without_compiling_there_is_no_extension(why: dict[str, str], tree: Path
     assert needed.stdout.split()[-1] == "[]"
 
 
-def test_what_has_to_be_compiled_and_cannot_is_an_error(tree: Path, tmp_path: Path) -> None:
+def test_required_extension_that_cannot_be_compiled_is_an_error(tree: Path, tmp_path: Path) -> None:
     done = build(tree, "build_editable", str(tmp_path), TRIO_NSQ_COMPILE="1", **NO_COMPILER)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
@@ -103,12 +103,12 @@ def test_what_has_to_be_compiled_and_cannot_is_an_error(tree: Path, tmp_path: Pa
     assert extensions(tree) == set()
 
 
-def test_a_setting_that_is_none_is_an_error(tree: Path, tmp_path: Path) -> None:
+def test_invalid_setting_is_an_error(tree: Path, tmp_path: Path) -> None:
     done = build(tree, "build_wheel", str(tmp_path), TRIO_NSQ_COMPILE="no")
     assert (done.returncode, done.stderr) == (1, "TRIO_NSQ_COMPILE is 0 or 1, not no\n")
 
 
-def test_a_source_distribution_can_be_compiled(tree: Path, tmp_path: Path) -> None:
+def test_source_distribution_can_be_compiled(tree: Path, tmp_path: Path) -> None:
     done = build(tree, "build_sdist", str(tmp_path), **NO_COMPILER)
     assert done.returncode == 0, done.stdout + done.stderr
     with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:

@@ -1,6 +1,6 @@
-"""Imports point one way: from higher layers to lower ones, and never in a circle.
+"""Check that imports point from higher layers to lower ones, and never in a circle.
 
-Read from the sources, so imports inside functions and below `if TYPE_CHECKING` count, too.
+The sources are parsed, so imports inside functions and below `if TYPE_CHECKING` count, too.
 """
 
 import ast
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     ("qcli", "pyspark_nsq"),
     ("trio_nsq.spark",),
-    ("trio_nsq",),  # its `__init__.py` alone: the public names
+    ("trio_nsq",),  # only its `__init__.py`: the public names
     ("trio_nsq.sync", "trio_nsq.nsqd_import"),
     ("trio_nsq.client", "trio_nsq.broker"),
     ("trio_nsq.lookup",),
@@ -33,7 +33,7 @@ LAYERS = (
         "trio_nsq.wording",
     ),
 )
-"""From the top down. A package imports from itself and from lower rows, not from its neighbours in a row."""
+"""From the top down. A package may import itself and lower rows, but not its neighbours in a row."""
 
 WITHIN = {
     "trio_nsq.broker.state": {"errors", "options"},
@@ -63,11 +63,11 @@ WITHIN = {
     "qcli.terminal": {"framework"},
     "qcli.broker": {"framework"},
 }
-"""What some packages import of the package that they are in, besides themselves."""
+"""Additional imports of some packages from their parent package."""
 
 
 def modules_of(*roots: Path) -> dict[str, Path]:
-    """Return the files of all modules below some source roots, by the name that they are imported by."""
+    """Return the files of all modules below some source roots, by import name."""
     found = {}
     for root in roots:
         for path in sorted(root.rglob("*.py")):
@@ -77,7 +77,7 @@ def modules_of(*roots: Path) -> dict[str, Path]:
 
 
 def imports_of(name: str, modules: Mapping[str, Path]) -> set[str]:
-    """Return which of some modules one of them imports, wherever in its source.
+    """Return which of these modules a module imports, anywhere in its source.
 
     `from package import name` is an import of the module `package.name`, if there is one, else of `package`.
     """
@@ -116,7 +116,7 @@ def circles_in(graph: Mapping[str, set[str]]) -> set[frozenset[str]]:
 
 
 def layer_of(module: str) -> tuple[int, str]:
-    """Return the row of a module in `LAYERS`, and the package in that row that the module belongs to."""
+    """Return the row of a module in `LAYERS`, and its package in that row."""
     for row, packages in enumerate(LAYERS):
         for package in packages:
             if module == package or (package != "trio_nsq" and module.startswith(f"{package}.")):
@@ -126,7 +126,7 @@ def layer_of(module: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
-    """All modules of the project, with what each imports of them."""
+    """All modules of the project, with their imports."""
     modules = modules_of(ROOT / "core", ROOT / "cli")
     assert {"trio_nsq.protocol.frames", "trio_nsq.broker", "qcli.app"} <= modules.keys()
     return {name: imports_of(name, modules) for name in modules}
@@ -144,9 +144,7 @@ def test_imports_point_down(graph: Mapping[str, set[str]]) -> None:
 
 
 @pytest.mark.parametrize("package", WITHIN)
-def test_a_package_imports_little_of_the_package_it_is_in(
-    package: str, graph: Mapping[str, set[str]]
-) -> None:
+def test_package_imports_little_from_its_parent(package: str, graph: Mapping[str, set[str]]) -> None:
     around, _, own = package.rpartition(".")
     inside = [module for module in graph if module == package or module.startswith(f"{package}.")]
     assert inside, "the package has moved: change WITHIN"
@@ -175,7 +173,7 @@ def test_no_module_imports_itself_through_others(graph: Mapping[str, set[str]]) 
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .beta import name",
     ],
 )
-def test_a_circle_is_found_however_it_is_imported(source: str, tmp_path: Path) -> None:
+def test_circle_is_found_however_it_is_imported(source: str, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "alpha.py").write_text(source)

@@ -1,4 +1,4 @@
-"""What developers and CI install: exact versions, on every Python that the project says it supports."""
+"""Check the exact versions for developers and CI, on every Python version that the project supports."""
 
 import tomllib
 from pathlib import Path
@@ -15,7 +15,7 @@ PINS = [
 ]
 
 
-def test_a_pin_is_one_version() -> None:
+def test_pin_is_one_version() -> None:
     assert [str(pin) for pin in PINS if [each.operator for each in pin.specifier] != ["=="]] == []
 
 
@@ -28,7 +28,7 @@ def test_every_requirement_has_a_pin_that_satisfies_it() -> None:
         assert requirement.specifier.contains(version), f"{text}, and the pin is {version}: run make pins"
 
 
-def test_ci_runs_every_python_that_is_claimed() -> None:
+def test_ci_runs_every_supported_python() -> None:
     prefix = "Programming Language :: Python :: 3."
     claimed = [name.removeprefix(prefix) for name in PROJECT["classifiers"] if name.startswith(prefix)]
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()

@@ -1,8 +1,8 @@
-"""The tests survive a move of the code: they meet it where its users do.
+"""Check that tests survive a move of the code, because they use only public names.
 
-No test imports another test module: what several need is in a module that is named for it (`support.py`, ...). None
-reads or sets a private name: code that a test has to reach into gets a documented argument or option. None looks into
-the frames of a thread or a task.
+- No test imports another test module: shared helpers are in modules such as `support.py`.
+- No test reads or sets a private name: code offers a documented argument or option instead.
+- No test looks into the frames of a thread or a task.
 """
 
 import ast
@@ -26,25 +26,26 @@ FRAMES = {
     "tb_frame",
 }
 BY_NAME = {"attrgetter", "delattr", "getattr", "hasattr", "object", "patch", "setattr"}
-"""Functions and methods that are given the name of an attribute: also `monkeypatch.setattr`, `mock.patch.object`."""
+"""Functions and methods that take the name of an attribute: also `monkeypatch.setattr`, `mock.patch.object`.
+"""
 
 REACHING_IN = frozenset({"conftest.py"})
-"""Files that do it all the same: trio's mock clock has no public way to wait for threads."""
+"""Exceptions: trio's mock clock has no public way to wait for threads."""
 
 
 def is_private(name: str) -> bool:
-    """Whether a dotted name has a part that is private by its spelling."""
+    """Return whether a dotted name has a private part."""
     parts = [part for part in name.split(".") if part not in PUBLIC]
     return any(part.startswith("_") and not part.endswith("__") for part in parts)
 
 
 def is_test_module(name: str) -> bool:
-    """Whether a dotted name has a part that pytest would collect tests from."""
+    """Return whether a dotted name has a part from which pytest would collect tests."""
     return any(part.startswith("test_") for part in name.split("."))
 
 
 def reaches_in(node: ast.AST) -> Iterator[str]:
-    """Yield what is wrong with one node of a test's syntax tree."""
+    """Yield the violations of one node of a test's syntax tree."""
     match node:
         case ast.Import(names=names) | ast.ImportFrom(names=names):
             module = f"{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
@@ -66,12 +67,12 @@ def reaches_in(node: ast.AST) -> Iterator[str]:
 
 
 def findings(source: str) -> list[str]:
-    """Return what is wrong with the source of a test or of a helper, with line numbers."""
+    """Return the violations in the source of a test or of a helper, with line numbers."""
     nodes = [(getattr(node, "lineno", 0), node) for node in ast.walk(ast.parse(source))]
     return [f"line {line} {what}" for line, node in nodes for what in reaches_in(node)]
 
 
-def test_no_test_reaches_into_another_test_or_into_the_code() -> None:
+def test_tests_use_public_names_only() -> None:
     files = [path for path in sorted(TESTS.rglob("*.py")) if ".build" not in path.parts]
     assert len(files) > 100
     wrong = {str(path.relative_to(TESTS)): findings(path.read_text()) for path in files}
@@ -100,7 +101,7 @@ def test_no_test_reaches_into_another_test_or_into_the_code() -> None:
         "task.coro.cr_frame.f_locals",
     ],
 )
-def test_reaching_in_is_found(source: str) -> None:
+def test_violations_are_found(source: str) -> None:
     assert findings(source)
 
 
@@ -118,5 +119,5 @@ def test_reaching_in_is_found(source: str) -> None:
         "_PRIVATE_TO_THE_TEST = 1",
     ],
 )
-def test_what_is_no_reaching_in(source: str) -> None:
+def test_allowed_code_has_no_violations(source: str) -> None:
     assert not findings(source)

@@ -1,10 +1,10 @@
-"""Fuzzes a running broker, over its sockets:
+"""Fuzzes a running broker over its sockets:
 
     python -m fuzz.broker --seconds 30
     python -m fuzz.broker --inputs 2000 --seed 7
 
-What has to hold: every answer is a frame or an HTTP response, and every error one that is documented; the connection
-ends; the broker goes on serving others, logs no fault of its own, and its memory stays within MEMORY_BYTES.
+Every answer must be a frame or an HTTP response, and every error a documented one. The connection must end.
+The broker must serve other clients meanwhile, log no bug, and keep its memory within MEMORY_BYTES.
 """
 
 import argparse
@@ -27,11 +27,11 @@ from trio_nsq.protocol.encode import encode_identify
 from trio_nsq.protocol.frames import ErrorFrame, FrameReader, ResponseFrame
 
 PATIENCE_S = 20.0
-"""After this time without an answer the broker hangs."""
+"""A broker that does not answer within this time has hung."""
 MEMORY_BYTES = 300 * 1024 * 1024
-"""Resident memory that the broker must not exceed: 40 MiB at rest, and what it caches of the messages it accepts."""
+"""The limit of the broker's resident memory: 40 MiB at rest, and its cache of accepted messages."""
 LOOKED_AT_EVERY = 100
-"""After so many inputs the broker's health, memory and log are looked at."""
+"""The broker's health, memory and log are checked after this many inputs."""
 OK_STATUSES = STATUSES | {100, 200}
 COMPRESSED = re.compile(rb'"(snappy|deflate)":true')
 UPGRADES: dict[str, bytes] = {
@@ -41,16 +41,16 @@ UPGRADES: dict[str, bytes] = {
 
 
 class BrokerFailed(Exception):
-    """Something did not hold."""
+    """A check failed."""
 
 
 def talk(address: str, data: bytes, *, after: bytes = b"") -> bytes:
-    """Send ``data``, no more after it, and return everything that comes back.
+    """Send ``data``, close the sending side, and return everything that is received.
 
     Args:
-        address: Where to.
-        data: What to send.
-        after: To be sent first, and to be answered before ``data`` is sent.
+        address: The address.
+        data: The data.
+        after: Is sent first, and must be answered before ``data`` is sent.
     """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
@@ -62,7 +62,7 @@ def talk(address: str, data: bytes, *, after: bytes = b"") -> bytes:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
         except (BrokenPipeError, ConnectionResetError, OSError):
-            pass  # it has heard enough; what it said is read all the same
+            pass  # the broker has closed its receiving side; its answers are read nevertheless
         try:
             while part := connection.recv(65536):
                 answer += part
@@ -74,20 +74,20 @@ def talk(address: str, data: bytes, *, after: bytes = b"") -> bytes:
 
 
 def check_frames(answer: bytes) -> None:
-    """Raise FrameError or BrokerFailed unless the bytes are whole frames, and errors that are documented."""
+    """Raise FrameError or BrokerFailed unless the bytes are complete frames and documented errors."""
     reader = FrameReader()
     reader.receive_data(answer)
     while (event := reader.next_event()) is not None:
         if isinstance(event, ErrorFrame) and event.code not in CODES:
             raise BrokerFailed(f"the error {event}")
         if isinstance(event, ResponseFrame) and COMPRESSED.search(event.data):
-            return  # what follows is no frames
+            return  # what follows is compressed
     if rest := reader.take_buffered():
         raise BrokerFailed(f"half a frame: {rest[:100]!r}")
 
 
 def check_responses(answer: bytes) -> None:
-    """Raise BrokerFailed unless the bytes begin with a response to HTTP, and all statuses are known."""
+    """Raise BrokerFailed unless the bytes begin with an HTTP response, and all statuses are documented."""
     for status in re.findall(rb"(?:^|\n|[^\r\n])HTTP/1\.1 ([0-9]+) ", answer):
         if int(status) not in OK_STATUSES | {503}:
             raise BrokerFailed(f"status {int(status)}")
@@ -96,7 +96,7 @@ def check_responses(answer: bytes) -> None:
 
 
 def attack(broker: Broker, kind: str, data: bytes) -> None:
-    """Send one input and check what comes back."""
+    """Send one input and check the answer."""
     if kind == "http":
         check_responses(talk(broker.http_address, data))
     elif kind == "commands":
@@ -104,7 +104,7 @@ def attack(broker: Broker, kind: str, data: bytes) -> None:
     else:
         talk(
             broker.tcp_address, data, after=UPGRADES[kind]
-        )  # the answers are compressed: that they end is enough
+        )  # the answers are compressed: only their end is checked
 
 
 TARGETS: dict[str, Target] = {
@@ -113,13 +113,13 @@ TARGETS: dict[str, Target] = {
 
 
 def look_at(broker: Broker) -> int:
-    """Return the resident memory in bytes; raise BrokerFailed if the broker is not well."""
+    """Return the resident memory in bytes. Raises BrokerFailed if the broker is not healthy."""
     if broker.process.poll() is not None:
         raise BrokerFailed(f"it ended with exit code {broker.process.returncode}")
     if broker.http("GET", "/ping") != b"OK":
         raise BrokerFailed("it is not well")
     for line in broker.log():
-        if "Traceback (most recent call last)" in line:  # what is logged as an error is mostly a client's
+        if "Traceback (most recent call last)" in line:  # most errors in the log are errors of clients
             raise BrokerFailed(f"its log: {line}")
     status = Path(f"/proc/{broker.process.pid}/status").read_text()
     found = re.search(r"VmRSS:\s+([0-9]+) kB", status)
@@ -132,7 +132,7 @@ def look_at(broker: Broker) -> int:
 
 @contextmanager
 def broker_to_fuzz(folder: Path) -> Iterator[Broker]:
-    """A broker with small limits and no patience, which syncs seldom."""
+    """Run a broker with small limits and short timeouts, which syncs rarely."""
     flags = [
         "--max-msg-size=64",
         "--max-body-size=300",
@@ -145,13 +145,13 @@ def broker_to_fuzz(folder: Path) -> Iterator[Broker]:
 
 
 def fuzz(broker: Broker, seed: int, *, inputs: int | None, seconds: float | None) -> tuple[int, int]:
-    """Send so many inputs, or as many as there is time for.
+    """Send this many inputs, or as many as the time allows.
 
     Returns:
-        How many were sent, and the most memory seen, in bytes.
+        The number of inputs, and the peak memory in bytes.
 
     Raises:
-        BrokerFailed: With the input in its text.
+        BrokerFailed: A check failed; the text has the input.
     """
     deadline = time.monotonic() + seconds if seconds is not None else float("inf")
     number = most_bytes = 0

@@ -1,4 +1,4 @@
-"""Compressed connections: what the codecs make of what a peer sends."""
+"""Fuzz targets for compressed connections."""
 
 import zlib
 from random import Random
@@ -15,7 +15,7 @@ BOMB_BYTES = 2_000_000
 
 
 def plain(rng: Random) -> bytes:
-    """Something to compress."""
+    """Return data to compress."""
     if rng.random() < 0.02:
         return b"\0" * 70_000
     return rng.choice(
@@ -24,11 +24,11 @@ def plain(rng: Random) -> bytes:
 
 
 class _Compressed:
-    """What both have in common."""
+    """The common part of both codecs."""
 
     name: str
     memory_per_byte = 100
-    # One piece, what it is joined from, and the window of the other side.
+    # One piece, its parts, and the window of the other side.
     memory_bytes = 4 * MAX_PIECE_BYTES + 200_000
 
     def codec(self) -> Codec:
@@ -40,12 +40,12 @@ class _Compressed:
             again, error_again = self._decode(pieces)
             where = f"in pieces of {[*map(len, pieces)][:9]}"
             assert bool(error) == bool(error_again), f"{where}: {error_again}; whole: {error}"
-            # Of what came just before an error, how much is got back depends on how it arrives.
+            # How much of the data just before an error is returned depends on how it arrives.
             same = again.startswith(whole) or whole.startswith(again) if error else again == whole
             assert same, f"{where}: {again[:200]!r}; whole: {whole[:200]!r}"
 
     def _decode(self, pieces: list[bytes]) -> tuple[bytes, str]:
-        """What is decoded, and the error if there is one. A broker reads no further than the end of a stream."""
+        """Return the decoded data, and the error if there is one. As a broker, stop at the end of a stream."""
         codec = self.codec()
         found: list[bytes] = []
         try:
@@ -58,7 +58,7 @@ class _Compressed:
         return b"".join(found), ""
 
     def most(self, data: bytes) -> int:
-        """How much may come out of one piece at once."""
+        """Return the maximum output of one piece."""
         return 0
 
     def read(self, data: bytes) -> None:
@@ -78,7 +78,7 @@ class SnappyStream(_Compressed):
         return Snappy()
 
     def most(self, data: bytes) -> int:
-        """All whole chunks; three bytes of snappy's say at most to repeat 64."""
+        """All complete chunks; three bytes of snappy repeat at most 64."""
         return 65536 + 22 * len(data)
 
     def valid(self, rng: Random) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""What a client sends: `CommandReader`, and IDENTIFY's JSON."""
+"""Fuzz targets for clients' data: `CommandReader`, and the JSON of IDENTIFY."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ CODES = frozenset(
 LIMITS = Limits(
     max_msg_size=64, max_body_size=300, max_rdy_count=100, max_req_timeout_ms=1000, max_defer_ms=2000
 )
-"""Small ones, so that short inputs reach them."""
+"""Small limits, so that short inputs reach them."""
 
 LONGEST_ERROR = 100 + 4 * MAX_LINE_BYTES
 """A line may be quoted in it, each byte as `\\xNN`."""
@@ -104,7 +104,7 @@ def answer(rng: Random) -> bytes:
 
 
 def conversation(rng: Random) -> list[bytes]:
-    """The commands of a client that publishes, subscribes and closes, in an order that is legal."""
+    """Return a legal sequence of commands of a client that publishes, subscribes and closes."""
     end = rng.choice((b"\n", b"\n", b"\n", b"\r\n"))
     pieces = [MAGIC_V2]
     if rng.random() < 0.7:
@@ -124,7 +124,8 @@ class Commands:
     """The reader of commands."""
 
     name = "commands"
-    # The buffer, a copy of what is read, and for 21 bytes of FIN an id of 16 with Python's 33 around it, in a list.
+    # The buffer, a copy of the data, and per FIN of 21 bytes an id of 16 with Python's 33 bytes of overhead,
+    # in a list.
     memory_per_byte = 6
     memory_bytes = 8_000
 
@@ -150,7 +151,7 @@ class Commands:
 
 
 def read(pieces: list[bytes], *, eof: bool) -> list[object]:
-    """Read as a broker does; return the commands, neighbouring FINs as one, and the error if there is one."""
+    """Read as a broker does. Return the commands, with adjacent FINs joined, and the error if there is one."""
     reader = CommandReader(LIMITS)
     found: list[object] = []
     try:
@@ -179,7 +180,7 @@ def _check_error(error: CommandError) -> None:
 
 
 def _obey(reader: CommandReader, command: Command) -> None:
-    """Do what a broker would, and check that the command is one that may reach it."""
+    """Execute a command as a broker would, and check that it is valid in this state."""
     if isinstance(command, Subscribe):
         assert reader.state is State.INIT
         assert is_valid_name(command.topic)
@@ -213,7 +214,7 @@ def _obey(reader: CommandReader, command: Command) -> None:
 
 
 def _add(found: list[object], command: Command) -> None:
-    """How FIN lines gather depends on how they arrive, so they are joined."""
+    """FIN lines are joined, because their grouping depends on how they arrive."""
     if isinstance(command, Finish) and found and isinstance(found[-1], Finish):
         found[-1] = Finish(found[-1].lines + command.lines)
     else:
@@ -224,9 +225,7 @@ class Identities:
     """The JSON of IDENTIFY."""
 
     name = "identify"
-    memory_per_byte = (
-        400  # a two-byte number in a list is an object of 32 bytes and a place in a list of objects
-    )
+    memory_per_byte = 400  # a two-byte number in a list needs an object of 32 bytes and a list entry
     memory_bytes = 20_000
 
     def valid(self, rng: Random) -> list[bytes]:
@@ -246,7 +245,7 @@ class Identities:
             value = getattr(request, field.name)
             assert type(value) is type(field.default), f"{field.name} is {value!r}"
             if isinstance(value, str):
-                value.encode()  # it goes into /stats
+                value.encode()  # it is part of /stats
         try:
             settings = negotiate(request, LIMITS, IdentifySettings.default(LIMITS))
         except CommandError as error:

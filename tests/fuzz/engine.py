@@ -1,7 +1,7 @@
-"""Fuzzing: inputs that were valid once, mutated, and what must hold for whatever a reader makes of them.
+"""The fuzzer: mutates valid inputs, and checks the results of a reader.
 
-Every input has a number. It is made from nothing but the seed and its number, so that these two reproduce it, in
-whatever run and process.
+Every input has a number. It depends only on the seed and its number, so these two reproduce it in any run and
+process.
 """
 
 import multiprocessing
@@ -18,40 +18,39 @@ from struct import pack
 from typing import Protocol
 
 MEASURED_EVERY = 512
-"""Of so many inputs one is read with tracemalloc watching, which makes reading several times slower."""
+"""One of this many inputs is read with tracemalloc, which makes reading several times slower."""
 SINGLE_BYTES = 250
-"""Longer inputs are not read byte by byte, which is slow and shows no more."""
+"""Longer inputs are not read byte by byte: that is slow and finds no more."""
 LONGEST_S = 20
-"""What takes longer than this does not come to an end."""
+"""An input that takes longer than this fails."""
 JOB_INPUTS = 1024
-"""Inputs handed to a process at a time."""
+"""The number of inputs in a task of a process."""
 
 
 class Target(Protocol):
-    """What is fuzzed."""
+    """A reader to fuzz."""
 
     name: str
     memory_per_byte: int
-    """Bytes that reading may take for each byte of input, at any time, ..."""
+    """The memory limit of a read, in bytes per byte of input, ..."""
     memory_bytes: int
-    """... and beyond that."""
+    """... plus this constant."""
 
     def valid(self, rng: Random) -> list[bytes]:
         """Return a valid input, in the pieces that its grammar has: commands, frames, chunks, lines."""
 
     def check(self, data: bytes, rng: Random) -> None:
-        """Read the input in several ways; raise AssertionError if something is not as it must be.
-
-        Any other exception is a failure, too.
+        """Read the input in several ways. Raises AssertionError if a check fails; any other exception is a
+        failure, too.
         """
 
     def read(self, data: bytes) -> None:
-        """Read the input in one way, and keep nothing: what memory is measured of."""
+        """Read the input once and keep nothing; the memory of this call is measured."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One input that failed."""
+    """A failed input."""
 
     target: str
     number: int
@@ -88,11 +87,11 @@ HUGE = (b"-1", b"00", b"+5", b"99999999", b"18446744073709551616", b"9" * 400, b
 
 
 def make(target: Target, seed: int, number: int) -> tuple[bytes, Random]:
-    """Return the input of this number, and the randomness for what else is to be decided about it."""
+    """Return the input of this number, and the random generator for further decisions about it."""
     rng = Random(seed << 40 | number)
     pieces = target.valid(rng)
     if rng.random() < 0.1:
-        return b"".join(pieces), rng  # as it is
+        return b"".join(pieces), rng  # unchanged
     for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
         _mutate_pieces(pieces, rng, target)
     data = bytearray(b"".join(pieces))
@@ -102,7 +101,7 @@ def make(target: Target, seed: int, number: int) -> tuple[bytes, Random]:
 
 
 def _mutate_pieces(pieces: list[bytes], rng: Random, target: Target) -> None:
-    """Leave out, repeat, exchange or move whole pieces, or splice in some of another input."""
+    """Remove, repeat, exchange or move whole parts, or insert some of another input."""
     if not pieces:
         return
     at = rng.randrange(len(pieces))
@@ -123,7 +122,7 @@ def _mutate_pieces(pieces: list[bytes], rng: Random, target: Target) -> None:
 
 
 def _mutate_bytes(data: bytearray, rng: Random) -> None:
-    """Change some bytes: flip, overwrite, leave out, insert, cut off, or say another number."""
+    """Change some bytes: flip, overwrite, remove, insert, truncate, or change a number."""
     at = rng.randrange(len(data) + 1)
     match rng.randrange(10):
         case 0 | 1:
@@ -157,7 +156,9 @@ def _mutate_bytes(data: bytearray, rng: Random) -> None:
 
 
 def ways(data: bytes, rng: Random) -> Iterator[list[bytes]]:
-    """The input in pieces: byte by byte unless it is long, and in a few pieces, of which some may be empty."""
+    """Return the input split byte by byte, unless it is long, and into a few pieces, some of which may be
+    empty.
+    """
     if len(data) <= SINGLE_BYTES:
         yield [data[i : i + 1] for i in range(len(data))]
     places = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(1, 5)))
@@ -173,7 +174,7 @@ def _stuck(_number: int, _frame: object) -> None:
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Raise AssertionError, whatever is going on, when it goes on for too long. For the main thread only."""
+    """Raise AssertionError in the running code if it takes too long. For the main thread only."""
     before = signal.signal(signal.SIGALRM, _stuck)
     signal.alarm(LONGEST_S)
     try:
@@ -222,17 +223,18 @@ def _number(failure: Failure) -> int:
 def run_in_processes(
     targets: Sequence[Target], seed: int, *, inputs: int | None, seconds: float | None, processes: int = 0
 ) -> tuple[dict[str, int], list[Failure]]:
-    """Check so many inputs in all, or as many as there is time for; targets take turns.
+    """Check this many inputs in total, or as many as the time allows; targets take turns.
 
     Args:
-        targets: Objects that a process can be given.
-        seed: See above.
-        inputs: How many in all; None for no end.
-        seconds: For how long; None for no end.
-        processes: How many at a time; 0 is one for each processor.
+        targets: The targets; must be picklable.
+        seed: The seed.
+        inputs: The total number; None: no limit.
+        seconds: The time limit; None: no limit.
+        processes: The number of processes; 0: one for each processor.
 
     Returns:
-        How many inputs of each target were checked, and the first of each that failed: it is then left alone.
+        The number of checked inputs of each target, and the first failure of each; a target that failed is
+        not continued.
     """
     deadline = time.monotonic() + seconds if seconds is not None else float("inf")
     counts = dict.fromkeys((target.name for target in targets), 0)
@@ -252,7 +254,8 @@ def run_in_processes(
 
     remaining = jobs()
     under_way: dict[Future[Failure | None], tuple[Target, range]] = {}
-    fork = multiprocessing.get_context("fork")  # a target may be of a module that a new process cannot import
+    # The module of a target may not be importable in a new process.
+    fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(processes, mp_context=fork) as pool:
         while True:
             while len(under_way) < processes and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What a broker sends: `FrameReader`."""
+"""Fuzz target for brokers' data: `FrameReader`."""
 
 from random import Random
 from struct import pack
@@ -65,7 +65,7 @@ class Frames:
 
 
 def read(pieces: list[bytes]) -> list[object]:
-    """Read as a client does; return what came, message by message, and the error if there is one."""
+    """Read as a client does. Return the events, message by message, and the error if there is one."""
     reader = FrameReader(MAX_FRAME_BYTES)
     found: list[object] = []
     try:

@@ -1,4 +1,4 @@
-"""What brokers send to a discovery service: `lookup.commands.CommandReader`."""
+"""Fuzz target for the data of brokers to a discovery service: `lookup.commands.CommandReader`."""
 
 from random import Random
 
@@ -16,7 +16,7 @@ class Lookupd:
     """The reader of a discovery service."""
 
     name = "lookupd"
-    memory_per_byte = 40  # a PING of five bytes is answered at once: nothing is kept but the input
+    memory_per_byte = 40  # a PING of five bytes is answered at once: only the input is kept
     memory_bytes = 8_000
 
     def valid(self, rng: Random) -> list[bytes]:
@@ -48,7 +48,7 @@ class Lookupd:
 
 
 def read(pieces: list[bytes]) -> list[object]:
-    """The commands, and the error if there is one; the end of the input is told, too."""
+    """Return the commands and the error if there is one; the end of the input is passed on, too."""
     reader = CommandReader()
     found: list[object] = []
     identified = False
@@ -74,6 +74,6 @@ def read(pieces: list[bytes]) -> list[object]:
 
 
 def documented(error: CommandError) -> bytes:
-    """What the broker is sent."""
+    """Check that the error is documented."""
     assert error.code in CODES
     return error.wire

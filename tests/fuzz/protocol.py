@@ -1,12 +1,12 @@
-"""Fuzzes what reads bytes from strangers, without sockets:
+"""Fuzzes the readers of untrusted data, without sockets:
 
     python -m fuzz.protocol --inputs 1000000
     python -m fuzz.protocol --seconds 60 --target commands
-    python -m fuzz.protocol --seed 7 --target http --input 4711     (that one again)
+    python -m fuzz.protocol --seed 7 --target http --input 4711    (repeats one input)
 
-What has to hold: only the errors come out that are documented; how the input was cut into pieces makes no
-difference; memory stays within what each target says; no input makes more of itself than it may. A failure prints what
-reproduces it, and the exit code is 1.
+Only documented errors may be raised, the result must not depend on how the input is split, memory must stay
+within the limit of the target, and no input may expand beyond its limit. A failure prints how to reproduce
+it, and the exit code is 1.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show(targets: Sequence[Target], seed: int, number: int) -> int:
-    """Check one input of each target, and show it."""
+    """Check one input of each target, and print it."""
     failures = [try_input(target, seed, number, measured=True) for target in targets]
     for target, failure in zip(targets, failures, strict=True):
         if failure is None:
@@ -77,7 +77,7 @@ def show(targets: Sequence[Target], seed: int, number: int) -> int:
 
 
 def report(failure: Failure, seed: int) -> None:
-    """Say what failed, and how to see it again."""
+    """Print the failure, and how to reproduce it."""
     print(
         f"\n{failure.target}: input {failure.number} of seed {seed} failed: {failure.reason[:2000]}\n"
         f"the input: {failure.data!r}\n"

@@ -1,4 +1,4 @@
-"""What lies in a log and is read from other brokers: the payloads of records, and the frames that are made of them."""
+"""Fuzz target for records of a log and of other brokers: payloads, and the frames that are made of them."""
 
 from random import Random
 from struct import pack, unpack_from
@@ -8,18 +8,16 @@ from trio_nsq.broker.state.batch import Batch
 from trio_nsq.log import RecordHeader
 from trio_nsq.log.records import decode_payload
 
-FIRST_ID = 0x0123456789ABCFF0  # its last digits run over
+FIRST_ID = 0x0123456789ABCFF0  # its last digits overflow
 TIMESTAMP_NS = 1_700_000_000_000_000_000
 HEADER_FIELDS = ">IB"
 
 
 class Payloads:
-    """Records whose checksums are right: count and bytes of the metadata, which the header says, before the payload."""
+    """Records with valid checksums; the header has the number of messages and the bytes of the metadata."""
 
     name = "payloads"
-    memory_per_byte = (
-        10  # a copy without the metadata, and for an empty message of four bytes a place in a list
-    )
+    memory_per_byte = 10  # a copy without the metadata, and a list entry for an empty message of four bytes
     memory_bytes = 8_000
 
     def valid(self, rng: Random) -> list[bytes]:
@@ -73,7 +71,7 @@ def _given(data: bytes) -> tuple[RecordHeader, bytes] | None:
     count, metadata_bytes = unpack_from(HEADER_FIELDS, data)
     payload = data[5:]
     if not count:
-        return None  # `decode_header` lets none through
+        return None  # `decode_header` refuses these
     return RecordHeader(
         0, count, len(payload), FIRST_ID, TIMESTAMP_NS, 0, crc32(payload), metadata_bytes
     ), payload

@@ -1,4 +1,4 @@
-"""HTTP: `RequestReader`, with routes like the broker's."""
+"""Fuzz target for HTTP: `RequestReader`, with routes like the broker's."""
 
 import logging
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from trio_nsq.http.messages import INTERNAL_ERROR
 from trio_nsq.http.parsing import Exchange, RequestReader
 
 STATUSES = frozenset({200, 301, 307, 400, 403, 404, 405, 413, 431})
-"""Of answers that need no handler."""
+"""The statuses of answers without a handler."""
 METHODS = (b"GET", b"POST", b"PUT", b"HEAD", b"OPTIONS", b"DELETE", b"CONNECT", b"BREW")
 TARGETS = (
     b"/ping",
@@ -61,7 +61,7 @@ ROUTER = Router(
 
 
 class _Complaints(logging.Handler):
-    """Faults of our own that the reader turned into an answer."""
+    """Bugs that the reader turned into an answer."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -77,7 +77,7 @@ _complaints = _Complaints()
 
 @contextmanager
 def _complaints_noted() -> Iterator[None]:
-    """Note them, and only here: a logger belongs to all tests."""
+    """Record them, and only within this block, because all tests share the logger."""
     _complaints.records.clear()
     propagated, _LOGGER.propagate = _LOGGER.propagate, False
     _LOGGER.addHandler(_complaints)
@@ -89,7 +89,7 @@ def _complaints_noted() -> Iterator[None]:
 
 
 def request(rng: Random) -> list[bytes]:
-    """The lines of one request, and its body."""
+    """Return the lines of one request, and its body."""
     body = rng.choice(BODIES)
     version = rng.choice((b"1.1", b"1.1", b"1.1", b"1.0", b"2.0"))
     lines = [rng.choice(METHODS[:3]) if rng.random() < 0.8 else rng.choice(METHODS)]
@@ -116,7 +116,8 @@ class Requests:
     """The reader of requests."""
 
     name = "http"
-    # A header line of four bytes becomes two strings of 50 in a dictionary; its text is kept a few times over.
+    # A header line of four bytes becomes two strings of 50 in a dictionary, and its text is stored several
+    # times.
     memory_per_byte = 100
     memory_bytes = 50_000
 
@@ -142,7 +143,7 @@ def read(pieces: list[bytes]) -> list[object]:
     for piece in pieces:
         for exchange in reader.receive_data(piece):
             _check(exchange)
-            # Of a request that is refused in its head, how much is known depends on how it arrived.
+            # How much of a request refused in its head is known depends on how it arrived.
             known = exchange.request if exchange.keep_alive else None
             found.append((known, exchange.answer, exchange.keep_alive, exchange.chunked))
             if not exchange.keep_alive:

@@ -1,4 +1,4 @@
-"""A short run of every target, and that the fuzzer finds what is wrong with readers that are."""
+"""Run every target for a short time, and check that the fuzzer finds faults."""
 
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ SEED = 20
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_a_short_run(target: Target) -> None:
+def test_short_run(target: Target) -> None:
     failure = run(target, SEED, range(INPUTS))
     assert failure is None, (
         f"python -m fuzz.protocol --seed {SEED} --target {target.name} --input {failure.number}"
@@ -25,14 +25,14 @@ def test_a_short_run(target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_an_input_is_made_of_its_number_and_the_seed(target: Target) -> None:
+def test_input_depends_on_number_and_seed_only(target: Target) -> None:
     assert make(target, 1, 5)[0] == make(target, 1, 5)[0]
     inputs = {make(target, seed, number)[0] for seed in (1, 2) for number in range(100)}
     assert len(inputs) > 150
 
 
 class Wrong(Commands):
-    """A target with a fault of its own."""
+    """A target with a fault."""
 
     def __init__(self, fault: str) -> None:
         self.fault = fault
@@ -50,7 +50,7 @@ class Wrong(Commands):
             bytes(len(data) * 1000 + 1_000_000)
 
 
-def test_an_error_of_another_kind_is_found() -> None:
+def test_unexpected_error_is_found() -> None:
     failure = run(Wrong("error"), SEED, range(INPUTS))
     assert failure is not None
     assert "KeyError" in failure.reason
@@ -63,14 +63,14 @@ def test_too_much_memory_is_found() -> None:
     assert "bytes of memory" in failure.reason
 
 
-def test_what_does_not_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuzz.engine.LONGEST_S", 1)
     failure = run(Wrong("loop"), SEED, range(INPUTS))
     assert failure is not None
     assert "not done within 1 s" in failure.reason
 
 
-def test_a_reader_that_loses_a_byte_between_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_that_loses_a_byte_between_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     receive_data = CommandReader.receive_data
 
     def lossy(self: CommandReader, data: bytes) -> None:
@@ -82,14 +82,14 @@ def test_a_reader_that_loses_a_byte_between_reads_is_found(monkeypatch: pytest.M
     assert "in pieces of" in failure.reason
 
 
-def test_a_short_run_with_a_broker(tmp_path: Path) -> None:
+def test_short_run_with_a_broker(tmp_path: Path) -> None:
     with broker_to_fuzz(tmp_path) as broker:
         sent, most_bytes = fuzz(broker, SEED, inputs=500, seconds=None)
     assert sent == 500
     assert most_bytes > 0
 
 
-def test_an_answer_that_is_none_is_found() -> None:
+def test_invalid_answer_is_found() -> None:
     with pytest.raises(BrokerFailed, match="half a frame"):
         check_frames(b"\0\0\0\x06\0\0\0\0O")
     with pytest.raises(BrokerFailed, match="the error E_NEW it"):
@@ -100,7 +100,7 @@ def test_an_answer_that_is_none_is_found() -> None:
         check_responses(b"OK")
 
 
-def test_the_command_line_says_how_to_see_a_failure_again(
+def test_command_line_prints_how_to_reproduce_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(TARGETS, "commands", Wrong("error"))
@@ -111,7 +111,7 @@ def test_the_command_line_says_how_to_see_a_failure_again(
     assert "KeyError" in capsys.readouterr().err
 
 
-def test_the_command_line_runs_what_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_runs_the_given_targets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--target", "frames", "--inputs", "1500"]) == 0
     assert "1,500 inputs with seed 1" in capsys.readouterr().out
     assert main(["--target", "frames", "--seed", "9", "--input", "3"]) == 0

@@ -400,7 +400,7 @@ class TopicMachine(RuleBasedStateMachine):
         pick=picks, chosen=st.lists(picks, max_size=5), what=st.sampled_from(["REQ", "TOUCH", "FIN", "FIN"])
     )
     def answer_for_anything(self, pick: int, chosen: list[int], what: str) -> None:
-        """Answer for messages of this client or another one, or finished ones."""
+        """Answer a message of this or another client, or a finished one."""
         picked = self.pick_client(pick)
         if picked is None or not self.ids:
             return

@@ -106,7 +106,7 @@ class NaiveChannel:
         copy.holder, copy.delivered_ns, copy.at_ns = consumer, now_ns, now_ns + known.timeout_ns
 
     def why_not(self, consumer: str, number: int) -> str | None:
-        """Return the error if a consumer answers for a message that it does not have in flight."""
+        """Return the error if a consumer answers a message that it does not have in flight."""
         copy = self.copies.get(number)
         if copy is None or copy.place is not Place.IN_FLIGHT:
             return NOT_IN_FLIGHT

@@ -55,7 +55,7 @@ class InFlightMachine(RuleBasedStateMachine):
     def begin(self, first: int) -> None:
         self.sequence = first
 
-    # ------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------ operations
 
     @rule(sizes=st.lists(st.integers(1, 6), min_size=2, max_size=5))
     def put_many(self, sizes: Sequence[int]) -> None:
@@ -68,7 +68,7 @@ class InFlightMachine(RuleBasedStateMachine):
         missing=st.sampled_from([0, 0, 0, 3]),
     )
     def put(self, gaps: Sequence[int], goes_back: bool, missing: int) -> None:
-        """A delivery of as many messages; the ids need not ascend from one delivery to the next."""
+        """Send this many messages; the ids need not ascend from one delivery to the next."""
         first_id = self.next_id - 1_000_000 * goes_back * (self.deliveries + 1)
         self.sequence += missing
         ids = [b"%016x" % (first_id + sum(gaps[:index])) for index in range(len(gaps))]
@@ -83,7 +83,7 @@ class InFlightMachine(RuleBasedStateMachine):
             self.sequence += 1
 
     def picked(self, data: st.DataObject) -> list[bytes]:
-        """Ids, mostly of messages that are in flight."""
+        """Return ids, mostly of messages in flight."""
         there = list(self.naive)
         start = data.draw(st.sampled_from([0, 0, 0, 1, 5]))
         ids = there[start : start + data.draw(st.integers(0, 15))]
@@ -163,19 +163,19 @@ class InFlightMachine(RuleBasedStateMachine):
 
     @rule()
     def copy(self) -> None:
-        """A checkpoint begins to be written."""
+        """Start to write a checkpoint."""
         rows = [(sent.sequence, sent.delivery) for sent in self.naive.values()]
         self.copies.append((self.real.copy(), sorted(rows)))
 
     @rule(really=st.integers(0, 5))
     def clear(self, really: int) -> None:
         if really:
-            return  # there should be much most of the time
+            return  # usually many
         self.real.clear()
         self.gone += self.naive
         self.naive.clear()
 
-    # ------------------------------------------------------------------ what is always true
+    # ------------------------------------------------------------------ invariants
 
     @invariant()
     def they_agree(self) -> None:
@@ -242,7 +242,7 @@ def test_answers_in_order_split_no_run(piece: int) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 195, 1000])
-def test_a_message_that_is_answered_late_costs_only_its_own_run(piece: int) -> None:
+def test_late_answer_costs_only_its_own_run(piece: int) -> None:
     """Both when it is skipped, and when its answer arrives among the others."""
     ids = [b"%016x" % number for number in range(500)]
     answers = [*ids[:30], *ids[31:300], ids[30], *ids[300:]]

@@ -9,8 +9,8 @@ TestPrivate = PrivateMachine.TestCase
 TestMemory.settings = TestDisk.settings = TestEphemeral.settings = TestPrivate.settings = SETTINGS
 
 
-def test_a_message_that_is_due_when_its_channel_gets_it_is_ready_after_a_seek() -> None:
-    """These steps were once drawn at random."""
+def test_message_that_is_due_when_its_channel_gets_it_is_ready_after_a_seek() -> None:
+    """A sequence of steps that a random run found."""
     machine = TopicMachine()
     try:
         machine.begin([], [])

@@ -1,7 +1,8 @@
-"""`python -m nsqd_import.dying NSQD_DATA_PATH FOLDER`: an import that is killed before each thing it does to the disk.
+"""`python -m nsqd_import.dying NSQD_DATA_PATH FOLDER`: an import that is killed before each of its disk
+operations.
 
-For each N an import into FOLDER/N is killed (SIGKILL, in a process of its own) before its Nth operation. Prints how
-many there were.
+For each N, an import into FOLDER/N, in its own process, is killed with SIGKILL before its Nth operation.
+Prints the number of operations.
 """
 
 import os
@@ -35,7 +36,7 @@ class DyingFiles(Files):
 
 
 def main(source: Path, folder: Path) -> int:
-    """Do it until an import comes to its end; returns the number of the last one."""
+    """Repeat until an import completes; return the number of the last one."""
     number = 0
     while True:
         child = os.fork()

@@ -1,4 +1,4 @@
-"""An nsqd's data folder, made by hand."""
+"""Make an nsqd's data folder."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ FIRST_ID = 0x18A30B3465E690C0
 
 @dataclass(frozen=True)
 class Queued:
-    """A message in a queue. What tells messages apart follows from `number`, unless it is said."""
+    """A message in a queue. By default, its fields depend on `number`."""
 
     number: int
     attempts: int = 0
@@ -34,7 +34,7 @@ class Queued:
         return START_NS + self.number * 1000 if self.timestamp_ns is None else self.timestamp_ns
 
     def encode(self) -> bytes:
-        """As it lies in a file."""
+        """Encode it as in a file."""
         message = pack(">qH16s", self.time, self.attempts, b"%016x" % self.message_id) + self.content
         return pack(">i", len(message)) + message
 
@@ -47,11 +47,12 @@ def write_queue(
     depth: int | None = None,
     write: tuple[int, int] | None = None,
 ) -> list[Path]:
-    """A queue in so many files, which was read up to the message `read` (file, and message in it).
+    """Write a queue into files.
 
     Args:
-        depth: What its meta file counts, if not what there is.
-        write: Where its meta file says that writing goes on, in bytes, if not at the end.
+        read: The messages before this one were read: (file, message in it).
+        depth: The depth in its meta file, if it is not the real one.
+        write: The write position in its meta file, in bytes, if it is not the end.
     """
     folder.mkdir(exist_ok=True)
     paths = [folder / f"{name}.diskqueue.{number:06d}.dat" for number in range(len(files))]
@@ -68,12 +69,12 @@ def write_queue(
     at, offset = end if write is None else write
     (folder / f"{name}.diskqueue.meta.dat").write_text(f"{depth}\n{number},{position}\n{at},{offset}\n")
     for path in paths[:number]:
-        path.unlink()  # nsqd removes what it has read
+        path.unlink()  # nsqd removes files that it has read
     return paths
 
 
 def write_metadata(folder: Path, topics: Mapping[str, Iterable[str]], paused: Iterable[str] = ()) -> None:
-    """nsqd.dat.
+    """Write nsqd.dat.
 
     Args:
         topics: Channels by topic.

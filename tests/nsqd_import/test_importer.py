@@ -1,4 +1,4 @@
-"""Whole or not at all, what is refused, and what is left alone."""
+"""Tests for imports: atomicity, refusals, and files that must not change."""
 
 import fcntl
 import json
@@ -35,7 +35,7 @@ NAMES = ["clicks", "orders", "quiet"]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """An nsqd's data folder with three topics."""
+    """The data folder of an nsqd with three topics."""
     source = tmp_path / "nsqd"
     write_metadata(
         source, {"orders": ["only"], "clicks": ["a", "b"], "quiet": []}, paused=["orders", "clicks/b"]
@@ -61,13 +61,13 @@ def run(source: Path, data_path: Path, **options: Any) -> list[TopicReport]:
 
 
 def state(data_path: Path, topic: str) -> dict[str, Any]:
-    """A topic's saved state."""
+    """Return a topic's saved state."""
     found: dict[str, Any] = json.loads((data_path / "topics" / f"{topic}.topic" / "state.json").read_bytes())
     return found
 
 
 def bodies(data_path: Path, topic: str) -> list[bytes]:
-    """All messages in a topic's log."""
+    """Return all messages in a topic's log."""
     log = DiskLog(data_path / "topics" / f"{topic}.topic", files=HastyFiles())
     found = [body for batch in log.read(0) for body in batch.messages.bodies()]
     log.close()
@@ -75,12 +75,12 @@ def bodies(data_path: Path, topic: str) -> list[bytes]:
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    """Every file in a folder."""
+    """Return every file in a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def check_complete(data_path: Path) -> None:
-    """All of `source` is there, and nothing else."""
+    """Check that all of `source` was imported, and nothing else."""
     assert sorted(path.name for path in (data_path / "topics").iterdir()) == [
         f"{name}.topic" for name in NAMES
     ]
@@ -90,7 +90,7 @@ def check_complete(data_path: Path) -> None:
     assert bodies(data_path, "orders") == [b"an order"]
 
 
-def test_an_import(tmp_path: Path, source: Path) -> None:
+def test_import_of_everything(tmp_path: Path, source: Path) -> None:
     before = everything(source)
     done = 0
 
@@ -119,7 +119,7 @@ def test_an_import(tmp_path: Path, source: Path) -> None:
     assert state(tmp_path / "ours", "orders")["paused"]
 
 
-def test_a_dry_run_makes_nothing(tmp_path: Path, source: Path) -> None:
+def test_dry_run_creates_nothing(tmp_path: Path, source: Path) -> None:
     planned = run(source, tmp_path / "ours", dry_run=True)
     assert not (tmp_path / "ours").exists()
     assert {report.outcome for report in planned} == {Outcome.PLANNED}
@@ -133,10 +133,10 @@ def test_a_dry_run_makes_nothing(tmp_path: Path, source: Path) -> None:
     assert everything(tmp_path / "ours") == before
 
 
-# ---------------------------------------------------------------------- whole or not at all
+# ---------------------------------------------------------------------- atomicity
 
 
-def test_an_import_that_was_killed_can_be_run_again(tmp_path: Path, source: Path) -> None:
+def test_killed_import_can_be_repeated(tmp_path: Path, source: Path) -> None:
     folder = tmp_path / "killed"
     folder.mkdir()
     done = subprocess.run(
@@ -162,7 +162,7 @@ def test_an_import_that_was_killed_can_be_run_again(tmp_path: Path, source: Path
 
 
 class NotingFiles(Files):
-    """Notes which files have been written and not synced, and how that was whenever a state was saved."""
+    """Records which files are written and not synced, also at the time when a state is saved."""
 
     def __init__(self) -> None:
         self.unsynced: set[int] = set()
@@ -182,13 +182,13 @@ class NotingFiles(Files):
         super().replace(path, content)
 
 
-def test_messages_are_on_stable_storage_before_their_topic_is_there(tmp_path: Path, source: Path) -> None:
+def test_messages_are_synced_before_their_topic_is_visible(tmp_path: Path, source: Path) -> None:
     files = NotingFiles()
     run(source, tmp_path / "ours", files=files)
     assert files.saved_with == [set(), set(), set()]
 
 
-def test_a_broker_removes_what_an_import_left_that_was_cut_short(tmp_path: Path, source: Path) -> None:
+def test_broker_removes_the_leftovers_of_a_killed_import(tmp_path: Path, source: Path) -> None:
     run(source, tmp_path / "ours")
     topics = tmp_path / "ours" / "topics"
     (topics / "clicks.topic").rename(topics / "clicks.topic-importing")
@@ -198,7 +198,7 @@ def test_a_broker_removes_what_an_import_left_that_was_cut_short(tmp_path: Path,
 
 
 @pytest.mark.parametrize("method", ["write", "sync", "make_folder", "create", "sync_folder"])
-def test_a_disk_that_refuses_leaves_nothing_of_a_topic(tmp_path: Path, source: Path, method: str) -> None:
+def test_disk_error_leaves_nothing_of_a_topic(tmp_path: Path, source: Path, method: str) -> None:
     (tmp_path / "ours").mkdir()
     files = FailingFiles()
     with opened(source) as nsqd:
@@ -218,46 +218,44 @@ def test_a_disk_that_refuses_leaves_nothing_of_a_topic(tmp_path: Path, source: P
     check_complete(tmp_path / "ours")
 
 
-# ---------------------------------------------------------------------- topics that are there
+# ---------------------------------------------------------------------- existing topics
 
 
 @pytest.fixture
 def ours(tmp_path: Path) -> Path:
-    """A data folder with a topic `orders` that does not come from nsqd."""
+    """A data folder with a topic `orders` that was not imported."""
     with closing(DataFolder(tmp_path / "ours", HastyFiles())) as folder:
         folder.write_state("orders", b'{"ours":1}')
     return tmp_path / "ours"
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_topics_that_exist_are_not_touched_and_nothing_else_is_done(
-    source: Path, ours: Path, dry_run: bool
-) -> None:
+def test_existing_topics_stop_the_import_unchanged(source: Path, ours: Path, dry_run: bool) -> None:
     before = everything(ours)
     with pytest.raises(ImportRefused, match="has a topic orders already: nothing was imported"):
         run(source, ours, dry_run=dry_run)
     assert everything(ours) == before
 
 
-def test_the_others_can_be_imported(source: Path, ours: Path) -> None:
+def test_existing_topics_can_be_skipped(source: Path, ours: Path) -> None:
     reports = run(source, ours, if_exists=IfExists.SKIP)
     assert [report.outcome for report in reports] == [Outcome.IMPORTED, Outcome.SKIPPED, Outcome.IMPORTED]
     assert state(ours, "orders")["ours"] == 1
 
 
-def test_those_that_exist_can_be_replaced(source: Path, ours: Path) -> None:
+def test_existing_topics_can_be_replaced(source: Path, ours: Path) -> None:
     assert {report.outcome for report in run(source, ours, if_exists=IfExists.REPLACE)} == {Outcome.IMPORTED}
     check_complete(ours)
 
 
-def test_topics_of_which_nsqd_consumed_are_not_taken_for_imported(tmp_path: Path, source: Path) -> None:
+def test_topics_that_nsqd_has_consumed_since_are_not_up_to_date(tmp_path: Path, source: Path) -> None:
     run(source, tmp_path / "ours")
     write_queue(source, "clicks:b", [Queued(number) for number in range(1, 7)], read=(0, 1))
     with pytest.raises(ImportRefused, match="has a topic clicks already"):
         run(source, tmp_path / "ours")
 
 
-def test_topics_with_which_nsqd_went_on_are_not_taken_for_imported(tmp_path: Path, source: Path) -> None:
+def test_topics_that_nsqd_has_published_since_are_not_up_to_date(tmp_path: Path, source: Path) -> None:
     run(source, tmp_path / "ours")
     write_queue(source, "clicks:a", [Queued(3), Queued(4), Queued(1, attempts=2), Queued(9)])
     with pytest.raises(ImportRefused, match="has a topic clicks already"):
@@ -266,23 +264,23 @@ def test_topics_with_which_nsqd_went_on_are_not_taken_for_imported(tmp_path: Pat
     assert [report.messages for report in reports] == [9, 1, 0]
 
 
-def test_a_moved_folder_is_the_same_nsqd(tmp_path: Path, source: Path) -> None:
+def test_moved_folder_is_the_same_nsqd(tmp_path: Path, source: Path) -> None:
     run(source, tmp_path / "ours")
     reports = run(source.rename(tmp_path / "moved"), tmp_path / "ours")
     assert {report.outcome for report in reports} == {Outcome.EARLIER}
 
 
-# ---------------------------------------------------------------------- folders that cannot be used
+# ---------------------------------------------------------------------- unusable folders
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_a_folder_that_a_broker_uses(tmp_path: Path, source: Path, dry_run: bool) -> None:
+def test_folder_in_use_by_a_broker(tmp_path: Path, source: Path, dry_run: bool) -> None:
     with closing(DataFolder(tmp_path / "ours", HastyFiles())):
         with pytest.raises((ImportRefused, StartupError), match="in use by"):
             run(source, tmp_path / "ours", dry_run=dry_run)
 
 
-def test_an_nsqd_that_is_running(tmp_path: Path, source: Path) -> None:
+def test_running_nsqd(tmp_path: Path, source: Path) -> None:
     fd = os.open(source, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     with pytest.raises(ImportRefused, match="in use by a running nsqd"):
@@ -290,13 +288,13 @@ def test_an_nsqd_that_is_running(tmp_path: Path, source: Path) -> None:
     os.close(fd)
     with opened(source):
         other = os.open(source, os.O_RDONLY)
-        with pytest.raises(BlockingIOError):  # nor does one start meanwhile
+        with pytest.raises(BlockingIOError):  # nor can an nsqd start meanwhile
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(other)
 
 
 @pytest.mark.parametrize("inside", [".", "ours", "a/b"])
-def test_nsqds_own_folder_is_no_place_for_ours(source: Path, inside: str) -> None:
+def test_folder_of_nsqd_is_refused_as_destination(source: Path, inside: str) -> None:
     before = everything(source)
     with pytest.raises(ImportRefused, match="is inside nsqd's data folder"):
         run(source, source / inside)
@@ -314,7 +312,7 @@ def test_nsqds_own_folder_is_no_place_for_ours(source: Path, inside: str) -> Non
         ('{"topics": [{"name": 5, "paused": false, "channels": null}]}', "is damaged"),
     ],
 )
-def test_a_folder_that_is_no_nsqds(tmp_path: Path, content: str | None, says: str) -> None:
+def test_folder_that_is_not_of_nsqd(tmp_path: Path, content: str | None, says: str) -> None:
     (tmp_path / "nsqd").mkdir()
     if content is not None:
         (tmp_path / "nsqd" / "nsqd.dat").write_text(content)
@@ -323,7 +321,7 @@ def test_a_folder_that_is_no_nsqds(tmp_path: Path, content: str | None, says: st
     assert not (tmp_path / "ours").exists()
 
 
-def test_names_that_nsqd_would_leave_out_and_queues_it_does_not_know(tmp_path: Path) -> None:
+def test_invalid_names_and_unknown_queues(tmp_path: Path) -> None:
     source = tmp_path / "nsqd"
     write_metadata(source, {"good": ["fine", "not fine", "x#ephemeral"], "b/ad": [], "e#ephemeral": ["c"]})
     write_queue(source, "good:gone", [Queued(1)])
@@ -339,7 +337,7 @@ def test_names_that_nsqd_would_leave_out_and_queues_it_does_not_know(tmp_path: P
     assert (report.name, [channel.name for channel in report.channels]) == ("good", ["fine"])
 
 
-def test_queues_that_were_written_on_windows(tmp_path: Path) -> None:
+def test_queues_written_on_windows(tmp_path: Path) -> None:
     write_metadata(tmp_path / "nsqd", {"topic": ["channel"]})
     write_queue(tmp_path / "nsqd", "topic;channel", [Queued(1), Queued(2)])
     (report,) = run(tmp_path / "nsqd", tmp_path / "ours")

@@ -1,4 +1,4 @@
-"""The log and the state that are made of queues give each channel what its queue held."""
+"""Tests for the log and the state that are made of queues: each channel gets the messages of its queue."""
 
 from collections import Counter
 from pathlib import Path
@@ -23,12 +23,12 @@ TOPIC = TopicMetadata("topic", False, tuple(ChannelMetadata(name, False) for nam
 
 
 def queued(message: Received) -> tuple[int, int, int, bytes]:
-    """A delivery as the message that was in the queue: id, time, attempts, body."""
+    """Return a delivery as a message of a queue: id, time, attempts, body."""
     return int(message.id, 16), message.timestamp_ns, message.attempts - 1, message.body
 
 
 def build(folder: Path, queues: list[list[Queued]], run_keys: int) -> Fixture:
-    """A topic of these queues: the topic's own, then those of its channels."""
+    """Build a topic of these queues: the topic's own, then those of its channels."""
     for name, messages in zip(["topic", *(f"topic:{name}" for name in CHANNELS)], queues, strict=True):
         write_queue(folder / "nsqd", name, messages)
     files = list_queues(folder / "nsqd")
@@ -56,7 +56,7 @@ def build(folder: Path, queues: list[list[Queued]], run_keys: int) -> Fixture:
 
 
 ATTEMPTS = st.sampled_from([None, None, 0, 0, 0, 1, 5])
-"""Of a message in a channel; None: the channel does not have it."""
+"""The attempts of a message in a channel; None: the channel does not have it."""
 
 
 @settings(max_examples=150)
@@ -66,7 +66,7 @@ ATTEMPTS = st.sampled_from([None, None, 0, 0, 0, 1, 5])
     shuffle=st.randoms(use_true_random=False),
     run_keys=st.sampled_from([1, 3, 10**6]),
 )
-def test_each_channel_gets_what_its_queue_held(
+def test_each_channel_gets_the_messages_of_its_queue(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[tuple[int | None, ...]],
     waiting: int,
@@ -93,21 +93,19 @@ def test_each_channel_gets_what_its_queue_held(
         assert Counter(map(queued, received)) == Counter(
             (each.message_id, each.time, each.attempts, each.content) for each in expected
         )
-        # Each kind in the order of publishing.
+        # Each kind in publish order.
         for again in (False, True):
             ids = [message.id for message in received if (message.attempts > 1) is again]
             assert ids == sorted(ids)
         subscriber.finish(received)
         assert fixture.counts(name) == (0, 0, 0)
-    # Nothing is needed any more once all is finished.
+    # After everything is finished, nothing is needed.
     assert first_needed(fixture.topic.snapshot()) == stored
     fixture.log.close()
 
 
 @pytest.mark.parametrize(("ready", "order"), [(2500, [1, 3, 0, 2, 4]), (1, [1, 0, 3, 2, 4])])
-def test_what_was_delivered_before_comes_first_or_by_turns(
-    tmp_path: Path, ready: int, order: list[int]
-) -> None:
+def test_delivered_messages_come_first_or_in_turns(tmp_path: Path, ready: int, order: list[int]) -> None:
     messages = [Queued(number, attempts=number % 2) for number in range(5)]
     fixture = build(tmp_path, [[], messages, [], []], 10)
     subscriber = fixture.subscriber("a", ready=ready)
@@ -120,7 +118,7 @@ def test_what_was_delivered_before_comes_first_or_by_turns(
 
 
 def merged(folder: Path, *queues: list[Queued]) -> list[MergedMessage]:
-    """The messages of these queues, merged."""
+    """Return the messages of these queues, merged."""
     merger = Merger()
     for number, messages in enumerate(queues):
         write_queue(folder, f"q{number}", messages)
@@ -130,12 +128,12 @@ def merged(folder: Path, *queues: list[Queued]) -> list[MergedMessage]:
     return found
 
 
-def test_a_message_that_is_in_a_queue_twice_counts_once_with_the_most_attempts(tmp_path: Path) -> None:
+def test_duplicate_in_a_queue_counts_once_with_the_most_attempts(tmp_path: Path) -> None:
     (message,) = merged(tmp_path, [Queued(1, 2), Queued(1, 9), Queued(1, 0)])
     assert [copy.attempts for copy in message.copies] == [9]
 
 
-def test_messages_that_share_only_the_id_are_not_the_same(tmp_path: Path) -> None:
+def test_messages_that_share_only_the_id_differ(tmp_path: Path) -> None:
     found = merged(
         tmp_path,
         [Queued(1), Queued(2, id=FIRST_ID + 1), Queued(1, body=b"other")],
@@ -144,7 +142,7 @@ def test_messages_that_share_only_the_id_are_not_the_same(tmp_path: Path) -> Non
     assert [(len(message.copies), message.size) for message in found] == [(1, 9), (2, 9), (1, 5), (1, 9)]
 
 
-def test_messages_share_a_record_only_if_that_keeps_their_times_and_ids(tmp_path: Path) -> None:
+def test_messages_share_a_record_only_with_the_same_time_and_consecutive_ids(tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "log", files=HastyFiles())
     writer = LogWriter(log)
     for message_id, timestamp_ns in [(10, 5), (11, 5), (12, 6), (13, 6), (15, 6), (14, 6)]:
@@ -161,7 +159,7 @@ def test_messages_share_a_record_only_if_that_keeps_their_times_and_ids(tmp_path
     log.close()
 
 
-def test_many_files_are_not_all_open_at_once(tmp_path: Path) -> None:
+def test_number_of_open_files_is_limited(tmp_path: Path) -> None:
     write_queue(tmp_path, "q", *([Queued(number)] for number in range(200)))
     files = list_queues(tmp_path)["q"]
     merger = Merger()
