@@ -124,7 +124,7 @@ async def test_refusal_has_the_text_of_the_broker(broker: FakeBroker, step: str)
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "TCP port"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "use the port of the TCP protocol"),
         (b"\0\0\0\x06\0\0\0\0[]", "TCP port"),
         (b"\0\0\0\x05\0\0\0\0[", "TCP port"),
         (message(1), "a message"),

@@ -40,7 +40,7 @@ LIMITS = Limits(
 """Small limits, so that short inputs reach them."""
 
 LONGEST_ERROR = 100 + 4 * MAX_LINE_BYTES
-"""A line may be quoted in it, each byte as `\\xNN`."""
+"""An error may quote a line, with each byte as `\\xNN`."""
 
 NAMES = (b"t", b"a.b-c_D", b"t#ephemeral", b"x" * 64, b"x" * 65, b"", b"a|b", b"#ephemeral", b"\xff", b'"\\')
 IDS = (b"0123456789abcdef", b"ffffffffffffffff", b"0123456789abcde", b"x" * 16)
