@@ -26,6 +26,17 @@ settings.register_profile(
 settings.register_profile("random", settings.get_profile("fixed"), derandomize=False, print_blob=True)
 settings.load_profile("fixed")
 
+_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A JVM of a test runs for seconds: optimizing its code costs more than it saves."""
+_SPARK_CONF = f"""\
+spark.driver.extraJavaOptions {_JVM_OPTIONS}
+spark.executor.extraJavaOptions {_JVM_OPTIONS}
+spark.ui.enabled false
+spark.sql.adaptive.enabled false
+spark.sql.codegen.wholeStage false
+spark.sql.shuffle.partitions 1
+"""
+"""Spark's defaults in the tests. They export and replay few rows, so no plan is worth compiling."""
 _SLOW_FOLDERS = {"cli", "faults", "interop", "model", "spark"}
 """Where most tests start processes or repeat a scenario."""
 
@@ -39,12 +50,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _processes_start_fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Processes keep the modules that they compile, and each HTTP client reads one authority instead of 150."""
+    """Keep compiled modules, let HTTP clients read one authority instead of 150, and start Spark in half the time."""
     with pytest.MonkeyPatch.context() as patch:
         path = tmp_path_factory.mktemp("authority") / "ca.pem"
         trustme.CA().cert_pem.write_to_path(str(path))
         patch.setenv("SSL_CERT_FILE", str(path))
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        spark = tmp_path_factory.mktemp("spark")
+        (spark / "spark-defaults.conf").write_text(_SPARK_CONF)
+        patch.setenv("SPARK_CONF_DIR", str(spark))
+        patch.setenv("SPARK_LAUNCHER_OPTS", _JVM_OPTIONS)
+        patch.setenv("SPARK_DAEMON_JAVA_OPTS", _JVM_OPTIONS)
         yield
 
 

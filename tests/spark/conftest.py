@@ -47,15 +47,9 @@ def engine() -> Iterator[SparkEngine]:
 
 @pytest.fixture(scope="session")
 def spark(engine: SparkEngine) -> "SparkSession":
-    """The session of the same Spark. Query plans are not optimized, because the tests have few rows."""
+    """The session of the same Spark."""
     session = engine.session()
-    for name, value in (
-        ("session.timeZone", "UTC"),
-        ("shuffle.partitions", "1"),
-        ("adaptive.enabled", "false"),
-        ("codegen.wholeStage", "false"),
-    ):
-        session.conf.set(f"spark.sql.{name}", value)
+    session.conf.set("spark.sql.session.timeZone", "UTC")
     return session
 
 
