@@ -39,6 +39,38 @@ _MODULES = {
     "help": "qcli.commands.help",
 }
 
+_SYNONYMS = {
+    "broker": "serve",
+    "run": "serve",
+    "server": "serve",
+    "start": "serve",
+    "nsqd": "serve",
+    "nsqlookupd": "lookupd",
+    "produce": "pub",
+    "publish": "pub",
+    "send": "pub",
+    "to_nsq": "pub",
+    "consume": "tail",
+    "read": "tail",
+    "sub": "tail",
+    "subscribe": "tail",
+    "nsq_tail": "tail",
+    "nsq_to_file": "tail",
+    "list": "topic list",
+    "ls": "topic list",
+    "create": "topic create",
+    "status": "stat",
+    "stats": "stat",
+    "info": "stat",
+    "nsq_stat": "stat",
+    "export": "to-parquet",
+    "parquet": "to-parquet",
+    "import": "log import",
+    "verify": "log verify",
+    "seek": "channel seek",
+}
+"""What users of other tools may type, and the command for it."""
+
 
 @click.group(
     "qcli",
@@ -50,8 +82,11 @@ _MODULES = {
         "print messages as they arrive": "qcli tail clicks/archive",
         "watch the backlogs": "qcli stat clicks",
     },
+    synonyms=_SYNONYMS,
     notes={
         "Topics": "qcli help connection, environment, positions, durations or exit-codes.",
+        "Exit codes": "0 success, 1 failure, 2 wrong command line, 3 no broker answers, 4 only partly done, 5 damaged "
+        "data. See 'qcli help exit-codes'.",
     },
     details={
         "Environment": "QCLI_NSQD_TCP_ADDRESS, QCLI_NSQD_HTTP_ADDRESS and QCLI_LOOKUPD_HTTP_ADDRESS set "

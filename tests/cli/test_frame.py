@@ -58,6 +58,16 @@ def test_usage_errors(nowhere: Cli, args: list[str]) -> None:
         (["topic", "lst"], "list"),
         (["topic", "del"], "delete"),
         (["topic", "rename"], None),
+        # the words of other tools
+        (["consume"], "tail"),
+        (["nsq_tail"], "tail"),
+        (["produce"], "pub"),
+        (["status"], "stat"),
+        (["ls"], "topic list"),
+        (["topic", "ls"], "list"),
+        (["topic", "show"], "settings"),
+        (["dlq", "ls"], "list"),
+        (["dlq", "rm"], None),
         (["x"], None),
     ],
 )
@@ -66,6 +76,8 @@ def test_similar_command_is_suggested(nowhere: Cli, args: list[str], suggested: 
     assert result.code == 2
     hint = f" Did you mean '{suggested}'?" if suggested else ""
     assert result.err.endswith(f"Error: No such command '{args[-1]}'.{hint}\n")
+    if suggested:
+        assert nowhere(*args[:-1], *suggested.split(), "--help").code == 0
 
 
 def test_command_line_overrides_the_environment(nowhere: Cli) -> None:

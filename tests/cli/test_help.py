@@ -39,7 +39,13 @@ def test_topics(nowhere: Cli, run_here: Run, topic: str, expected: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"), [("conection", " (did you mean connection?)"), ("pub x", ""), ("xyz", "")]
+    ("words", "hint"),
+    [
+        ("conection", " (did you mean connection?)"),
+        ("pub x", ""),
+        ("xyz", ""),
+        ("consume", " (did you mean tail?)"),
+    ],
 )
 def test_unknown_word_is_an_error(nowhere: Cli, run_here: Run, words: str, hint: str) -> None:
     result = run_here(nowhere, "help", *words.split())

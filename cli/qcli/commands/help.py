@@ -6,7 +6,7 @@ from typing import NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from ..framework.command import DocumentedCommand, did_you_mean, sections, write_paragraph
+from ..framework.command import DocumentedCommand, DocumentedGroup, alike, sections, write_paragraph
 from ..framework.errors import ExitCode
 from ..framework.options import CONNECTION_OPTIONS
 from ..framework.output import write
@@ -133,9 +133,9 @@ def command(ctx: click.Context, words: tuple[str, ...]) -> None:
         return
     found = _find(top, words)
     if found is None:
-        assert isinstance(top.command, click.Group)
-        names = [*top.command.list_commands(top), *_TOPICS]
-        hint = did_you_mean(words[0], names) if len(words) == 1 else ""
+        assert isinstance(top.command, DocumentedGroup)
+        near = top.command.suggestion(top, words[0]) or alike(words[0], list(_TOPICS))
+        hint = f" (did you mean {near}?)" if near and len(words) == 1 else ""
         raise click.UsageError(
             f"There is no command or topic '{' '.join(words)}'{hint}. The topics are {', '.join(_TOPICS)}."
         )

@@ -18,6 +18,21 @@ from .options import CONNECTION_OPTIONS, OTHER_OPTIONS
 
 EXAMPLES_IN_HELP = 4
 
+SYNONYMS = {
+    "ls": "list",
+    "rm": "delete",
+    "remove": "delete",
+    "add": "create",
+    "new": "create",
+    "clear": "empty",
+    "purge": "empty",
+    "show": "settings",
+    "get": "settings",
+    "cat": "dump",
+    "check": "verify",
+}
+"""Words of other tools, and what this one calls it; suggested by the groups that have such a command."""
+
 
 def sections(ctx: click.Context, command: click.Command) -> dict[str, list[click.Option]]:
     """Return the visible options of a command by heading, in the order of declaration."""
@@ -146,9 +161,23 @@ def write_paragraph(formatter: click.HelpFormatter, text: str) -> None:
 
 
 class DocumentedGroup(DocumentedCommand, click.Group):
-    """A group of commands; without a subcommand it shows its help."""
+    """A group of commands; without a subcommand it shows its help.
+
+    Args:
+        synonyms: What users of other tools may type, and the command to suggest for it, besides `SYNONYMS`.
+    """
 
     command_class = DocumentedCommand
+
+    def __init__(self, *args: Any, synonyms: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._synonyms = dict(synonyms or {})
+
+    def suggestion(self, ctx: click.Context, name: str) -> str | None:
+        """Return the subcommand that was probably meant by an unknown name."""
+        names = self.list_commands(ctx)
+        known = {word: meant for word, meant in SYNONYMS.items() if meant in names} | self._synonyms
+        return known.get(name) or alike(name, names)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -159,7 +188,7 @@ class DocumentedGroup(DocumentedCommand, click.Group):
         """
         name = args[0]
         if not (name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name)):
-            near = alike(name, self.list_commands(ctx))
+            near = self.suggestion(ctx, name)
             hint = f" Did you mean '{near}'?" if near else ""
             raise click.UsageError(f"No such command '{name}'.{hint}", ctx)
         return super().resolve_command(ctx, args)
