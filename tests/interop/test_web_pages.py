@@ -1,0 +1,108 @@
+"""Web pages in a real browser cannot change or read a broker; with nsqd they can."""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from interop.browser import attacker, visit
+from interop.peers import Broker, nsqd, qcli_serve
+
+pytestmark = pytest.mark.interop
+
+Run = Callable[..., AbstractContextManager[Broker]]
+
+
+def topics(broker: Broker) -> set[str]:
+    """The names of the broker's topics."""
+    stats = json.loads(broker.http("GET", "/stats", format="json"))
+    return {topic["topic_name"] for topic in stats["topics"]}
+
+
+def foreign_page(broker: Broker, profile: Path, host: str) -> dict[str, str]:
+    """Let a page of another origin attack: with `fetch`, with a form, with an image."""
+    base = f"http://{broker.http_address}"
+    script = f"""
+      await attempt("delete", "{base}/topic/delete?topic=a", {{method: "POST", mode: "no-cors"}});
+      await attempt("publish", "{base}/pub?topic=new", {{method: "POST", mode: "no-cors", body: "x"}});
+      await submit("form", "{base}/topic/delete?topic=b");
+      await attempt("read", "{base}/stats?format=json");
+    """
+    with attacker() as evil:
+        return visit(evil, script, profile, host)
+
+
+def rebound_page(broker: Broker, profile: Path) -> dict[str, str]:
+    """Let a page attack whose own name has come to mean the broker."""
+    script = """
+      await attempt("read", "/stats?format=json");
+      await attempt("delete", "/topic/delete?topic=a", {method: "POST"});
+    """
+    with attacker(broker.http_address) as evil:
+        return visit(evil, script, profile)
+
+
+@pytest.mark.parametrize("host", ["evil.test", "127.0.0.1"], ids=["other-site", "same-site"])
+def test_a_foreign_page_cannot_change_a_broker(tmp_path: Path, host: str) -> None:
+    with qcli_serve(tmp_path / "d") as broker:
+        broker.create("a")
+        broker.create("b")
+        seen = foreign_page(broker, tmp_path / "profile", host)
+        assert topics(broker) == {"a", "b"}
+    assert (seen["delete"], seen["publish"], seen["form"]) == ("sent", "sent", "sent")
+    assert "TypeError" in seen["read"]  # no CORS: the browser keeps the answer from the page
+
+
+def test_a_foreign_page_can_change_nsqd(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "d") as broker:
+        broker.create("a")
+        broker.create("b")
+        foreign_page(broker, tmp_path / "profile", "evil.test")
+        assert topics(broker) == {"new"}
+
+
+def test_a_page_with_a_rebound_name_can_neither_read_nor_change_a_broker(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "d") as broker:
+        broker.create("a")
+        seen = rebound_page(broker, tmp_path / "profile")
+        assert topics(broker) == {"a"}
+    assert {name: text[:3] for name, text in seen.items()} == {"read": "403", "delete": "403"}
+    assert "HOST_NOT_ALLOWED" in seen["read"]
+
+
+def test_a_page_with_a_rebound_name_can_read_and_change_nsqd(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "d") as broker:
+        broker.create("a")
+        seen = rebound_page(broker, tmp_path / "profile")
+        assert topics(broker) == set()
+    assert '"topic_name":"a"' in seen["read"]
+
+
+def test_an_allowed_name_is_the_operators_own_choice(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "d", "--http-allowed-host=evil.test") as broker:
+        broker.create("a")
+        assert rebound_page(broker, tmp_path / "profile")["delete"].startswith("200")
+        assert topics(broker) == set()
+
+
+def test_a_rebound_page_with_a_token_is_no_web_page_attack(tmp_path: Path) -> None:
+    """A browser never adds a bearer token by itself, so a request with a valid one is its sender's own."""
+    from hashlib import sha256
+
+    auth = tmp_path / "auth.toml"
+    digest = sha256(b"ops").hexdigest()
+    auth.write_text(
+        f'[[token]]\nname = "ops"\nhash = "sha256:{digest}"\ngrants = [{{ roles = ["read", "manage"] }}]\n'
+    )
+    with qcli_serve(tmp_path / "d", f"--auth-file={auth}") as broker:
+        script = """
+          const headers = {Authorization: "Bearer ops"};
+          await attempt("create", "/topic/create?topic=t", {method: "POST", headers});
+          await attempt("without", "/topic/create?topic=t", {method: "POST"});
+        """
+        with attacker(broker.http_address) as page:
+            seen = visit(page, script, tmp_path / "profile")
+    assert seen["create"].startswith("200")
+    assert seen["without"].startswith("403")
