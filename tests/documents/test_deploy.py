@@ -57,9 +57,11 @@ def test_containers_run_commands_that_are_understood(monkeypatch: pytest.MonkeyP
 
 
 def test_files_that_containers_get_are_there() -> None:
-    for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE):
-        *sources, _ = line.split()
-        assert [source for source in sources if not (ROOT / source).exists()] == []
+    copies = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
+    sources = {source for line in copies for source in line.split()}
+    assert {source for source in sources if not (ROOT / source).exists()} == set()
+    ignore = (DEPLOY / "docker/Dockerfile.dockerignore").read_text()
+    assert set(re.findall(r"^!(.*)$", ignore, re.MULTILINE)) == sources
     mounts = [mount.split(":")[0] for service in COMPOSE["services"].values() for mount in service["volumes"]]
     files = [mount for mount in mounts if mount.startswith(".")]
     assert len(files) == 4
