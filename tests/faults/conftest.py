@@ -1,4 +1,4 @@
-"""Fixtures that several fault tests share."""
+"""Shared fixtures of the fault tests."""
 
 import tempfile
 from collections.abc import Iterator

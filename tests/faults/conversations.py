@@ -64,7 +64,7 @@ class Stage:
 
     Attributes:
         tcp_address, http_address: The broker's own.
-        slack_s: So much longer may things take; by a mock clock nothing.
+        slack_s: Additional time for time limits; 0 with a mock clock.
     """
 
     proxy: Proxy
@@ -83,7 +83,7 @@ async def stage(folder: Path, form: str, heartbeat_s: float = HEARTBEAT_S) -> As
     if options.get("tls_v1"):
         certificates = Certificates(folder / "certificates")
         settings |= certificates.options
-        options["tls_context"] = certificates.client_context()  # made once, as it takes time
+        options["tls_context"] = certificates.client_context()  # made once, because it takes time
     async with running_auth_server() as auth:
         if options.get("auth_secret"):
             settings["auth_http_addresses"] = (auth.address,)
@@ -96,14 +96,14 @@ async def stage(folder: Path, form: str, heartbeat_s: float = HEARTBEAT_S) -> As
 
 @asynccontextmanager
 async def stage_of_nsqd(folder: Path) -> AsyncIterator[Stage]:
-    """A stage with the real nsqd, for connections in the clear and the real clock."""
+    """Run a stage with nsqd, for plain connections and the real clock."""
     options = {"heartbeat_interval_ms": int(1000 * HEARTBEAT_S), "msg_timeout_ms": 1000}
     with nsqd(folder) as broker:
         async with proxy_before(broker.tcp_address) as proxy:
             yield Stage(proxy, broker.tcp_address, broker.http_address, options, slack_s=2.0)
 
 
-# ------------------------------------------------------------------------------------------ where faults can be
+# ------------------------------------------------------------------------------------------ positions of faults
 
 
 def frame_points(data: bytearray) -> Iterator[int]:
@@ -135,14 +135,15 @@ def faults(
     in_the_clear: bool = False,
     start: dict[Towards, int] | None = None,
 ) -> list[Fault]:
-    """Faults for a conversation like this one: one at every step; in the long form all, and one at every byte.
+    """Return faults for a conversation like this one: one at every step. The long form has all kinds at every
+    step, and one fault at every byte.
 
-    If it is not in the clear, nothing can be known of its steps, and evenly spread places have to do.
+    The steps of an encrypted or compressed conversation are unknown, so evenly spread positions are used.
 
     Args:
-        passage: What was said.
-        kinds: What can happen.
-        in_the_clear: See above.
+        passage: The data of the conversation.
+        kinds: The kinds of faults.
+        in_the_clear: Whether the steps are known.
         start: The faults count from here; None: from the beginning.
     """
     found: list[Fault] = []
@@ -174,14 +175,14 @@ def longest_absence_s(fault: Fault) -> float:
     return detected_s + RECONNECT_MAX_S + JUMP_S
 
 
-# ------------------------------------------------------------------------------------------ what leaks
+# ------------------------------------------------------------------------------------------ leaks
 
 
 class Steps(trio.abc.Instrument):
     """Counts task steps. Too many are a busy loop, which a mock clock would never end.
 
     Args:
-        scope: Cancelled then.
+        scope: Is cancelled after too many steps.
     """
 
     def __init__(self, scope: trio.CancelScope) -> None:
@@ -209,11 +210,11 @@ class Footprint:
 
     @staticmethod
     def now() -> "Footprint":
-        """Return the current ones, without the tasks that host sync threads, which are kept."""
+        """Return the current footprint, without the tasks that host sync threads, which stay."""
         return Footprint(len(os.listdir("/proc/self/fd")), _tasks_below(trio.lowlevel.current_root_task()))
 
     async def returns(self, within_s: float) -> None:
-        """Wait until there are no more than these; fail if that takes too long."""
+        """Wait until the process has no more than these; fail after a timeout."""
         with trio.move_on_after(within_s):
             while (now := Footprint.now()).fds > self.fds or now.tasks > self.tasks:
                 await trio.sleep(HEARTBEAT_S / 4)
@@ -230,7 +231,7 @@ def _tasks_below(task: trio.lowlevel.Task | None) -> int:
 
 @asynccontextmanager
 async def watched(nursery: trio.Nursery) -> AsyncIterator[Steps]:
-    """No task runs in a busy loop."""
+    """Check that no task runs in a busy loop."""
     steps = Steps(nursery.cancel_scope)
     trio.lowlevel.add_instrument(steps)
     try:
@@ -255,8 +256,8 @@ class Receiver:
     """A consumer behind the proxy, which finishes all messages.
 
     Attributes:
-        came: How often each message came.
-        strict: Messages that nobody published are wrong.
+        came: How often each message arrived.
+        strict: Whether unknown messages are an error.
     """
 
     def __init__(self, stage: Stage, **options: Any) -> None:

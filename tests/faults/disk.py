@@ -39,11 +39,11 @@ def read_image(folder: Path) -> Image:
 class Operation:
     """One operation on the file system; its kind determines which fields apply.
 
-    kind: `create`, `open`, `write`, `truncate`, `sync`, `synced`, `create_folder`, `sync_folder`, `folder_synced`,
-        `rename`, `link`, `unlink`, `remove_folder`. A sync is two: only what came before its begin is stable after
-        its end.
-    handle: An open file, or a sync of a folder; never used again for another.
-    path, to: Below the root.
+    kind: `create`, `open`, `write`, `truncate`, `sync`, `synced`, `create_folder`, `sync_folder`,
+        `folder_synced`, `rename`, `link`, `unlink`, `remove_folder`. A sync has two operations: only
+        changes before its begin are stable after its end.
+    handle: An open file, or a sync of a folder; never reused.
+    path, to: Relative to the root.
     """
 
     kind: str
@@ -58,10 +58,10 @@ class RecordingFiles(Files):
     """Real files with a journal of all operations. Syncs take time, but do not sync the real files.
 
     Args:
-        root: The folder that everything lies in; it is there, and its own name is safe.
+        root: The folder of all files; it exists, and its name is durable.
 
     Attributes:
-        journal: In the order in which it was done, by whatever threads.
+        journal: All operations in their order, from any thread.
     """
 
     def __init__(self, root: Path, sync_takes_s: float = 0.001) -> None:
@@ -191,7 +191,7 @@ class Disk:
     """The state of a disk after recorded operations.
 
     Args:
-        image: What it holds to begin with, all of it stable.
+        image: The initial content, all of it stable.
     """
 
     def __init__(self, image: Image) -> None:
@@ -285,9 +285,9 @@ class Disk:
 
 
 def disk_at(journal: Sequence[Operation], moments: Iterable[int]) -> Iterator[tuple[int, Disk]]:
-    """The disk, which held nothing to begin with, after so many operations of a journal; moments ascend.
+    """Return the disk, initially empty, after this many operations of a journal; the numbers must ascend.
 
-    It is the same disk each time: what is made of it has to be made before the next one is asked for.
+    It is the same object each time, so use it before the next call.
     """
     disk, done = Disk({}), 0
     for now in moments:

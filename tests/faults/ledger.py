@@ -83,7 +83,7 @@ class Drop:
 
     Attributes:
         sent_ns: Before the request.
-        done_ns: When the answer was read; None if there was none, and it may or may not have been done.
+        done_ns: When the answer was read; None if there was none: then its effect is unknown.
     """
 
     sent_ns: int
@@ -95,8 +95,8 @@ class Setting:
     """A state (exists, is paused): the last known value, and a requested one.
 
     Attributes:
-        value: As was acknowledged last.
-        asked: Of a request that is not answered; None if there is none.
+        value: The last acknowledged value.
+        asked: The value of an unanswered request; None if there is none.
     """
 
     value: bool
@@ -112,14 +112,14 @@ class Verdict:
     """The result of a run.
 
     Attributes:
-        kills: Lives that did not end well.
+        kills: Lives that did not end cleanly.
         acknowledged: Messages.
         copies: Of acknowledged messages, one for each channel that had to deliver it.
-        lost: Copies that never came, or did not come again after a consumer had not finished them.
-        again: Copies that came again after their FIN, for whatever reason.
-        again_unexplained: Those of them that no crash shortly after the FIN, nor a FIN too late, accounts for.
+        lost: Copies that were not delivered, or not redelivered after a consumer had not finished them.
+        again: Copies that were delivered again after their FIN.
+        again_unexplained: Those of them that neither a crash shortly after the FIN nor a late FIN explains.
         early: Deliveries of deferred or requeued messages before their time.
-        wrong: Everything that is not as promised, in sentences.
+        wrong: All violated guarantees, as sentences.
     """
 
     kills: int
@@ -142,14 +142,15 @@ class Ledger:
     """All actions and observations of the clients.
 
     Args:
-        checkpoint_interval_ns: What was finished so long before a crash may come again.
-        msg_timeout_ns: As the consumers have asked for.
+        checkpoint_interval_ns: Messages finished within this time before a crash may be delivered again.
+        msg_timeout_ns: The consumers' message timeout.
 
     Attributes:
         published: By number.
-        channels: Since when a channel must have what is published: 0 if from the beginning of its topic.
-        topics, paused: What has to be there, and what has to be paused, after a restart.
-        kills: When each life ended; None for one that ended well.
+        channels: The time from which a channel must get published messages: 0: from the beginning of its
+            topic.
+        topics, paused: Expected topics and paused states after a restart.
+        kills: When each life ended; None for a clean end.
     """
 
     def __init__(self, checkpoint_interval_ns: int, msg_timeout_ns: int) -> None:
@@ -174,7 +175,7 @@ class Ledger:
 
     @property
     def life(self) -> int:
-        """The one that is on."""
+        """The current life."""
         return len(self.kills)
 
     # ------------------------------------------------------------------ entries
@@ -241,7 +242,7 @@ class Ledger:
         """Return the verdict after every channel has been drained.
 
         Args:
-            ids_unique: Whether ids and timestamps count; they do not for nsqd, whose ids repeat between topics.
+            ids_unique: Whether ids and timestamps are checked; not for nsqd, whose ids repeat between topics.
         """
         verdict = Verdict(sum(killed is not None for killed in self.kills), self.acknowledged)
         verdict.wrong += [
@@ -332,7 +333,7 @@ class Ledger:
             wrong("came again before its time was out")
 
     def _forgotten(self, answer: Event, later: Event) -> bool:
-        """Whether a crash followed the answer so soon that no checkpoint must include it."""
+        """Whether a crash followed the answer so soon that a checkpoint may not include it."""
         killed_ns = self.kills[answer.life] if answer.life < later.life else None
         return killed_ns is not None and killed_ns - answer.at_ns <= self._window_ns
 

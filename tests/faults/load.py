@@ -39,7 +39,7 @@ class Client:
         self._buffer = b""
 
     async def send(self, data: bytes) -> None:
-        """Send bytes as they are. Raises Gone."""
+        """Send bytes unchanged. Raises Gone."""
         try:
             await self._stream.send_all(data)
         except trio.BrokenResourceError as exc:
@@ -96,9 +96,9 @@ class Load:
 
     Args:
         broker: The broker.
-        ledger: See there.
-        chance: Decides everything.
-        operators: Whether channels are paused, emptied, deleted and made besides.
+        ledger: Records all answers.
+        chance: The source of all random choices.
+        operators: Whether channels are also paused, emptied, deleted and created.
 
     Attributes:
         ending: The broker is about to be stopped or killed: connections may end.
@@ -310,7 +310,7 @@ class Load:
                 drop.done_ns = time.time_ns()
                 if self._chance.random() < 0.5:
                     return
-                await self.make(name)  # from nothing, under the old name
+                await self.make(name)  # a new topic with the old name
             case "delete channel":
                 await self._drop(name, "/channel/delete", **names)
                 await self.make(name)
@@ -368,7 +368,7 @@ class Load:
                             await self._ask("/channel/unpause", **name._asdict())
                         nursery.start_soon(self._drain_one, name)
                 while not await self._all_empty():
-                    await trio.sleep(0.05)  # a process of its own: there is nothing to wait for but an answer
+                    await trio.sleep(0.05)  # another process: only its answers show progress
                 nursery.cancel_scope.cancel()
 
     async def _drain_one(self, name: ChannelName) -> None:
@@ -432,11 +432,11 @@ async def run_and_kill(
 
     Args:
         start: Runs it on the same data.
-        ledger: See there.
-        kills: How often.
-        chance: Decides everything.
-        operators: Whether channels are paused, emptied, deleted and made besides.
-        life_s: Gives the length of a life, in seconds.
+        ledger: Records all answers.
+        kills: The number of kills.
+        chance: The source of all random choices.
+        operators: Whether channels are also paused, emptied, deleted and created.
+        life_s: Returns the length of a life, in seconds.
         killed_while_starting: Starts a broker, and kills it before it is ready.
     """
     for _ in range(kills):

@@ -56,9 +56,9 @@ class Fault:
     """A fault and its position.
 
     Attributes:
-        towards: Which direction is counted, and concerned.
-        at: After so many bytes in that direction. A `FLIP` is in the next one.
-        bit: Of a `FLIP`: 0 is the lowest.
+        towards: The direction that is counted and affected.
+        at: The fault happens after this many bytes in that direction. A `FLIP` is in the next byte.
+        bit: For a `FLIP`: 0 is the lowest.
     """
 
     kind: Kind
@@ -75,7 +75,7 @@ class Passage:
     """One connection through the proxy.
 
     Attributes:
-        passed: What was let through in each direction.
+        passed: The data that was passed on in each direction.
         struck: Set when its fault happens.
         struck_at: When that was, on trio's clock.
         over: Set when both sockets are closed.
@@ -92,7 +92,7 @@ class Passage:
         self._silent: set[Towards] = set()
         self._stuck: set[Towards] = set()
         self._trickles = False
-        self._one_ended = trio.Event()  # a direction
+        self._one_ended = trio.Event()  # by direction
 
     @property
     def lengths(self) -> dict[Towards, int]:
@@ -138,7 +138,8 @@ class Passage:
                     await trio.sleep(DELAY_S)
                 while data and towards not in self._silent:
                     piece, data = self._until_fault(towards, data)
-                    await target.send_all(piece)  # which lets others run: a single byte is read as such
+                    # Lets other tasks run, so that a single byte is read separately.
+                    await target.send_all(piece)
                     self.passed[towards] += piece
                     self._strike_if_due(towards)
                 if towards in self._stuck:
@@ -204,10 +205,11 @@ class Proxy:
 
     Attributes:
         address: Where clients connect, `host:port`.
-        passages: All connections there were, in the order in which they were accepted.
+        passages: All connections, in the order in which they were accepted.
         accepted_at: When, on trio's clock.
-        always: Happens to every connection for which nothing else is planned; None: they are whole.
-        held: While this is not None connections wait here, and nothing is passed, until a test sets their events.
+        always: The fault of every connection without a planned one; None: no fault.
+        held: While this is not None, connections wait, and nothing is passed on until a test sets their
+            events.
     """
 
     def __init__(self, broker_address: str) -> None:

@@ -53,13 +53,13 @@ async def stats(address: str) -> dict[str, dict[str, Any]]:
 
 @dataclass(slots=True)
 class Request:
-    """Something that was to be so or not from now on.
+    """A request to create, delete, pause or unpause.
 
     Attributes:
-        key: What: ("topic", NAME), ("channel", NAME) or ("paused", NAME); NAME is of a topic or a `ChannelName`.
-        value: Whether it is.
-        sent, done: When it was asked for, and when that was answered.
-        refused: It was, so that the broker that runs goes on as before.
+        key: ("topic", NAME), ("channel", NAME) or ("paused", NAME); NAME is of a topic or a `ChannelName`.
+        value: The requested state.
+        sent, done: When it was sent, and when it was answered.
+        refused: Whether it was refused, so that the running broker keeps its state.
     """
 
     key: tuple[str, Any]
@@ -74,14 +74,15 @@ class Expectation:
     """The guarantees after a power cut at some moment.
 
     Attributes:
-        may: What can come, by topic.
-        must: What has to come, by channel.
-        must_not: What was dropped for good, by channel.
-        together: Messages of which all come or none, if they were not finished.
-        settings: What has to be so or not, where that is certain.
-        ids: Those seen by then, with their messages.
-        deferred: Those that are not to come at once.
-        had_channels: Topics that have, or may have, had a channel; another topic's messages wait for the first one.
+        may: Messages that may be delivered, by topic.
+        must: Messages that must be delivered, by channel.
+        must_not: Messages that were dropped permanently, by channel.
+        together: Messages of which all or none must be delivered, if they were not finished.
+        settings: The certain states of topics and channels.
+        ids: The ids that were seen by then, with their messages.
+        deferred: Messages that must not be delivered at once.
+        had_channels: Topics that have, or may have, had a channel; messages of other topics wait for the
+            first one.
     """
 
     may: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -124,7 +125,7 @@ class Told:
     """Messages that the broker reported as not stored."""
 
     def keep_what_is_acknowledged(self) -> None:
-        """Promise every message from its OK on."""
+        """Require every message from its OK on."""
         for message in self.messages:
             if message.acknowledged_ns is not None:
                 self.promised[message.number] = message.acknowledged_ns
@@ -190,16 +191,16 @@ class Scenario:
     """Random use of a broker.
 
     Args:
-        bound: Where it listens.
-        files: Says how many operations it has done on its files.
-        clock: Stands still but for the scenario's steps.
-        chance: Decides everything.
-        first_number: For the messages.
+        bound: The broker's addresses.
+        files: Counts the operations on files.
+        clock: Moves only by the scenario's steps.
+        chance: The source of all random choices.
+        first_number: The number of the first message.
 
     Attributes:
-        refusals: Publishes, subscriptions and requests that were refused, with the words; it is a mistake to refuse
-            any, unless `may_refuse`.
-        may_refuse: The disk does not work as it should.
+        refusals: Refused publishes, subscriptions and requests, with their texts; they are errors, unless
+            `may_refuse`.
+        may_refuse: The disk has faults.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ class Scenario:
             self.told.refused.update(message.number for message in messages)
 
     async def _send(self, kind: str, topic: str, bodies: list[bytes]) -> bool:
-        """Publish messages; returns whether the broker stored them."""
+        """Publish messages; return whether the broker stored them."""
         if kind == "http":
             status, content = await http(self._http, "POST", "/pub", bodies[0], topic=topic)
             return status == 200 or self._refused(status, content)
@@ -267,7 +268,7 @@ class Scenario:
         return frame == (0, b"OK") or self._refused(503, frame[1] if frame is not None else b"nothing")
 
     def _refused(self, status: int, content: bytes) -> bool:
-        """False, if it may be so."""
+        """Return False if the refusal is allowed."""
         assert self.may_refuse, content
         assert status == 503, content
         self.refusals.append(content.decode())
@@ -385,7 +386,7 @@ class Scenario:
             return
         request = Request(("channel", name), True, self._files.position)
         if await self._ask(request, "/channel/create", **name._asdict()):
-            # A topic that had another channel before may have given its messages to that.
+            # The topic may have given its messages to an earlier channel.
             whole = first and not any(self.told.drops[ChannelName(name.topic, other)] for other in "ab")
             self.told.since[name] = 0 if whole else self._files.position
 
@@ -427,7 +428,7 @@ class Scenario:
                 drop.done_ns = self._files.position
 
 
-# ---------------------------------------------------------------------- afterwards
+# ---------------------------------------------------------------------- after a restart
 
 
 @dataclass
@@ -435,10 +436,10 @@ class Found:
     """The messages of a broker after a restart.
 
     Attributes:
-        topics: As `stats` gave them at once.
-        at_once, later: Messages that came, by channel: those that were ready, and those two hours later.
-        ids: Of all that came.
-        wrong: What should not be, whatever was expected.
+        topics: The result of `stats` directly after the start.
+        at_once, later: Delivered messages by channel: those that were ready, and those two hours later.
+        ids: Of all delivered messages.
+        wrong: Errors that do not depend on the expectation.
     """
 
     topics: dict[str, dict[str, Any]]
@@ -452,8 +453,8 @@ async def look(bound: BoundAddresses, clock: trio.testing.MockClock, new: dict[s
     """Let a broker deliver all its messages, and a new one for every topic.
 
     Args:
-        bound: Where it listens.
-        clock: Moved by two hours.
+        bound: The broker's addresses.
+        clock: Is moved by two hours.
         new: The new messages' numbers, by topic.
     """
     assert bound.http_address is not None
@@ -503,7 +504,7 @@ async def _receive(
     await client.subscribe(*name, ready_count=2500)
     silent = 0
     while silent < 2:  # the first answer may come before the messages
-        await threads_done()  # which read them
+        await threads_done()  # the consumer reads them
         await client.send(b"TOUCH %s\n" % bytes(16).hex().encode()[:16])
         silent += 1
         while (frame := await client.frame()) is not None and frame[0] == 2:

@@ -1,8 +1,8 @@
 """Small disks, and clients that fill them, with a ledger of the broker's answers.
 
-`python -m faults.small_disk DATA_PATH BYTES ADDRESSES OPTIONS`: a broker on a simulated disk of that size, which needs
-no root: operations fail as on a full disk. OPTIONS, of `BrokerOptions`, are a JSON object. The broker writes its
-addresses to the file ADDRESSES; then it prints "ready".
+`python -m faults.small_disk DATA_PATH BYTES ADDRESSES OPTIONS`: a broker on a simulated disk of that size,
+which needs no root: operations fail as on a full disk. OPTIONS, of `BrokerOptions`, are a JSON object. The
+broker writes its addresses to the file ADDRESSES; then it prints "ready".
 """
 
 import errno
@@ -51,7 +51,7 @@ def small_disk(folder: Path, size: str, kind: str = "tmpfs") -> Iterator[None]:
         deadline = time.monotonic() + _MOUNT_S
         while run(["umount", folder], check=False, capture_output=True).returncode:
             assert time.monotonic() < deadline, f"{folder} stays in use"
-            time.sleep(0.1)  # a broker that was killed may still be ending
+            time.sleep(0.1)  # a killed broker may still be exiting
         image.unlink(missing_ok=True)
 
 
@@ -67,7 +67,7 @@ def _or_skip(command: Sequence[str | Path]) -> None:
 class SmallFiles(HastyFiles):
     """Real files in one folder, on a simulated disk of limited size: writes fail as on a full disk.
 
-    As on a real one, a file that has lost its name takes up room until nobody has it open.
+    As on a real disk, a deleted file uses space until it is closed.
 
     Attributes:
         disk_bytes: Bytes of the disk; it may be changed.
@@ -184,8 +184,8 @@ class FullDiskLedger:
     """The answers to producers and the messages of consumers, by number. Every attempt uses new numbers.
 
     Attributes:
-        acknowledged, refused: What the publishers were told. Messages in neither may or may not be there.
-        received: What came, from each channel.
+        acknowledged, refused: The answers to publishers. Other messages may or may not be stored.
+        received: The messages from each channel.
         refusals: The texts of the refusals.
     """
 

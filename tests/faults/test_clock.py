@@ -1,4 +1,4 @@
-"""The machine's clock is set back and forward: while the broker runs, and between two runs."""
+"""Tests for changes of the machine's clock, back and forward: while the broker runs, and between two runs."""
 
 import shutil
 import time
@@ -16,10 +16,10 @@ _START_S = 1_700_000_000
 
 
 class WallClock:
-    """What the machine says the time is: it goes with the test's own clock, and can be set.
+    """The machine's clock: it follows the test's clock, and can be set.
 
     Args:
-        clock: Moved by the test; it stands for the time that really passes.
+        clock: The monotonic time, which the test moves.
     """
 
     def __init__(self, clock: trio.testing.MockClock) -> None:
@@ -27,19 +27,19 @@ class WallClock:
         self._ahead_s = 0.0
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         return _START_S + self._ahead_s + self._clock.current_time()
 
     def time_ns(self) -> int:
-        """Unix nanoseconds."""
+        """Return Unix nanoseconds."""
         return int(self.time() * 10**9)
 
     def set(self, by_s: float) -> None:
-        """Set it forward, or back if negative."""
+        """Move it forward, or back if negative."""
         self._ahead_s += by_s
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time really pass."""
+        """Let real time pass."""
         await settle()
         self._clock.jump(seconds)
         await settle()
@@ -47,13 +47,13 @@ class WallClock:
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
 @pytest.fixture
 def wall(clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> WallClock:
-    """The machine's clock; nothing here can set the real one."""
+    """A simulated clock of the machine."""
     wall = WallClock(clock)
     monkeypatch.setattr(time, "time", wall.time)
     monkeypatch.setattr(time, "time_ns", wall.time_ns)
@@ -67,7 +67,7 @@ async def defer(client: RawClient, seconds: int, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("by_s", [-DAY_S, -1, 1, DAY_S])
-async def test_deferred_messages_of_a_running_broker_take_their_time(
+async def test_deferred_messages_of_a_running_broker_do_not_depend_on_the_clock(
     tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, by_s: int
 ) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
@@ -82,7 +82,7 @@ async def test_deferred_messages_of_a_running_broker_take_their_time(
 
 
 @pytest.mark.parametrize("by_s", [-DAY_S, -1, 1, DAY_S])
-async def test_requeued_and_unanswered_messages_take_their_time(
+async def test_requeues_and_timeouts_do_not_depend_on_the_clock(
     tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, by_s: int
 ) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
@@ -105,7 +105,7 @@ async def test_requeued_and_unanswered_messages_take_their_time(
         assert came == {b"requeued": 2, b"unanswered": 2}
 
 
-async def test_timestamps_are_the_machines(
+async def test_timestamps_follow_the_clock(
     tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock
 ) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
@@ -122,7 +122,7 @@ async def test_timestamps_are_the_machines(
     ("by_s", "left_s"),
     [(0, HOUR_S), (-HOUR_S, 2 * HOUR_S), (HOUR_S // 2, HOUR_S // 2), (HOUR_S + 1, 0), (DAY_S, 0)],
 )
-async def test_after_a_restart_the_clock_says_when_a_message_is_due(
+async def test_after_a_restart_the_clock_decides_when_a_message_is_due(
     tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, by_s: int, left_s: int
 ) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
@@ -149,7 +149,9 @@ async def test_after_a_restart_the_clock_says_when_a_message_is_due(
 async def test_ids_do_not_repeat(
     tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, graceful: bool
 ) -> None:
-    """Set to anything between two runs, the clock not moving while the broker runs, and after a crash."""
+    """The clock has any value in the second run, does not move while the broker runs, and the first run
+    crashes.
+    """
     ids: list[bytes] = []
     folder = tmp_path / "d"
     for number, by_s in enumerate((0, 0, -DAY_S, 10 * DAY_S, -30 * DAY_S, 1)):
@@ -165,7 +167,7 @@ async def test_ids_do_not_repeat(
                 await client.send(b"FIN %s\n" % message.id)
             await client.nothing_more()
             assert bound.http_address is not None
-            await http(bound.http_address, "POST", "/channel/pause", topic="t", channel="c")  # which saves it
+            await http(bound.http_address, "POST", "/channel/pause", topic="t", channel="c")  # saves it
             await http(bound.http_address, "POST", "/channel/unpause", topic="t", channel="c")
             if not graceful:
                 shutil.copytree(folder, tmp_path / f"killed{number}")

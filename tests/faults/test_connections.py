@@ -49,7 +49,7 @@ from trio_nsq.client import Consumer, Producer, PublishFailed
 pytestmark = pytest.mark.slow
 
 LONG_HEARTBEAT_S = 25.0
-"""Longer than a consumer takes to leave, so that no side closes the connection for silence meanwhile."""
+"""Longer than a consumer needs to close, so that no side closes the connection for silence meanwhile."""
 FLUSH_BYTES = 5
 """Bytes at the end of each DEFLATE flush that carry no data."""
 KINDS = [*CUTS, *STALLS, Kind.TRICKLE]
@@ -58,7 +58,9 @@ Scene = Callable[[Path, str, slice], Awaitable[tuple[int, Counter[Kind]]]]
 
 
 async def play(scene: Scene, folder: Path, form: str) -> None:
-    """Play a scene with all its faults, some at a time: it returns how many there are, and those that happened."""
+    """Play a scene with all its faults, some at a time: it returns how many there are, and those that
+    happened.
+    """
     happened = Counter[Kind]()
     for start in count(0, AT_A_TIME):
         part = slice(start, start + AT_A_TIME)
@@ -66,7 +68,7 @@ async def play(scene: Scene, folder: Path, form: str) -> None:
         happened += of_part
         if part.stop >= total:
             break
-    # The length of what TLS says differs by a few bytes.
+    # The length of TLS records differs by a few bytes.
     assert happened.total() >= 0.9 * total
     assert happened.keys() == set(KINDS)
 
@@ -75,7 +77,7 @@ async def play(scene: Scene, folder: Path, form: str) -> None:
 
 
 async def faults_of_a_consumer(folder: Path, form: str, part: slice) -> tuple[int, Counter[Kind]]:
-    """One consumer lives through all of them."""
+    """Run one consumer through all faults."""
     async with stage(folder, form) as at:
         return await live_through(at, KINDS, part, in_the_clear=form == "plain")
 
@@ -128,7 +130,7 @@ async def live_through(
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_consumer_comes_back_and_nothing_is_lost(
+async def test_consumer_reconnects_and_loses_nothing(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, form: str
 ) -> None:
     await play(faults_of_a_consumer, tmp_path, form)
@@ -137,7 +139,7 @@ async def test_a_consumer_comes_back_and_nothing_is_lost(
 if COMPLETE:  # it takes minutes, by the real clock
 
     @pytest.mark.interop
-    async def test_a_consumer_of_nsqd_comes_back_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def test_consumer_of_nsqd_reconnects_and_loses_nothing(tmp_path: Path) -> None:
         async with stage_of_nsqd(tmp_path) as at:
             kinds = [*CUTS, Kind.TRICKLE]
             total, happened = await live_through(at, kinds, slice(None, None, 10), in_the_clear=True)
@@ -145,7 +147,7 @@ if COMPLETE:  # it takes minutes, by the real clock
 
 
 async def faults_of_leaving(folder: Path, form: str, part: slice) -> tuple[int, Counter[Kind]]:
-    """Consumers leave with messages that they have not answered."""
+    """Close consumers that have unanswered messages."""
     happened = Counter[Kind]()
     async with (
         stage(folder, form, heartbeat_s=LONG_HEARTBEAT_S) as at,
@@ -156,7 +158,7 @@ async def faults_of_leaving(folder: Path, form: str, part: slice) -> tuple[int, 
         said_before: dict[Towards, int] = {}
 
         async def receive(number: int) -> float:
-            """Returns how long leaving took, in seconds."""
+            """Return how long closing took, in seconds."""
             await producer.publish_many(TOPIC, bodies_of(number))
             options = {"max_in_flight": MESSAGES, "close_timeout_s": CLOSE_TIMEOUT_S, **at.options}
             async with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=[proxy.address], **options) as consumer:
@@ -205,7 +207,7 @@ async def faults_of_leaving(folder: Path, form: str, part: slice) -> tuple[int, 
 
 
 @pytest.mark.parametrize("form", FORMS if COMPLETE else ["plain", "tls-snappy"])
-async def test_leaving_ends_in_time_and_what_is_unanswered_goes_to_others(
+async def test_closing_ends_in_time_and_requeues_unanswered_messages(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, form: str
 ) -> None:
     await play(faults_of_leaving, tmp_path, form)
@@ -229,7 +231,7 @@ class Publisher:
         return [b"message %06d" % next(self._numbers) for _ in range(number)]
 
     async def say_everything(self) -> None:
-        """PUB, DPUB, MPUB, and several at the same time."""
+        """Send PUB, DPUB, MPUB, and several at the same time."""
         await self._insist(lambda bodies: self._producer.publish(TOPIC, *bodies), 1)
         await self._insist(lambda bodies: self._producer.publish(TOPIC, *bodies, defer_ms=1), 1)
         await self._insist(lambda bodies: self._producer.publish_many(TOPIC, bodies), 5)
@@ -265,16 +267,16 @@ class Publisher:
 
 
 async def stored(address: str) -> Counter[bytes]:
-    """How often each message is in the topic."""
+    """Return how often each message is in the topic."""
     status, content = await http(address, "GET", "/topic/read", topic=TOPIC)
     assert status == 200
-    # It comes in chunks, whose sizes are lines of their own.
+    # The answer is chunked; chunk sizes are separate lines.
     lines = [line for line in content.replace(b"\r\n", b"\n").splitlines() if line.startswith(b"{")]
     return Counter(json.loads(line)["body"].encode() for line in lines)
 
 
 async def faults_of_a_producer(folder: Path, form: str, part: slice) -> tuple[int, Counter[Kind]]:
-    """One producer lives through all of them."""
+    """Run one producer through all faults."""
     happened = Counter[Kind]()
     async with stage(folder, form) as at, trio.open_nursery() as nursery, watched(nursery) as steps:
         proxy = at.proxy
@@ -283,7 +285,7 @@ async def faults_of_a_producer(folder: Path, form: str, part: slice) -> tuple[in
             publisher = Publisher(producer)
             introduced = proxy.passages[0].lengths[Towards.CLIENT]
             if "deflate" in at.options:
-                introduced -= FLUSH_BYTES  # without which all can be decoded already
+                introduced -= FLUSH_BYTES  # without these bytes everything can be decoded already
             await publisher.say_everything()
             assert publisher.failures == []
             await trio.sleep(QUIET_S)
@@ -316,7 +318,7 @@ async def faults_of_a_producer(folder: Path, form: str, part: slice) -> tuple[in
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_producer_comes_back_and_tells_what_is_stored(
+async def test_producer_reconnects_and_reports_what_is_stored(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, form: str
 ) -> None:
     await play(faults_of_a_producer, tmp_path, form)

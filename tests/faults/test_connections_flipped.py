@@ -50,15 +50,17 @@ PUBLISHES = 30
 UNCHECKED = ("plain", "deflate")
 """Forms without checksums: a changed message is not detected."""
 MOST_FRAME_BYTES = 64 * 1024 * 1024
-"""What claims to be longer is no frame, the client says at once."""
+"""The client refuses a larger frame at once."""
 MOST_KIB = 150 * 1024
-"""By so much this process may grow: a frame of 64 MiB, which brokers may send, is held twice at the most."""
+"""The process may grow by this much: a frame of 64 MiB, which brokers may send, is held twice at most."""
 LONGEST_ABSENCE_S = HANDSHAKE_S + 2 * SILENCE_S + HEARTBEAT_S + RECONNECT_MAX_S + JUMP_S
-"""The client takes what follows, heartbeats too, for a part of the frame, until the broker misses its answers."""
+"""The client reads following data, also heartbeats, as a part of the frame, until the broker misses its
+answers.
+"""
 
 
 def heads(data: bytes) -> Iterator[int]:
-    """The places of the bytes of sizes and types of frames."""
+    """Return the positions of the bytes of sizes and types of frames."""
     start = 0
     while start + 8 <= len(data):
         yield from range(start, start + 8)
@@ -82,9 +84,9 @@ def flips(passage: Passage, form: str) -> list[Fault]:
 
 
 def longest_absence_s(passage: Passage, flip: Fault) -> float:
-    """When the client must be back after a flip in a size or type; infinity if it was not in one.
+    """Return when the client must have reconnected after a flip in a size or type; infinity for other bytes.
 
-    Messages that come again may have moved what is where, so what was sent decides.
+    Redelivered messages may have moved other data to this position, so the data that was sent decides.
     """
     sent = bytearray(passage.passed[Towards.CLIENT])
     sent[flip.at] ^= 1 << flip.bit
@@ -97,7 +99,7 @@ def longest_absence_s(passage: Passage, flip: Fault) -> float:
 
 
 async def flips_for_a_consumer(folder: Path, form: str, part: slice) -> int:
-    """One consumer lives through all of them; returns how many there are."""
+    """Run one consumer through all flips; return how many there are."""
     async with stage(folder, form) as at, trio.open_nursery() as nursery, watched(nursery) as steps:
         proxy, receiver = at.proxy, Receiver(at)
         receiver.strict = False
@@ -141,7 +143,7 @@ async def flips_for_a_consumer(folder: Path, form: str, part: slice) -> int:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "auth"])
-async def test_a_consumer_with_flipped_bits(
+async def test_consumer_with_flipped_bits(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, form: str
 ) -> None:
     caplog.set_level(
@@ -156,7 +158,7 @@ async def test_a_consumer_with_flipped_bits(
 
 
 async def flips_for_a_producer(folder: Path, part: slice) -> int:
-    """One producer, which publishes all the time, lives through flips in the sizes and types of its answers."""
+    """Run one producer, which publishes all the time, through flips in the sizes and types of its answers."""
     async with stage(folder, "plain") as at, trio.open_nursery() as nursery, watched(nursery) as steps:
         proxy = at.proxy
         async with Producer(proxy.address, **at.options) as producer:
@@ -186,7 +188,9 @@ async def flips_for_a_producer(folder: Path, part: slice) -> int:
 
 
 async def publish_each_second(producer: Producer) -> float:
-    """Publish, whatever becomes of the publishes before; returns how long one took at most, acknowledged or not."""
+    """Publish, whatever the results of earlier publishes; return the longest duration of one, acknowledged or
+    not.
+    """
     took_s = []
 
     async def publish() -> None:
@@ -204,7 +208,7 @@ async def publish_each_second(producer: Producer) -> float:
     return max(took_s)
 
 
-async def test_a_producer_with_flipped_bits(
+async def test_producer_with_flipped_bits(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "trio_nsq")

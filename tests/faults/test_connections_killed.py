@@ -22,12 +22,12 @@ from trio_nsq.client import Consumer, Producer, PublishFailed
 
 ROUNDS = max(1, int(os.environ.get("FAULT_KILLS", "50")) // 4) if COMPLETE else 1
 PATIENCE_S = 60.0
-"""Until a test fails instead of hanging, for one kill."""
+"""The time limit of a test for one kill."""
 RECONNECT_MAX_S = 0.5
 POLL_S = 0.25
-"""Between two questions to the discovery service."""
+"""The interval of queries to the discovery service."""
 REGISTERED_WITHIN_S = {"ours": 5.0, "nsqd": 20.0}
-"""Until a discovery service that was restarted knows a broker again: nsqd tells it every 15 s."""
+"""The time until a restarted discovery service knows a broker again: nsqd pings it every 15 s."""
 PUBLISHERS = 4
 LEAK_S = 10.0
 """Resources that are open for longer after recovery count as leaked."""
@@ -35,10 +35,10 @@ MOST_IDLE_CPU_SHARE = 0.2
 
 
 class Restartable:
-    """A process that can be killed, and started again at its addresses.
+    """A process that can be killed and restarted at its addresses.
 
     Args:
-        start: Starts it; takes its flags.
+        start: Starts it with the given flags.
     """
 
     def __init__(self, start: Callable[..., AbstractContextManager[Broker]]) -> None:
@@ -47,12 +47,12 @@ class Restartable:
         self.broker = self._stack.enter_context(start())
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.broker.process.kill()
         self.broker.process.wait()
 
     async def restart(self) -> None:
-        """Start it again, while other tasks go on."""
+        """Start it again, while other tasks run."""
         flags = [f"--tcp-address={self.broker.tcp_address}", f"--http-address={self.broker.http_address}"]
         self._stack.close()
         starting = self._start(*flags)
@@ -60,13 +60,13 @@ class Restartable:
         self._stack.push(starting)
 
     def close(self) -> None:
-        """End it."""
+        """Stop it."""
         self._stack.close()
 
 
 @contextmanager
 def cluster(folder: Path, kind: str) -> Iterator[tuple[list[Restartable], Restartable]]:
-    """Two brokers and a discovery service: this project's or NSQ's."""
+    """Run two brokers and a discovery service: this project's or NSQ's."""
     start_broker = nsqd if kind == "nsqd" else qcli_serve
     with ExitStack() as stack:
         lookupd = Restartable(nsqlookupd if kind == "nsqd" else qcli_lookupd)
@@ -83,7 +83,7 @@ class Account:
     """The answers to producers and the messages of a consumer. Every publish attempt has a different body.
 
     Attributes:
-        came: How often each message came.
+        came: How often each message arrived.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Account:
             await trio.sleep(0.002)
 
     async def receive(self, consumer: Consumer) -> None:
-        """Finish everything until cancelled."""
+        """Finish all messages until cancelled."""
         async for batch in consumer.batches():
             self.came.update(batch.bodies)
             batch.finish()
@@ -123,25 +123,25 @@ class Account:
         self._news = trio.Event()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until it holds; it is looked at whenever something was published or received."""
+        """Wait until a condition holds; it is checked after every publish and message."""
         while not condition():
             await self._news.wait()
 
     async def goes_on(self) -> None:
-        """Wait until so much more was acknowledged, and has come."""
+        """Wait until this many more messages were acknowledged and received."""
         acknowledged, came = len(self.acknowledged) + 50, len(self.came) + 50
         await self.until(lambda: len(self.acknowledged) >= acknowledged and len(self.came) >= came)
 
 
 async def connected(consumer: Consumer, brokers: int) -> None:
-    """Wait until the consumer is connected to so many."""
+    """Wait until the consumer has this many connections."""
     while consumer.stats().connections != brokers:
         await trio.sleep(0.01)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ours", pytest.param("nsqd", marks=pytest.mark.interop)])
-async def test_clients_outlive_kills(tmp_path: Path, kind: str) -> None:
+async def test_clients_survive_kills(tmp_path: Path, kind: str) -> None:
     chance = random.Random(SEED)
     account = Account()
     with cluster(tmp_path, kind) as (brokers, lookupd), trio.CancelScope() as patience:
@@ -186,7 +186,7 @@ async def test_clients_outlive_kills(tmp_path: Path, kind: str) -> None:
                         await account.goes_on()
                         await footprint.returns(LEAK_S)
                 publishers.cancel_scope.cancel()
-                if kind == "ours":  # what nsqd had in memory is lost
+                if kind == "ours":  # nsqd's messages in memory are lost
                     await account.until(lambda: account.acknowledged <= account.came.keys())
                 await idle_without_work()
                 nursery.cancel_scope.cancel()
@@ -197,7 +197,7 @@ async def test_clients_outlive_kills(tmp_path: Path, kind: str) -> None:
 
 
 async def idle_without_work() -> None:
-    """Nothing polls or turns in circles."""
+    """Check that nothing polls or loops."""
     await trio.sleep(0.1)
     before_s, began_at = time.process_time(), trio.current_time()
     await trio.sleep(0.5)

@@ -24,7 +24,9 @@ BROKERS = 50 if COMPLETE else 20
 HOLD_S = 180.0 if COMPLETE else 0.5
 PATIENCE_S = 60.0
 MOST_TASKS = 6
-"""Of one consumer of one broker: who keeps it connected, shares its ready count, reads, writes and asks around."""
+"""The tasks of one consumer with one broker: connecting, sharing the ready count, reading, writing and
+querying.
+"""
 MOST_TASKS_FOR_A_BROKER = 3
 MOST_CPU_SHARE = 0.1
 
@@ -41,7 +43,7 @@ async def hardly_any_work() -> AsyncIterator[None]:
 
 @pytest.fixture
 def _many_files() -> None:
-    """As many as the system allows; a broker that is started inherits that."""
+    """Raise the limit of open files to the maximum; a started broker inherits it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -55,7 +57,7 @@ async def test_many_consumers_of_one_broker(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "d") as broker:
 
         async def consume(*, task_status: trio.TaskStatus[None]) -> None:
-            # A lot of them are slow to connect, all at the same time on a busy machine.
+            # On a busy machine many of them connect slowly and at the same time.
             consumer = Consumer(
                 "topic",
                 "channel",
@@ -131,5 +133,5 @@ async def test_one_consumer_of_many_brokers(tmp_path: Path) -> None:
 
 
 def post_its_address(broker: Broker) -> None:
-    """Publish to a broker where it is."""
+    """Publish a broker's address to the broker."""
     broker.post("/pub", broker.tcp_address.encode(), topic="topic")

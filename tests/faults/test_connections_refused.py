@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 MINUTES = 3
 FEWEST_ATTEMPTS = int(MINUTES * 60 / (HANDSHAKE_S + SILENCE_S + MAX_DELAY_S))
 MOST_ATTEMPTS = 10 + int(MINUTES * 60 / (MAX_DELAY_S / 2))
-"""Delays double up to the longest, and are then cut by half at most."""
+"""Delays double up to the maximum, and are then reduced by half at most."""
 
 OUTAGES = {
     "at once": Fault(Kind.RESET, Towards.BROKER, 0),
@@ -48,7 +48,7 @@ OUTAGES = {
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
-async def test_an_outage_costs_few_attempts_and_is_over_when_it_is_over(
+async def test_outage_costs_few_attempts_and_the_client_reconnects_after_it(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, outage: str
 ) -> None:
     async with stage(tmp_path, "plain") as at, trio.open_nursery() as nursery, watched(nursery) as steps:
@@ -75,7 +75,7 @@ async def test_an_outage_costs_few_attempts_and_is_over_when_it_is_over(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_producer_connects_only_to_publish(
+async def test_producer_connects_only_to_publish(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with stage(tmp_path, "plain") as at, trio.open_nursery() as nursery, watched(nursery) as steps:
@@ -97,7 +97,7 @@ async def test_a_producer_connects_only_to_publish(
 
 
 @pytest.mark.parametrize("form", FORMS if COMPLETE else ["plain", "tls-snappy", "auth"])
-async def test_a_first_connection_that_is_not_made_is_an_error_and_leaves_nothing_behind(
+async def test_failed_first_connection_is_an_error_without_leaks(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, form: str
 ) -> None:
     refused = 0
@@ -111,7 +111,9 @@ async def test_a_first_connection_that_is_not_made_is_an_error_and_leaves_nothin
 
 
 async def first_connections(folder: Path, form: str, part: slice) -> tuple[int, int]:
-    """Open consumers whose connection has a fault; returns how many faults there are, and how often that failed."""
+    """Open consumers whose connection has a fault; return how many faults there are, and how often opening
+    failed.
+    """
     refused = 0
     async with stage(folder, form) as at, trio.open_nursery() as nursery, watched(nursery) as steps:
         proxy = at.proxy
@@ -145,10 +147,10 @@ async def first_connections(folder: Path, form: str, part: slice) -> tuple[int, 
     return len(planned), refused
 
 
-async def test_one_broker_that_is_slow_to_accept_keeps_no_other_waiting(
+async def test_slow_broker_does_not_delay_others(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Connections are accepted in the opposite order of that in which they were made."""
+    """Connections are accepted in reverse order."""
     async with stage(tmp_path, "plain") as at, trio.open_nursery() as nursery, watched(nursery) as steps:
         steps.allow(STEPS)
         async with (
@@ -176,7 +178,7 @@ async def test_one_broker_that_is_slow_to_accept_keeps_no_other_waiting(
 
 
 async def release(proxy: Proxy) -> None:
-    """Pass on what waits there, a second later."""
+    """Pass on waiting connections, a second later."""
     await trio.sleep(1)
     assert proxy.held is not None
     for waiting in proxy.held:

@@ -37,7 +37,7 @@ NEW = 1000
 
 @dataclass(frozen=True)
 class Record:
-    """Where some messages lie."""
+    """The position of some messages."""
 
     path: Path
     offset: int
@@ -47,12 +47,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Data:
-    """A data folder that a broker has left.
+    """The data folder of a stopped broker.
 
     Attributes:
-        path: Where it lies.
-        image: What is in it.
-        records: Of its only topic, in order.
+        path: Its path.
+        image: Its content.
+        records: Those of its only topic, in order.
     """
 
     path: Path
@@ -61,34 +61,36 @@ class Data:
 
     @property
     def folder(self) -> Path:
-        """The topic's."""
+        """The folder of the topic."""
         return self.path / "topics" / "t.topic"
 
     @property
     def segments(self) -> list[Path]:
-        """Those of the topic, oldest first."""
+        """The segments of the topic, oldest first."""
         return segment_files(self.folder)
 
     def lost(self, path: Path, start: int, end: int) -> set[int]:
-        """The messages in these bytes of a file, or partly in them, that are not finished."""
+        """Return the unfinished messages in these bytes of a file, or partly in them."""
         touched = [r.numbers for r in self.records if r.path == path and r.offset < end and r.end > start]
         return set().union(*touched) - set(FINISHED)
 
     def restore(self) -> None:
-        """As it was."""
+        """Restore the folder."""
         shutil.rmtree(self.path)
         write_image(self.image, self.path)
 
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
 @pytest.fixture
 async def data(fast_folder: Path) -> Data:
-    """Thirty messages and a deferred one in four segments; the first is unfinished, a few after it are finished."""
+    """A folder with thirty messages and a deferred one in four segments. The first message is unfinished,
+    some after it are finished.
+    """
     path = fast_folder / "d"
     async with running_broker(path, files=HastyFiles(), max_bytes_per_file=3000) as bound:
         async with connected(bound.tcp_address) as client:
@@ -110,7 +112,7 @@ async def data(fast_folder: Path) -> Data:
 
 
 def records_in(folder: Path) -> Iterator[Record]:
-    """Where the messages of a topic lie; their numbers are their sequences."""
+    """Return the positions of the messages of a topic; their numbers are their sequences."""
     log = DiskLog(folder)
     segments = {int(path.stem): path for path in segment_files(folder)}
     offset, path = FILE_HEADER_BYTES, segments[0]
@@ -124,7 +126,9 @@ def records_in(folder: Path) -> Iterator[Record]:
 
 
 async def missing_after(data: Data, clock: trio.testing.MockClock) -> set[int] | str:
-    """Start a broker; returns which messages it does not deliver, or why it does not start, or serve the topic."""
+    """Start a broker; return the messages that it does not deliver, or why it does not start, or serve the
+    topic.
+    """
     try:
         async with running_broker(data.path, files=HastyFiles(), max_bytes_per_file=3000) as bound:
             assert bound.http_address is not None
@@ -146,7 +150,7 @@ async def missing_after(data: Data, clock: trio.testing.MockClock) -> set[int] |
 
 
 def leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
-    """The exceptions in a group of groups."""
+    """Return the exceptions in nested groups."""
     for error in group.exceptions:
         if isinstance(error, ExceptionGroup):
             yield from leaves(error)
@@ -155,7 +159,7 @@ def leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
 
 
 def sampled(choices: Sequence[int], salt: str) -> Sequence[int]:
-    """Some of them, or all."""
+    """Return some of them, or all."""
     count = min(SAMPLES, len(choices))
     return choices if COMPLETE else sorted(random.Random(f"{SEED} {salt}").sample(choices, count))
 
@@ -166,7 +170,7 @@ def flip(path: Path, at: int, bit: int) -> None:
     path.write_bytes(content)
 
 
-async def test_an_undamaged_folder_lacks_nothing(data: Data, clock: trio.testing.MockClock) -> None:
+async def test_undamaged_folder_loses_nothing(data: Data, clock: trio.testing.MockClock) -> None:
     assert len(data.segments) >= 4
     assert [len(record.numbers) for record in data.records] == [3] * 10 + [1]
     assert await missing_after(data, clock) == set()
@@ -174,7 +178,7 @@ async def test_an_undamaged_folder_lacks_nothing(data: Data, clock: trio.testing
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1, -1])
-async def test_a_flipped_bit_in_a_segment(
+async def test_flipped_bit_in_a_segment(
     data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, which: int
 ) -> None:
     path = data.segments[which]
@@ -197,7 +201,7 @@ async def test_a_flipped_bit_in_a_segment(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1, -1])
-async def test_a_segment_that_was_cut(
+async def test_truncated_segment(
     data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, which: int
 ) -> None:
     path = data.segments[which]
@@ -220,7 +224,7 @@ async def test_a_segment_that_was_cut(
 
 
 @pytest.mark.parametrize("which", [0, 1, -1])
-async def test_a_segment_that_is_gone(
+async def test_missing_segment(
     data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, which: int
 ) -> None:
     path = data.segments[which]
@@ -232,7 +236,7 @@ async def test_a_segment_that_is_gone(
 
 
 def missing_messages(caplog: pytest.LogCaptureFixture) -> set[int]:
-    """Those that the broker has said are missing."""
+    """Return the messages that the broker has reported as missing."""
     said: set[int] = set()
     for record in caplog.records:
         if "missing" in record.getMessage() and record.levelno == logging.ERROR:
@@ -246,12 +250,12 @@ STATES = {
     "broker.json": "broker.json.copy",
     "topics/t.topic/state.json": "topics/t.topic/state.json.previous",
 }
-"""Saved files of a broker, and the copies that it uses if these are damaged."""
+"""The saved files of a broker, and the copies that it uses if they are damaged."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STATES)
-async def test_a_flipped_bit_in_a_state_costs_no_message(
+async def test_flipped_bit_in_a_state_loses_no_message(
     data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     path = data.path / name
@@ -265,11 +269,11 @@ async def test_a_flipped_bit_in_a_state_costs_no_message(
         assert len(said) < 2
         assert (data.folder / "state.json.damaged").exists() == (bool(said) and "state.json" in name)
         data.restore()
-    assert accepted <= len("crc32")  # the name of the checksum itself, and then the rest is undamaged
+    assert accepted <= len("crc32")  # in the name of the checksum itself: the rest is undamaged
 
 
 @pytest.mark.parametrize("name", STATES)
-async def test_a_state_that_was_cut_costs_no_message(
+async def test_truncated_state_loses_no_message(
     data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     path = data.path / name
@@ -283,7 +287,7 @@ async def test_a_state_that_was_cut_costs_no_message(
 
 
 @pytest.mark.parametrize("name", STATES)
-async def test_a_state_and_its_copy_that_were_cut_are_refused(
+async def test_truncated_state_with_a_truncated_copy_is_refused(
     data: Data, clock: trio.testing.MockClock, name: str
 ) -> None:
     for each in (name, STATES[name]):
@@ -295,10 +299,10 @@ async def test_a_state_and_its_copy_that_were_cut_are_refused(
     assert not (data.folder / "state.json.damaged").exists()
 
 
-async def test_ids_go_on_from_the_copy_of_broker_json(
+async def test_ids_continue_from_the_copy_of_broker_json(
     data: Data, clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the machine's clock says: an id that comes a second time would end another message."""
+    """Whatever the machine's clock says: a repeated id would finish another message."""
     past = SimpleNamespace(time=lambda: 1_000_000, time_ns=time.time_ns)
     monkeypatch.setattr(data_folder, "time", past)
     (data.path / "broker.json").write_bytes(b"")
@@ -309,7 +313,7 @@ async def test_ids_go_on_from_the_copy_of_broker_json(
 
 
 def ids_in(folder: Path) -> list[int]:
-    """The ids of the first messages of the records before the last one."""
+    """Return the ids of the first messages of all records except the last one."""
     log = DiskLog(folder)
     found = [header.first_id for header in log.headers(0)][:-1]
     log.close()
@@ -324,7 +328,7 @@ CARRIED = {0, 5}
 
 @pytest.fixture
 async def carried(fast_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
-    """Thirty messages, of which all but two are finished, and these have been carried forward."""
+    """A folder with thirty messages, of which all but two are finished, and these two were carried forward."""
     carry_forward_early(monkeypatch)
     path = fast_folder / "d"
     async with running_broker(path, files=HastyFiles(), max_bytes_per_file=3000) as bound:
@@ -340,14 +344,14 @@ async def carried(fast_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
             await client.send(b"CLS\n")
             assert await client.frame() == (0, b"CLOSE_WAIT")
         assert bound.http_address is not None
-        await http(bound.http_address, "POST", "/topic/pause", topic="t")  # which saves it
+        await http(bound.http_address, "POST", "/topic/pause", topic="t")  # saves it
         await http(bound.http_address, "POST", "/topic/unpause", topic="t")
     assert (path / "topics" / "t.topic" / "stragglers").exists()
     return Data(path, read_image(path), ())
 
 
 async def came_of(data: Data, clock: trio.testing.MockClock) -> set[int]:
-    """Return the messages that a broker delivers of the two."""
+    """Return which of the two messages a broker delivers."""
     async with running_broker(data.path, files=HastyFiles()) as bound:
         found = await look(bound, clock, {})
     assert found.wrong == []
@@ -355,7 +359,7 @@ async def came_of(data: Data, clock: trio.testing.MockClock) -> set[int]:
 
 
 @pytest.mark.slow
-async def test_damage_to_what_was_carried_forward(
+async def test_damage_in_the_carried_forward_segment(
     carried: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = carried.folder / "stragglers"
@@ -374,7 +378,7 @@ async def test_damage_to_what_was_carried_forward(
             assert "the record at byte " in said
 
 
-async def test_what_was_carried_forward_is_gone(
+async def test_missing_carried_forward_segment(
     carried: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     (carried.folder / "stragglers").unlink()
@@ -382,7 +386,7 @@ async def test_what_was_carried_forward_is_gone(
     assert missing_messages(caplog) >= CARRIED
 
 
-async def test_without_its_state_a_topic_keeps_its_messages(
+async def test_topic_without_its_state_keeps_its_messages(
     data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = data.folder / "state.json"
@@ -396,13 +400,13 @@ async def test_without_its_state_a_topic_keeps_its_messages(
     assert f"{path} is missing: the topic has no channels" in caplog.text
 
 
-async def test_without_broker_json_ids_go_on_from_the_clock(
+async def test_ids_without_broker_json_continue_from_the_clock(
     data: Data,
     clock: trio.testing.MockClock,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    later = SimpleNamespace(time=lambda: time.time() + 2, time_ns=time.time_ns)  # it counts in seconds
+    later = SimpleNamespace(time=lambda: time.time() + 2, time_ns=time.time_ns)  # ids count in seconds
     monkeypatch.setattr(data_folder, "time", later)
     path = data.path / "broker.json"
     path.unlink()
@@ -411,7 +415,7 @@ async def test_without_broker_json_ids_go_on_from_the_clock(
     assert f"{path} is missing: ids continue from the machine's clock" in caplog.text
 
 
-async def test_what_a_broker_does_not_know_is_left_alone(data: Data, clock: trio.testing.MockClock) -> None:
+async def test_unknown_files_are_not_changed(data: Data, clock: trio.testing.MockClock) -> None:
     for stray in (data.path / "notes.txt", data.path / "topics" / "README", data.folder / "copy.bak"):
         stray.write_text("mine")
     assert await missing_after(data, clock) == set()

@@ -1,9 +1,10 @@
-"""Dead letters when the power goes off, or the broker is killed, at any moment: each message is there, and once.
+"""Tests for dead letters with a power cut or a kill of the broker at any moment: each message is there once.
 
-A broker whose consumers fail is used at random while all that it does to its files is recorded. Then another is started
-on what a crash or a power cut may have left. Every message that was acknowledged, and neither finished nor dropped by
-then, is either in its channel or a dead letter, never both and never two. `FAULT_COMPLETE=1` tries every moment,
-`FAULT_SEED` chooses another scenario, `FAULT_KILLS` says how often a real process is killed.
+A broker whose consumers fail is used at random while all operations on its files are recorded. Then another
+broker is started on a possible state after a crash or a power cut. Every acknowledged message that was
+neither finished nor dropped by then must be either in its channel or a dead letter, never both and never
+twice. `FAULT_COMPLETE=1` tries every moment, `FAULT_SEED` chooses another scenario, `FAULT_KILLS` is the
+number of kills of a real process.
 """
 
 import base64
@@ -43,15 +44,15 @@ _CHANNEL, _DEAD = "c", "dead"
 
 @dataclass
 class Fate:
-    """What became of a message, and when: positions in the journal.
+    """The history of a message, as positions in the journal.
 
     Attributes:
-        topic: Where it was published.
+        topic: The topic of its publish.
         sent, acknowledged: Its publish.
-        synced: When it was first on stable storage for certain.
+        synced: When it was certainly on stable storage.
         finished: When the first FIN was sent.
-        dropped: When dropping it was asked for, and when that was answered.
-        requeued: The same of each time that it was to be put back.
+        dropped: When dropping it was requested, and when that was answered.
+        requeued: The same for each requeue of its dead letter.
     """
 
     topic: str
@@ -63,17 +64,19 @@ class Fate:
     requeued: list[tuple[int, int]] = field(default_factory=list)
 
     def copies(self, now: int, stored: int) -> range:
-        """How many copies there may be if the broker ends now; `stored`: since when it has to have the message."""
+        """Return the allowed numbers of copies if the broker ends now; `stored`: from when it must have the
+        message.
+        """
         if self.sent > now or self.dropped[1] <= now:
             return range(1)
         least = stored <= now and self.finished > now and self.dropped[0] > now
-        # Only while it is being put back there may be two: see docs/how-to/dead-letters.md.
+        # Only a requeue may leave two copies: see docs/how-to/dead-letters.md.
         most = 1 + sum(sent <= now < done for sent, done in self.requeued)
         return range(int(least), most + 1)
 
 
 class SlowLetters(RecordingFiles):
-    """Files where all that is done to the dead-letter topic takes its time, so that much else is done meanwhile."""
+    """Files in which operations on the dead-letter topic are slow, so that other operations happen meanwhile."""
 
     def sync(self, fd: int) -> None:
         if f"{_DEAD}.topic" in str(Path(f"/proc/self/fd/{fd}").readlink()):
@@ -127,7 +130,7 @@ class Scenario:
             self.fates[number].acknowledged = self._files.position
 
     async def _consume(self) -> None:
-        await settle()  # the consumer before this one is gone, with all that it was sent
+        await settle()  # the previous consumer has disconnected
         topic = self._chance.choice(_SOURCES)
         count = min(await self._ready(topic), self._chance.randint(1, 5))
         if not count:
@@ -135,7 +138,7 @@ class Scenario:
         async with connected(self._tcp) as client:
             await client.subscribe(
                 topic, _CHANNEL, count
-            )  # no more: the rest would be held back while time stands still
+            )  # no more: they would be held back while time stands still
             for _ in range(count):
                 message = await client.message()
                 number = int(message.body[:9])
@@ -147,12 +150,14 @@ class Scenario:
                 elif kind < 0.9:
                     await client.send(b"REQ %s 0\n" % message.id)
                 else:
-                    break  # its connection is lost
+                    break  # its connection was lost
             if self._chance.random() < 0.6:
-                self._clock.jump(1)  # a checkpoint is made while letters are on their way
+                self._clock.jump(1)  # a checkpoint while letters are being moved
 
     async def _ready(self, topic: str) -> int:
-        """How many messages are sure to come; those on their way to the dead-letter topic are not."""
+        """Return how many messages are certainly delivered, without those being moved to the dead-letter
+        topic.
+        """
         path, state = "/channel/peek", "fresh,requeued"
         return len(
             json_lines(await http(self._http, "GET", path, topic=topic, channel=_CHANNEL, state=state))
@@ -189,24 +194,24 @@ class Scenario:
 
 
 async def dead_letters(address: str) -> list[dict[str, Any]]:
-    """What waits in the dead-letter topic."""
+    """Return the messages in the dead-letter topic."""
     return json_lines(await http(address, "GET", "/dead_letters/messages", topic=_DEAD))
 
 
 def json_lines(answer: tuple[int, bytes]) -> list[dict[str, Any]]:
-    """Messages out of an answer that comes in chunks of whole lines, each behind its size; none if it is an error."""
+    """Return the messages of a chunked answer with whole lines in each chunk; none if it is an error."""
     return [as_text(json.loads(line)) for line in answer[1].splitlines() if line.startswith(b'{"topic"')]
 
 
 def as_text(letter: dict[str, Any]) -> dict[str, Any]:
-    """With a body that begins with the message's number, whatever else is in it."""
+    """Replace the body by the message's number, with which it begins."""
     if "body_base64" in letter:
         letter["body"] = base64.b64decode(letter.pop("body_base64")).decode("latin-1")
     return letter
 
 
 def note_syncs(journal: Sequence[Operation], fates: dict[int, Fate]) -> None:
-    """Since when each message is on stable storage: the first sync of a file that it was written to."""
+    """Record when each message became stable: at the first sync of its file."""
     waiting: dict[int, list[int]] = {}
     syncing: dict[int, list[int]] = {}
     for position, operation in enumerate(journal):
@@ -226,7 +231,7 @@ class Survivors:
         self._folder, self._sync, self._clock = folder, sync, clock
 
     def broker(self, root: Path, files: Files) -> Any:
-        """One that makes checkpoints only when the clock is moved."""
+        """Run a broker that makes checkpoints only when the clock is moved."""
         return running_broker(
             root / "d", files=files, sync=self._sync, node_id=1, checkpoint_interval_ms=1000
         )
@@ -239,7 +244,7 @@ class Survivors:
         return root
 
     async def count(self, image: Image) -> Counter[int]:
-        """How many copies of each message there are, in its channel and among the dead letters."""
+        """Return the number of copies of each message in its channel and among the dead letters."""
         found: Counter[int] = Counter()
         async with self.broker(self._make(image), HastyFiles()) as bound:
             self._clock.jump(3600)  # the first broker's clock was ahead
@@ -257,7 +262,7 @@ class Survivors:
         return found
 
     async def _waiting(self, bound: BoundAddresses) -> list[str]:
-        """The topics whose channel has anything, be it on its way to the dead-letter topic."""
+        """Return the topics whose channel has messages, including those being moved to the dead-letter topic."""
         await settle()
         kinds = "depth", "in_flight_count", "deferred_count"
         found = await stats(bound.http_address or "")
@@ -279,7 +284,7 @@ class Survivors:
 
 
 async def receive_all(client: RawClient) -> list[int]:
-    """Finish all that comes; the numbers of the messages."""
+    """Finish all messages; return their numbers."""
     numbers: list[int] = []
     silent = 0
     while silent < 2:  # the first answer may come before the messages
@@ -305,7 +310,7 @@ def judge(fates: dict[int, Fate], found: Counter[int], now: int, stored: Callabl
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
@@ -319,7 +324,7 @@ def _since_sync(fate: Fate) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_no_crash_loses_a_message_or_makes_two_of_it(
+async def test_crash_neither_loses_nor_duplicates_a_message(
     fast_folder: Path, clock: trio.testing.MockClock, sync: str
 ) -> None:
     chance = random.Random(SEED)
@@ -339,7 +344,7 @@ async def test_no_crash_loses_a_message_or_makes_two_of_it(
         wrong = judge(fates, await survivors.count(disk.image()), now, _since_ok)
         name, image = chance.choice(list(disk.power_cuts(chance)))
         wrong += judge(fates, await survivors.count(image), now, since_power)
-        # And off it goes again, while the next one is at it.
+        # Another power cut, during the work of the next broker.
         later, then = Disk(image), await survivors.record(image)
         for operation in then[: chance.randint(0, len(then))]:
             later.apply(operation)
@@ -348,7 +353,7 @@ async def test_no_crash_loses_a_message_or_makes_two_of_it(
         assert not wrong, f"at {now} of {len(journal)}, {name}, then {again}:\n" + "\n".join(wrong[:10])
 
 
-# ---------------------------------------------------------------------- a process of its own
+# ---------------------------------------------------------------------- with a process
 
 
 class Killed:
@@ -356,8 +361,8 @@ class Killed:
 
     Attributes:
         acknowledged, finished: Numbers of messages.
-        letters: Ids that letters had in their topic, as they were known when this life of the broker began.
-        wrong: In sentences.
+        letters: The ids of letters that were known at the start of this life of the broker.
+        wrong: Violations, as sentences.
     """
 
     def __init__(self, chance: random.Random) -> None:
@@ -371,7 +376,7 @@ class Killed:
         self._enough = trio.Event()
 
     async def live(self, broker: Broker) -> None:
-        """Use it for so many messages, and kill it."""
+        """Use it for this many messages, and kill it."""
         self.look(broker)
         self._left, self._enough = self._chance.randint(200, 2000), trio.Event()
         async with trio.open_nursery() as nursery:
@@ -384,11 +389,11 @@ class Killed:
             await trio.to_thread.run_sync(broker.process.wait)
 
     def look(self, broker: Broker) -> list[dict[str, Any]]:
-        """The letters that there are; each message is there once."""
+        """Read the dead letters; each message must be there once."""
         try:
             content = broker.http("GET", "/dead_letters/messages", topic=_DEAD)
         except RuntimeError:
-            return []  # there is no such topic yet
+            return []  # the topic does not exist yet
         found = [as_text(json.loads(line)) for line in content.splitlines()]
         twice = Counter(letter["origin"]["id"] for letter in found)
         self.wrong += [f"{count} letters of {each}" for each, count in twice.items() if count > 1]
@@ -425,7 +430,7 @@ class Killed:
                         self._enough.set()
 
     def answer(self, data: bytes, *, failing: bool) -> bytes:
-        """To a message frame."""
+        """Answer a message frame."""
         message_id = data[10:26]
         if message_id.decode() in self.letters:
             self.wrong.append(f"{message_id!r} is a dead letter, and came again")
@@ -435,7 +440,7 @@ class Killed:
         return b"FIN %s\n" % message_id
 
     async def drain(self, broker: Broker) -> set[int]:
-        """Finish the remaining messages; returns the numbers of the dead letters."""
+        """Finish the remaining messages; return the numbers of the dead letters."""
         self.look(broker)
         async with connection(broker.tcp_address) as client:
             await client.send(b"SUB one c\n")
@@ -453,7 +458,7 @@ class Killed:
                     while any(
                         broker.channel_stats("one", "c")[kind] for kind in ("depth", "in_flight_count")
                     ):
-                        await trio.sleep(0.02)  # a process of its own: there is nothing else to wait for
+                        await trio.sleep(0.02)  # another process, without any notification
                 nursery.cancel_scope.cancel()
         return {int(letter["body"][:9]) for letter in self.look(broker)}
 

@@ -1,6 +1,6 @@
-"""Disks that are full, and publishers that never stop trying: what consumers finish makes room, whatever is killed.
+"""Tests for full disks with publishers that keep retrying: finished messages make room, whatever is killed.
 
-On file systems that are mounted for it, where that is allowed, and everywhere on a disk that is made up. A few fills by
+On mounted file systems where mounting is permitted, and on a simulated disk everywhere. A few fills by
 default; `FAULT_COMPLETE=1` for fifty of each kind, on larger disks.
 """
 
@@ -28,17 +28,17 @@ DISK_BYTES = (48 if COMPLETE else 8) * 1024 * 1024
 CHECKPOINT_INTERVAL_MS = 50
 PATIENCE_S = 60
 FULL_S = 0.4
-"""A disk on which nothing was accepted for so long, though all try, is full."""
+"""A disk is full if nothing was accepted for this time."""
 AGAIN = 100
-"""So many messages accepted again show that there is room."""
+"""This many accepted messages show that there is room again."""
 TOPICS = {"a": ("c", "d"), "b": ("c",)}
 ONE_FILE = 100 * 1024 * 1024
-"""With files of this size everything lies in those that grow."""
+"""With files of this size, all messages are in files that still grow."""
 
 
 @contextmanager
 def serve_small_files(folder: Path, **options: object) -> Iterator[Broker]:
-    """A broker on a disk that is made up; it is killed when the block is left."""
+    """Run a broker on a simulated disk; it is killed at the end of the block."""
     told = folder.with_name(f"{folder.name}.addresses")
     child = Child(
         [sys.executable, "-m", "faults.small_disk", folder, str(DISK_BYTES), told, json.dumps(options)]
@@ -53,7 +53,7 @@ def serve_small_files(folder: Path, **options: object) -> Iterator[Broker]:
 
 
 class Life:
-    """A broker that is killed and started again, on one data folder."""
+    """A broker that is killed and restarted on one data folder."""
 
     def __init__(self, start: Callable[[], AbstractContextManager[Broker]]) -> None:
         self._start = start
@@ -62,7 +62,7 @@ class Life:
         self.broker = self._stack.enter_context(start())
 
     def kill(self) -> None:
-        """By SIGKILL; and start the next."""
+        """Send SIGKILL, and start the next broker."""
         self.kills += 1
         self.broker.process.kill()
         self.broker.process.wait()
@@ -70,15 +70,15 @@ class Life:
         self.broker = self._stack.enter_context(self._start())
 
     def close(self) -> None:
-        """Stop it in good order, if it can be."""
+        """Stop it cleanly if possible."""
         self._stack.close()
 
     def address(self) -> str:
-        """Of the broker that runs now."""
+        """The address of the running broker."""
         return self.broker.tcp_address
 
     async def is_drained(self) -> bool:
-        """Whether no channel has anything left."""
+        """Whether all channels are empty."""
         ask = partial(self.broker.http, "GET", "/stats", format="json")
         stats: dict[str, Any] = json.loads(await trio.to_thread.run_sync(ask))
         channels = [channel for topic in stats["topics"] for channel in topic["channels"]]
@@ -102,7 +102,7 @@ class Life:
 
 
 async def fill(life: Life, ledger: FullDiskLedger) -> None:
-    """Return when nothing more is accepted, while publishers try."""
+    """Return when nothing more is accepted, although publishers try."""
     accepted, refused, since_s = len(ledger.acknowledged), len(ledger.refused), time.monotonic()
 
     async def is_full() -> bool:
@@ -115,7 +115,7 @@ async def fill(life: Life, ledger: FullDiskLedger) -> None:
 
 
 async def recover(life: Life, ledger: FullDiskLedger, chance: random.Random, *, kills: bool) -> None:
-    """Let consumers work, until publishers are accepted again; a kill comes in between, or not."""
+    """Let consumers work until publishers are accepted again, possibly with a kill in between."""
     accepted = len(ledger.acknowledged)
     kill_at_s = time.monotonic() + chance.uniform(0, 1) if kills else float("inf")
 
@@ -130,7 +130,7 @@ async def recover(life: Life, ledger: FullDiskLedger, chance: random.Random, *, 
 
 
 async def fill_and_recover(start: Callable[[], AbstractContextManager[Broker]]) -> None:
-    """Fill a disk, and let it become empty, time and again. Then nothing must be lost, nor made up."""
+    """Fill a disk and let it become empty, repeatedly. No message may be lost or invented."""
     ledger, chance = FullDiskLedger(), random.Random(SEED)
     life = Life(start)
     try:
@@ -177,7 +177,7 @@ async def fill_and_recover(start: Callable[[], AbstractContextManager[Broker]]) 
 @pytest.mark.slow
 @pytest.mark.timeout(3600 if COMPLETE else 300)
 @pytest.mark.parametrize("file_bytes", [DISK_BYTES // 30, ONE_FILE])
-async def test_a_disk_becomes_empty_though_publishers_never_stop(tmp_path: Path, file_bytes: int) -> None:
+async def test_simulated_disk_becomes_empty_in_spite_of_publishers(tmp_path: Path, file_bytes: int) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
     await fill_and_recover(
@@ -201,7 +201,7 @@ async def test_a_disk_becomes_empty_though_publishers_never_stop(tmp_path: Path,
         if COMPLETE or (kind == "tmpfs") is (sync == "interval")
     ],
 )
-async def test_a_file_system_becomes_empty_though_publishers_never_stop(
+async def test_file_system_becomes_empty_in_spite_of_publishers(
     tmp_path: Path, kind: str, sync: str, file_bytes: int
 ) -> None:
     folder = tmp_path / "d"

@@ -1,6 +1,7 @@
-"""Numbered batches, sent again after a power cut at any moment, or after the broker was killed: each is there once.
+"""Tests for numbered batches that are sent again after a power cut at any moment, or after a kill: each is
+stored once.
 
-Some of the moments by default, chosen at random; all of them with `FAULT_COMPLETE=1`.
+Some random moments by default; all of them with `FAULT_COMPLETE=1`.
 """
 
 import json
@@ -61,7 +62,7 @@ class Producer:
         await self._http.aclose()
 
     async def send(self, batch: Batch) -> PublishOutcome:
-        """Publish it, now or before."""
+        """Send a batch, possibly again."""
         content = pack(">i", len(batch.bodies)) + b"".join(pack(">i", len(b)) + b for b in batch.bodies)
         params: dict[str, str | int] = {
             "topic": "t",
@@ -79,7 +80,7 @@ class Producer:
             assert answer.status_code == 200, answer.text
 
     async def consume(self, count: int) -> None:
-        """Finish so many messages, so that the files that hold them go."""
+        """Finish this many messages, so that their files are deleted."""
         async with connected(self._tcp) as client:
             await client.subscribe("t", "c", ready_count=1)
             for _ in range(count):
@@ -89,13 +90,13 @@ class Producer:
                 pass
 
     async def end(self) -> int:
-        """How many messages the topic has ever had."""
+        """Return how many messages the topic has ever had."""
         bounds = (await self._http.get("/topic/bounds", params={"topic": "t"})).json()
         assert isinstance(bounds["next_sequence"], int), bounds
         return bounds["next_sequence"]
 
     async def kept(self) -> list[bytes]:
-        """The bodies that can be read."""
+        """Return the bodies that can be read."""
         text = (await self._http.get("/topic/read", params={"topic": "t"})).text
         lines = [json.loads(line) for line in text.splitlines()]
         return [line["body"].encode() for line in lines if "gap" not in line]
@@ -103,14 +104,14 @@ class Producer:
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
 async def record(
     root: Path, sync: str, clock: trio.testing.MockClock, chance: random.Random
 ) -> tuple[list[Operation], list[Batch]]:
-    """Publish to a broker with its data in `root`/d, and let it save and delete."""
+    """Publish to a broker with its data in `root`/d, and let it save and delete files."""
     root.mkdir()
     files, batches = RecordingFiles(root, sync_takes_s=0), []
     numbers: dict[str, int] = defaultdict(int)
@@ -143,7 +144,7 @@ async def test_sent_again_after_a_power_cut(fast_folder: Path, clock: trio.testi
     gone = sum(each.kind == "unlink" and each.path[-1].endswith(".log") for each in journal)
     assert gone >= 2
     moments = range(1, len(journal) + 1)
-    # Most of all while a batch is on its way.
+    # Most moments are during a batch.
     under_way = [now for now in moments if any(b.sent < now < b.done for b in batches)]
     chosen = (
         moments if COMPLETE else sorted({*chance.sample(under_way, CUTS), *chance.sample(moments, CUTS // 3)})
@@ -167,14 +168,12 @@ async def test_sent_again_after_a_power_cut(fast_folder: Path, clock: trio.testi
                 assert kept == bodies[len(bodies) - len(kept) :], f"at {now}, {name}"
     print(f"{len(journal)} operations, {gone} files went, {len(chosen)} cuts, {dict(outcomes)}")
     assert outcomes[PublishOutcome.PUBLISHED, False]
-    assert outcomes[PublishOutcome.REPEATED, False] or not COMPLETE  # the test below is about that
+    assert outcomes[PublishOutcome.REPEATED, False] or not COMPLETE  # the test below covers that
 
 
 @pytest.mark.slow
-async def test_what_was_not_synced_is_not_there_twice_either(
-    fast_folder: Path, clock: trio.testing.MockClock
-) -> None:
-    """A power cut may take batches then, whole ones; and no saved state knows of a number whose batch it took."""
+async def test_unsynced_batches_are_not_duplicated(fast_folder: Path, clock: trio.testing.MockClock) -> None:
+    """A power cut may then lose whole batches, and no saved state may have the number of a lost batch."""
     chance = random.Random(SEED)
     journal, batches = await record(fast_folder / "before", "interval", clock, chance)
     moments = range(1, len(journal) + 1)

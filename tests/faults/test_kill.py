@@ -1,7 +1,8 @@
-"""SIGKILL at random moments, with a ledger outside the broker: nothing acknowledged is lost, nothing is made up.
+"""Tests for SIGKILL at random moments, with a ledger outside the broker: no acknowledged message is lost,
+none is invented.
 
-A handful of kills by default; `FAULT_KILLS=50` for the long form. `FAULT_SEED` decides what is done, though not when
-exactly.
+A few kills by default; `FAULT_KILLS=50` for the long form. `FAULT_SEED` determines the operations, but not
+their exact timing.
 """
 
 import os
@@ -36,7 +37,7 @@ def start_and_kill(data_path: Path, flags: tuple[str, ...], chance: random.Rando
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_nothing_acknowledged_is_lost(tmp_path: Path, sync: str) -> None:
+async def test_no_acknowledged_message_is_lost(tmp_path: Path, sync: str) -> None:
     flags = (
         f"--sync={sync}",
         f"--checkpoint-interval={CHECKPOINT_INTERVAL_MS}ms",

@@ -1,8 +1,8 @@
-"""Power cuts of a whole broker at any moment, with any of the possible states of the disk.
+"""Tests for power cuts of a broker at any moment, with many possible states of the disk.
 
-A broker is used at random while everything it does to its files is recorded. Then another one is started on what each
-power cut may have left, and has to have everything that was acknowledged by then. Some of the cuts by default,
-chosen at random; all of them with `FAULT_COMPLETE=1`. `FAULT_SEED` chooses another scenario.
+A broker is used at random while all operations on its files are recorded. Then another one is started on a
+possible state after each power cut, and must have everything that was acknowledged by then. Some random cuts
+by default; all of them with `FAULT_COMPLETE=1`. `FAULT_SEED` chooses another scenario.
 """
 
 import copy
@@ -32,13 +32,13 @@ _NEW = {"one": 900_000_000, "two": 900_000_001}
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
 @pytest.fixture(autouse=True)
 def _clock_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's clock begins at the same time after each power cut: ids must not rely on it."""
+    """The machine's clock starts at the same time after each power cut: ids must not depend on it."""
     frozen = SimpleNamespace(time=lambda: 1_700_000_000, time_ns=lambda: 1_700_000_000 * 10**9)
     monkeypatch.setattr(data_folder, "time", frozen)
 
@@ -62,7 +62,7 @@ async def record(
 
 
 def promise(told: Told, journal: Sequence[Operation], sync: str) -> None:
-    """Note since when each message has to survive: its OK says so, or else the sync of its file."""
+    """Record from when each message must survive: from its OK, or from the sync of its file."""
     if sync == "always":
         told.keep_what_is_acknowledged()
     else:
@@ -70,7 +70,7 @@ def promise(told: Told, journal: Sequence[Operation], sync: str) -> None:
 
 
 def synced(journal: Sequence[Operation]) -> dict[int, int]:
-    """When the file that a message was written to had been synced, by the message's number."""
+    """Return when the file of each message was synced, by the message's number."""
     waiting: dict[int, list[int]] = {}
     syncing: dict[int, list[int]] = {}
     found: dict[int, int] = {}
@@ -102,7 +102,7 @@ class Survivors:
     Args:
         folder: For their data.
         sync: Their mode.
-        clock: See there.
+        clock: Their clock.
     """
 
     def __init__(self, folder: Path, sync: str, clock: trio.testing.MockClock) -> None:
@@ -127,10 +127,11 @@ class Survivors:
         return judge(expected, found, _NEW)
 
     async def record_later(self, disk: Disk, chance: random.Random) -> tuple[Sequence[Operation], Told, int]:
-        """Start one on what can be seen of a disk, and publish; returns also when it was ready."""
+        """Start a broker on the visible files of a disk, and publish; also return when it was ready."""
         root = self._make(disk.image())
         files = RecordingFiles(root, sync_takes_s=0)
-        # Its messages are synced without a checkpoint, so the state saved by an earlier broker must match them.
+        # Its messages are synced without a checkpoint, so they must be consistent with the state that an
+        # earlier broker saved.
         async with broker(root / "d", files, self._sync, HOUR_MS) as bound:
             ready = files.position
             scenario = Scenario(bound, files, self._clock, chance, first_number=800_000_000)
@@ -144,14 +145,15 @@ class Survivors:
     async def check_later_cuts(
         self, disk: Disk, expected: Expectation, chance: random.Random, cuts: int, *, killed: bool = False
     ) -> list[str]:
-        """Start a broker, publish, and cut the power at random moments; returns the errors.
+        """Start a broker, publish, and cut the power at random moments; return the errors.
 
         Args:
-            disk: What the first one has left.
-            expected: Of the later ones, too.
+            disk: The disk that the first broker left.
+            expected: Includes the later messages.
             chance: Chooses the moments.
-            cuts: How many.
-            killed: The first one was killed. Once the next one is ready, what was there then has to stay.
+            cuts: The number of cuts.
+            killed: Whether the first one was killed. Once the next one is ready, everything visible then must
+                stay.
         """
         disk = copy.deepcopy(disk)
         journal, told, ready = await self.record_later(disk, chance)
@@ -170,7 +172,7 @@ class Survivors:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_power_cuts_lose_nothing_that_was_promised(
+async def test_power_cuts_lose_nothing_guaranteed(
     fast_folder: Path, clock: trio.testing.MockClock, sync: str
 ) -> None:
     chance = random.Random(SEED)
@@ -187,7 +189,7 @@ async def test_power_cuts_lose_nothing_that_was_promised(
             if now in again:
                 found = await survivors.check_later_cuts(Disk(image), expected, chance, 1)
                 wrong += [f"at {now}, {name}: {text}" for text in found]
-        if now in again:  # the broker alone is killed, and then the power goes off
+        if now in again:  # the broker is killed, and later the power is cut
             expected = told.by(now, killed=True)
             found = await survivors.check_later_cuts(disk, expected, chance, 2, killed=True)
             wrong += [f"killed at {now}: {text}" for text in found]
@@ -199,7 +201,7 @@ async def test_power_cuts_lose_nothing_that_was_promised(
 
 
 @pytest.mark.slow
-async def test_killed_while_it_makes_its_files_and_then_cut_off(
+async def test_kill_while_files_are_created_and_then_a_power_cut(
     fast_folder: Path, clock: trio.testing.MockClock
 ) -> None:
     """Files created by a killed broker exist, but may not be durable: the next broker must sync them."""

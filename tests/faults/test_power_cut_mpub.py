@@ -1,4 +1,6 @@
-"""The power goes off while large MPUBs, each of several records, are stored: all of one is there, or nothing of it."""
+"""Tests for power cuts while large MPUBs, each of several records, are stored: all of one is there, or
+nothing.
+"""
 
 import random
 import shutil
@@ -17,7 +19,7 @@ COUNT = 3000
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_an_mpub_survives_whole_or_not_at_all(tmp_path: Path, sync: str) -> None:
+async def test_mpub_survives_whole_or_not_at_all(tmp_path: Path, sync: str) -> None:
     (tmp_path / "recorded").mkdir()
     files = RecordingFiles(tmp_path / "recorded")
     acknowledged: dict[int, int] = {}

@@ -1,7 +1,8 @@
-"""The power goes off while files go for their age or size, and while messages in them are carried forward.
+"""Tests for power cuts while files are deleted for age or size, and while messages in them are carried
+forward.
 
-As `test_power_cut`, but with one topic, a message to a record, and a consumer that leaves some of them unfinished: so
-it is known of each message whether it has to be there to be read again. The channel is moved back in between.
+Like `test_power_cut`, but with one topic, one message per record, and a consumer that leaves some unfinished.
+So the test knows for each message whether it must be readable. The channel seeks back in between.
 """
 
 import json
@@ -31,7 +32,7 @@ CUTS = 5
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
@@ -45,9 +46,10 @@ class Use:
     """The actions of a client, and their journal positions.
 
     Attributes:
-        told: But for what is finished.
-        moments: When the channel had been moved back, and all had been saved.
-        events: Of each message, by its number, which is its sequence: (when, whether it has to come from then on).
+        told: Everything except finished messages.
+        moments: When the channel had been moved back, and everything was saved.
+        events: For each message, by its number, which is its sequence: (when, whether it must be delivered
+            from then on).
     """
 
     told: Told = field(default_factory=Told)
@@ -55,7 +57,7 @@ class Use:
     moments: list[int] = field(default_factory=list)
 
     def by(self, now: int) -> Told:
-        """All that is known by then."""
+        """Return everything known by then."""
         done = {
             number: now
             for number, events in enumerate(self.events)
@@ -76,7 +78,7 @@ class Use:
 
 
 class Client:
-    """Uses a broker, one thing after the other."""
+    """Uses a broker sequentially."""
 
     def __init__(self, tcp: str, http: str, files: RecordingFiles, use: Use) -> None:
         self._tcp = tcp
@@ -85,7 +87,7 @@ class Client:
         self._use = use
 
     async def make(self) -> None:
-        """The topic and its channel."""
+        """Create the topic and its channel."""
         for key, path, query in (
             (("topic", "one"), "/topic/create", {"topic": "one"}),
             (("channel", NAME), "/channel/create", NAME._asdict()),
@@ -97,7 +99,7 @@ class Client:
         self._use.told.since[NAME] = 0
 
     async def publish(self, count: int) -> None:
-        """Each in a record of its own."""
+        """Publish messages, each in its own record."""
         told, events = self._use.told, self._use.events
         async with connected(self._tcp) as client:
             for _ in range(count):
@@ -160,7 +162,7 @@ async def record(
 
 
 @pytest.mark.slow
-async def test_power_cuts_take_nothing_that_a_channel_needs_or_retention_keeps(
+async def test_power_cuts_lose_nothing_that_channels_or_retention_need(
     fast_folder: Path,
     clock: trio.testing.MockClock,
 ) -> None:
@@ -197,7 +199,7 @@ async def look_after(data_path: Path, use: Use, now: int, clock: trio.testing.Mo
     async with broker(data_path, HastyFiles(), "always", keep=KEEP) as bound:
         assert bound.http_address is not None
         _, content = await http(bound.http_address, "GET", "/topic/read", topic="one")
-        # Between pieces of lines stand their sizes.
+        # Lines of chunk sizes are between the pieces.
         lines = [json.loads(line) for line in content.splitlines() if line.startswith(b"{")]
         lines = lines if use.kept(now) else []
         wrong += [f"not to be read: {line}" for line in lines if "gap" in line]

@@ -34,10 +34,10 @@ class FaultyFiles(HastyFiles):
     """Real files with operations that fail on request.
 
     Attributes:
-        position: How many operations there were.
-        failing: Names of those that fail now, and with which error number; a `write` has written a part.
-        fail_at: The position of one that fails with EIO, whichever it is.
-        failed: What has failed.
+        position: The number of operations so far.
+        failing: The error numbers of the operations that fail now, by name; a failing `write` writes a part.
+        fail_at: The position of an operation that fails with EIO, whichever it is.
+        failed: The operations that failed.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class FaultyFiles(HastyFiles):
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
@@ -131,7 +131,7 @@ async def ping(bound: BoundAddresses) -> tuple[int, str]:
 
 
 async def until_it_is_well(bound: BoundAddresses, scenario: Scenario, clock: trio.testing.MockClock) -> None:
-    """Checkpoints come and go until everything is saved."""
+    """Run checkpoints until everything is saved."""
     for _ in range(10):
         await scenario.publish("one")
         await scenario.publish("two")
@@ -153,10 +153,10 @@ async def check(folder: Path, expected: Expectation, clock: trio.testing.MockClo
 async def use(
     folder: Path, files: FaultyFiles, clock: trio.testing.MockClock, sync: str, *, failing: dict[str, int]
 ) -> tuple[Scenario, list[str]]:
-    """Use a broker while the disk is well, while it is not, and while it is well again.
+    """Use a broker with a working disk, a failing one, and a working one again.
 
     Returns:
-        What was done, and what `/ping` said after each publish that was refused.
+        The actions, and the answers of `/ping` after each refused publish.
     """
     said: list[str] = []
     async with broker(folder / "d", files, sync) as bound:
@@ -191,13 +191,13 @@ async def use(
     + ([("always", errno.EIO), ("interval", errno.ENOSPC)] if COMPLETE else []),
 )
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_an_operation_that_fails_for_a_while(
+async def test_operation_that_fails_for_some_time(
     fast_folder: Path, clock: trio.testing.MockClock, sync: str, operation: str, code: int
 ) -> None:
     files = FaultyFiles()
     scenario, said = await use(fast_folder, files, clock, sync, failing={operation: code})
     assert all(os.strerror(code) in text for text in scenario.refusals), scenario.refusals
-    bad = [text for text in said if text != "OK"]  # another publish may have gone well in between
+    bad = [text for text in said if text != "OK"]  # another publish may have succeeded in between
     assert all(text.startswith("NOK - ") and os.strerror(code) in text for text in bad), said
     if operation in ("write", "sync") and sync == "always":
         assert bad
@@ -220,7 +220,7 @@ async def test_each_operation_fails_once(fast_folder: Path, clock: trio.testing.
 
 
 class FullFiles(HastyFiles):
-    """Real files on a full disk, except for the room that `spare` has reserved."""
+    """Real files on a full disk, except for the space that `spare` has reserved."""
 
     def __init__(self, spare: Path) -> None:
         self.full = False
@@ -237,8 +237,8 @@ class FullFiles(HastyFiles):
         super().allocate(fd, size)
 
 
-async def test_what_is_finished_can_be_saved_on_a_full_disk(tmp_path: Path) -> None:
-    """Or its messages could never be deleted, and the disk would stay full."""
+async def test_finished_messages_can_be_saved_on_a_full_disk(tmp_path: Path) -> None:
+    """Otherwise its messages could never be deleted, and the disk would stay full."""
     files = FullFiles(tmp_path / "d" / "spare-room")
     async with broker(tmp_path / "d", files) as bound:
         assert bound.http_address is not None
@@ -249,7 +249,7 @@ async def test_what_is_finished_can_be_saved_on_a_full_disk(tmp_path: Path) -> N
             files.full = True
             for _ in range(2):
                 await client.send(b"FIN %s\n" % (await client.message()).id)
-            await client.send(b"CLS\n")  # answered once the FINs are obeyed
+            await client.send(b"CLS\n")  # answered after the FINs are executed
             assert await client.frame() == (0, b"CLOSE_WAIT")
         assert len(list((tmp_path / "d" / "topics" / "t.topic").glob("*.log"))) == 2
         assert (await http(bound.http_address, "POST", "/channel/pause", topic="t", channel="c"))[0] == 200
@@ -262,11 +262,11 @@ async def test_what_is_finished_can_be_saved_on_a_full_disk(tmp_path: Path) -> N
         assert (tmp_path / "d" / "spare-room").stat().st_size == SPARE_BYTES
 
 
-# ---------------------------------------------------------------------- the real thing
+# ---------------------------------------------------------------------- with a real file system
 
 
 async def fill(broker: Broker) -> list[bytes]:
-    """Publish until not even a message of one byte is taken; returns those that were."""
+    """Publish until not even a message of one byte is accepted; return the accepted ones."""
     stored: list[bytes] = []
     size = 250_000
     while size:
@@ -286,7 +286,7 @@ async def fill(broker: Broker) -> list[bytes]:
 
 
 async def receive(client: RawClient, bodies: Sequence[bytes]) -> None:
-    """Receive and finish just these."""
+    """Receive and finish exactly these."""
     for body in bodies:
         message = await client.message()
         assert message.body == body
@@ -294,7 +294,7 @@ async def receive(client: RawClient, bodies: Sequence[bytes]) -> None:
 
 
 def answer_of(broker: Broker, method: str, path: str, **query: str) -> str:
-    """The status and the text of an answer that is not 200; OK of one that is."""
+    """Return the status and the text of an answer that is not 200; OK otherwise."""
     try:
         broker.http(method, path, **query)
     except RuntimeError as exc:
@@ -303,8 +303,8 @@ def answer_of(broker: Broker, method: str, path: str, **query: str) -> str:
 
 
 @pytest.mark.slow
-async def test_a_full_file_system(tmp_path: Path) -> None:
-    """It is filled to the last byte, and the broker gets out of that without help, by what consumers finish."""
+async def test_full_file_system(tmp_path: Path) -> None:
+    """It is filled to the last byte; finished messages alone make room for the broker."""
     disk = tmp_path / "disk"
     flags = ("--max-bytes-per-file=300000", "--checkpoint-interval=50ms")
     with small_disk(disk, "4m"):
@@ -323,7 +323,7 @@ async def test_a_full_file_system(tmp_path: Path) -> None:
                 await receive(client, stored)
                 with trio.fail_after(PATIENCE_S):
                     while not await publishes(broker, b"again"):
-                        await trio.sleep(0.05)  # another process: nothing tells when it has made room
+                        await trio.sleep(0.05)  # another process does not notify when it has made room
                 await receive(client, [b"again"])
                 assert answer_of(broker, "GET", "/ping") == "OK"
         with qcli_serve(disk / "d", *flags) as broker:
@@ -331,7 +331,7 @@ async def test_a_full_file_system(tmp_path: Path) -> None:
 
 
 async def publishes(broker: Broker, body: bytes) -> bool:
-    """Whether a message is taken now."""
+    """Return whether a message is accepted now."""
     async with connected(broker.tcp_address) as client:
         await client.send(mpub("t", body))
         return await client.frame() == (0, b"OK")
