@@ -41,7 +41,7 @@ class Published:
     Attributes:
         number: See `body_of`.
         sent_ns: Before the first byte was sent.
-        due_ns: When it may come, at the earliest; 0 is at once.
+        due_ns: The earliest delivery; 0 is at once.
         command: All messages of one command have the same; they are stored all or none.
         acknowledged_ns: When the OK was read; None if it was not.
     """
