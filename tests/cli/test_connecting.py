@@ -165,12 +165,12 @@ def _allowing(*permissions: str) -> Response:
 @pytest.mark.parametrize(
     ("allows", "command", "said"),
     [
-        (answer(), ("pub", "t"), "rejected --auth-secret: its auth server grants this secret nothing."),
-        (_allowing("publish"), ("pub", "other"), "does not allow you to publish to other: its auth server "),
+        (answer(), ("pub", "t"), "rejected --auth-secret: this secret has no rights."),
+        (_allowing("publish"), ("pub", "other"), "does not allow your --auth-secret to publish to other."),
         (
             _allowing("publish"),
             ("tail", "allowed/c"),
-            "does not allow you to consume allowed/c: its auth server ",
+            "does not allow your --auth-secret to consume allowed/c.",
         ),
     ],
 )

@@ -51,7 +51,9 @@ def test_request_during_a_stream_uses_another_connection() -> None:
 def test_error_of_a_broker_differs_from_that_of_a_proxy() -> None:
     with scripted(REFUSED, PROXY) as broker:
         http = BrokerHTTP(broker.address)
-        with pytest.raises(RequestRefused, match=r"INVALID_TOPIC \(topic t, HTTP status 400\)"):
+        with pytest.raises(
+            RequestRefused, match=r"INVALID_TOPIC \(topic t, HTTP status 400\): topic is invalid$"
+        ):
             http.request("GET", "/stats", {"topic": "t"})
         with pytest.raises(NotABroker, match=r"not an NSQ broker \(HTTP status 502\)") as caught:
             http.request("GET", "/stats")

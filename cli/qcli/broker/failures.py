@@ -30,7 +30,10 @@ class Refused(Failure):
     """
 
     def __init__(self, address: str, status: int, text: str) -> None:
-        super().__init__(f"The broker at {address} refused with HTTP status {status}: {text}.")
+        from trio_nsq.client.errors import meaning_of
+
+        meaning = f": {found}" if (found := meaning_of(text)) else ""
+        super().__init__(f"The broker at {address} refused with HTTP status {status}: {text}{meaning}.")
         self.text = text
 
 
@@ -110,16 +113,18 @@ def refused(broker: str, error: BrokerError) -> str:
     if error.code == "E_AUTH_FIRST":
         return f"{broker} requires AUTH. {_GIVE_SECRET}"
     if error.code == "E_AUTH_FAILED":
+        if reason := error.text.partition(": ")[2]:
+            return f"{broker} rejected --auth-secret: {reason}."
         return (
             f"{broker} could not verify --auth-secret: its auth server rejected the secret or did not answer. "
             "The broker's log has the reason."
         )
     if error.code == "E_UNAUTHORIZED":
         if (denied := _DENIED.search(error.text)) is None:
-            return f"{broker} rejected --auth-secret: its auth server grants this secret nothing."
+            return f"{broker} rejected --auth-secret: this secret has no rights."
         verb, topic, channel = denied.groups()
         action = f"consume {Source(topic, channel)}" if verb == "SUB" else f"publish to {topic}"
-        return f"{broker} does not allow you to {action}: its auth server does not grant that to your --auth-secret."
+        return f"{broker} does not allow your --auth-secret to {action}. Use another secret, or grant it that right."
     return f"{broker} refused: {f'{error.code} {error.text}'.rstrip()}."
 
 

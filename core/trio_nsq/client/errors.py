@@ -12,6 +12,7 @@
 Invalid arguments (a bad name, an empty or oversized message) raise `ValueError` before anything is sent.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,31 @@ from trio_nsq.protocol import NSQError
 
 WRONG_PORT = "Is this the port of the TCP protocol? The HTTP API has another one, by default 4151"
 """The hint for an answer that is not HTTP."""
+
+
+_MEANINGS = {
+    "AUTH_REQUIRED": "the request needs a token",
+    "BAD_BODY": "the body is not a batch of messages, or a batch is longer than the broker's --max-body-size",
+    "BAD_MESSAGE": "a message is empty, longer than the broker's --max-msg-size, or cut off",
+    "BODY_TOO_BIG": "the body is longer than the broker's --max-body-size",
+    "CHANNEL_NOT_FOUND": "the channel does not exist",
+    "EXITING": "the broker is stopping",
+    "INTERNAL_ERROR": "an error in the broker; see its log",
+    "METHOD_NOT_ALLOWED": "the path has no such method",
+    "MSG_EMPTY": "a message must not be empty",
+    "MSG_TOO_BIG": "the message is longer than the broker's --max-msg-size",
+    "NOT_FOUND": "the path does not exist; the broker may be an nsqd, or an older 'qcli serve'",
+    "TLS_REQUIRED": "the broker requires TLS; use its HTTPS address",
+    "TOPIC_NOT_FOUND": "the topic does not exist; create it, or publish to it",
+}
+_ARGUMENT = re.compile("(MISSING_ARG|INVALID_ARG|INVALID)_([A-Z_]+)")
+
+
+def meaning_of(code: str) -> str:
+    """Return a clause that explains the error code of an HTTP answer; empty if the code has a text of its own."""
+    if match := _ARGUMENT.fullmatch(code):
+        return f"{match[2].lower()} is {'missing' if match[1] == 'MISSING_ARG' else 'invalid'}"
+    return _MEANINGS.get(code, "")
 
 
 class ConnectionFailed(NSQError):
@@ -168,7 +194,10 @@ class RequestRefused(NSQError):
     """
 
     def __init__(self, address: str, topic: str, status: int, text: str) -> None:
-        super().__init__(f"the broker at {address} refused: {text} (topic {topic}, HTTP status {status})")
+        meaning = f": {found}" if (found := meaning_of(text)) else ""
+        super().__init__(
+            f"the broker at {address} refused: {text} (topic {topic}, HTTP status {status}){meaning}"
+        )
         self.address = address
         self.topic = topic
         self.status = status
