@@ -7,11 +7,11 @@ from typing import Any
 
 import trio
 
-from ..log import reasonable_limit
-from ..protocol import CommandError
-from ..protocol.frames import encode_error
+from .log import reasonable_limit
+from .protocol import CommandError
+from .protocol.frames import encode_error
 
-logger = logging.getLogger("trio_nsq.broker")
+logger = logging.getLogger("trio_nsq.admission")
 
 _OTHER_DESCRIPTORS = 64
 """Descriptors for listeners, discovery services, checkpoints, and clients that are being refused."""

@@ -11,7 +11,7 @@ import trio
 
 from broker.certificates import Certificates
 from broker.support import connected, pub, running_broker
-from trio_nsq.broker.admission import connection_limit
+from trio_nsq.admission import connection_limit
 
 
 async def test_a_client_over_tcp_that_is_one_too_many_is_told(tmp_path: Path) -> None:

@@ -1,36 +1,61 @@
-"""Reads the auth file of a running broker, and closes connections whose token was revoked or has expired."""
+"""Reads the auth file of a running server, and ends connections whose token was revoked or has expired."""
 
 import logging
+from pathlib import Path
+from typing import Protocol
 
 import trio
 
-from ..access import AuthFileError, Policy, read_auth_file
-from ..access.access import Access
+from ..listening import StartupError
 from ..wording import count_of
-from .errors import StartupError
-from .options import BrokerOptions
-from .session.auth_service import AuthClient
-from .session.sessions import Sessions
+from .access import Access, AuthService
+from .auth_file import AuthFileError, read_auth_file
+from .policy import Policy
 
-logger = logging.getLogger("trio_nsq.broker")
+logger = logging.getLogger("trio_nsq.access")
 
 _LONGEST_WAIT_S = 60.0
 """The wall clock can be set, so the next expiry is computed again after this time."""
 
 
+class ReloadableAuthService(AuthService, Protocol):
+    """External auth servers of a running server."""
+
+    async def reload(self) -> None:
+        """Read the CA file again. Raises StartupError and keeps the previous CAs."""
+
+    async def aclose(self) -> None:
+        """Close the connections to the servers."""
+
+
+class Connections(Protocol):
+    """The authenticated connections of a server."""
+
+    def renew_identities(self) -> int:
+        """End the connections whose token or certificate was revoked or has expired. Returns their number."""
+
+
 class Authentication:
-    """The authentication of one broker.
+    """The authentication of one server.
+
+    Args:
+        auth_file: The file of tokens and certificates; None without one.
+        service: External auth servers; None without any.
+        verifies_clients: The server verifies certificates of clients.
 
     Attributes:
-        access: Identifies clients; the same object for the life of the broker.
+        access: Identifies clients; the same object for the life of the server.
 
     Raises:
-        StartupError: The auth file or an option of the auth servers cannot be used.
+        StartupError: The auth file cannot be used.
     """
 
-    def __init__(self, options: BrokerOptions) -> None:
-        self._options = options
-        self._service = AuthClient(options) if options.auth_http_addresses else None
+    def __init__(
+        self, auth_file: Path | None, service: ReloadableAuthService | None = None, *, verifies_clients: bool
+    ) -> None:
+        self._auth_file = auth_file
+        self._service = service
+        self._verifies_clients = verifies_clients
         try:
             policy = self._read_policy()
         except AuthFileError as exc:
@@ -39,20 +64,17 @@ class Authentication:
         self._changed = trio.Event()
 
     def _read_policy(self) -> Policy | None:
-        if self._options.auth_file is None:
+        if self._auth_file is None:
             return None
-        policy = read_auth_file(self._options.auth_file)
-        if policy.certificates and self._options.tls_client_auth_policy not in (
-            "require-verify",
-            "verify-if-given",
-        ):
+        policy = read_auth_file(self._auth_file)
+        if policy.certificates and not self._verifies_clients:
             raise AuthFileError(
-                f"{self._options.auth_file} has certificates, but the broker does not verify those of clients: give "
+                f"{self._auth_file} has certificates, but the server does not verify those of clients: give "
                 "--tls-client-auth-policy=require-verify or verify-if-given"
             )
         return policy
 
-    async def reload(self, sessions: Sessions) -> None:
+    async def reload(self, connections: Connections) -> None:
         """Read the auth file and the CAs of auth servers again. Raises AuthFileError, StartupError: nothing changed."""
         policy = await trio.to_thread.run_sync(self._read_policy)
         if self._service is not None:
@@ -61,21 +83,21 @@ class Authentication:
             self.access.policy = policy
             logger.info(
                 "read the auth file %s: %s, %s",
-                self._options.auth_file,
+                self._auth_file,
                 count_of(len(policy.tokens), "token"),
                 count_of(len(policy.certificates), "certificate"),
             )
-            sessions.renew_identities()
+            connections.renew_identities()
             self._changed.set()
 
-    async def watch_expiry(self, sessions: Sessions) -> None:
-        """Close connections when their token expires; runs until cancelled."""
+    async def watch_expiry(self, connections: Connections) -> None:
+        """End connections when their token expires; runs until cancelled."""
         while True:
             self._changed = trio.Event()
             with trio.move_on_after(min(self.access.seconds_to_next_expiry(), _LONGEST_WAIT_S)):
                 await self._changed.wait()
                 continue
-            sessions.renew_identities()
+            connections.renew_identities()
 
     async def aclose(self) -> None:
         """Close the connections to auth servers."""

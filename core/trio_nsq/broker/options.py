@@ -6,12 +6,11 @@ from typing import Literal
 
 from ..pacing import Pacing
 from ..protocol.limits import MIB, MINUTE_MS, SECOND_MS, Limits
+from ..tls.settings import ClientAuthPolicy, TLSSettings, TLSVersion
 from .state.settings import TopicSettings
 
 Sync = Literal["always", "interval"]
 TLSRequired = Literal["false", "true", "tcp-https"]
-TLSVersion = Literal["tls1.0", "tls1.1", "tls1.2", "tls1.3"]
-ClientAuthPolicy = Literal["", "require", "require-verify", "verify-if-given"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +121,15 @@ class BrokerOptions:
         """`tls_required`; a client certificate policy implies at least `true`."""
         implied = self.tls_client_auth_policy.startswith("require") and self.tls_required == "false"
         return "true" if implied else self.tls_required
+
+    @property
+    def tls(self) -> TLSSettings:
+        """The TLS settings of the listeners."""
+        return TLSSettings(
+            self.tls_cert,
+            self.tls_key,
+            self.tls_client_auth_policy,
+            self.tls_root_ca_file,
+            self.tls_min_version,
+            required=self.required_tls != "false",
+        )

@@ -11,6 +11,8 @@ import trio
 
 from .._version import __version__
 from ..access import AuthFileError
+from ..access.authentication import Authentication
+from ..admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
 from ..listening import Listening, StartupError, listen, loopback_host
 from ..log import Files
 from ..lookup.protocol import PeerInfo
@@ -18,17 +20,16 @@ from ..lookup.registration import LookupRegistration
 from ..under_trio import require_trio
 from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast
-from .admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
 from .api.server import HTTPServer
-from .authentication import Authentication
 from .monitoring.statsd import StatsdClient
 from .options import BrokerOptions
 from .resolver import use_own_threads
 from .server import Server
+from .session.auth_service import AuthClient
 from .storage.data_folder import DataFolder
 
 if TYPE_CHECKING:
-    from .session.tls import ServerContext
+    from ..tls.session import ServerContext
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -90,7 +91,11 @@ async def _serve_folder(
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
     tls_context = _tls_context(options)
-    authentication = Authentication(options)
+    authentication = Authentication(
+        options.auth_file,
+        AuthClient(options) if options.auth_http_addresses else None,
+        verifies_clients=options.tls.verifies_clients,
+    )
     server = Server(options, folder, workers, tls_context=tls_context, authentication=authentication)
     _log_start(server)
     opened: dict[str, Listening] = {}
@@ -182,11 +187,11 @@ def _log_start(server: Server) -> None:
 
 
 def _tls_context(options: BrokerOptions) -> "ServerContext | None":
-    if options.tls_cert is None and options.tls_key is None and options.required_tls == "false":
+    if not options.tls.is_used:
         return None  # before the import below, which is slow
-    from .session.tls import server_context
+    from ..tls.context import server_context
 
-    return server_context(options)
+    return server_context(options.tls)
 
 
 def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistration:

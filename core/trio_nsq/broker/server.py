@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..access.authentication import Authentication
+from ..admission import Admission
 from ..log import DiskLog, Log, MemoryLog, is_disk_full
 from ..protocol import is_ephemeral
 from ..reactor import Poller
 from .admin import Admin
-from .admission import Admission
-from .authentication import Authentication
 from .dead_letters import DeadLetterMover
 from .delivery import Delivery
 from .errors import StartupError
@@ -31,7 +31,7 @@ from .timers import Timers
 from .topics import Topics
 
 if TYPE_CHECKING:
-    from .session.tls import ServerContext
+    from ..tls.session import ServerContext
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -51,7 +51,7 @@ class Server:
         start_time_ns: Start time by `Timers.now_ns`, to measure the uptime.
         node_id: The first ten bits of every message id.
         admissions: Connection limits, by the kind of listener.
-        authentication: Identifies clients.
+        authentication: Identifies clients; without one, every client may do everything.
         process: Resource usage of the process.
     """
 
@@ -66,7 +66,7 @@ class Server:
     ) -> None:
         self.options = options
         self.start_time_s = int(time.time())
-        self.authentication = authentication or Authentication(options)
+        self.authentication = authentication or Authentication(None, verifies_clients=False)
         self.admissions: dict[str, Admission] = {}
         self._folder = folder
         folder.spare_room.start()

@@ -36,7 +36,7 @@ from .publishing import Publishing, refusal
 from .status import Status
 
 if TYPE_CHECKING:
-    from ..session.tls import TLSSession
+    from ...tls.session import TLSSession
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -93,7 +93,9 @@ class HTTPServer:
 
     async def handle_https(self, stream: trio.SocketStream) -> None:
         """Serve one client of the HTTPS listener."""
-        from ..session.tls import TLSError, TLSStream  # slow to import, and most brokers have no certificate
+        # Here, because it is slow to import, and most brokers have no certificate.
+        from ...tls.session import TLSError
+        from ...tls.stream import TLSStream
 
         tls_context = self._server.services.tls_context
         assert tls_context is not None  # without it there is no HTTPS listener

@@ -13,7 +13,7 @@ from ...protocol.errors import quote
 from ...protocol.go_json import encode_object
 
 if TYPE_CHECKING:
-    from .tls import TLSSession
+    from ...tls.session import TLSSession
 
 logger = logging.getLogger("trio_nsq.broker")
 

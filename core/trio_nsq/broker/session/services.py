@@ -16,7 +16,7 @@ from ..timers import Timers
 from ..topics import Topics
 
 if TYPE_CHECKING:
-    from .tls import ServerContext
+    from ...tls.session import ServerContext
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from ...protocol.compression import Codec
 from ...reactor import SendBuffer
 
 if TYPE_CHECKING:
-    from .tls import ServerContext, TLSSession
+    from ...tls.session import ServerContext, TLSSession
 
 HANDSHAKE_TIMEOUT_S = 5.0
 RECEIVE_BYTES = 64 * 1024
@@ -71,7 +71,7 @@ class Transport:
         Raises:
             CommandError: `E_IDENTIFY_FAILED`. It can be sent in plain text, because there is no TLS session.
         """
-        from .tls import TLSError, TLSSession  # here, because most brokers have no certificate
+        from ...tls.session import TLSError, TLSSession  # here, because most brokers have no certificate
 
         session = TLSSession(context)
         try:

@@ -1,0 +1,84 @@
+"""A TLS session over a trio stream."""
+
+import trio
+
+from .session import ServerContext, TLSError, TLSSession
+
+_READ_BYTES = 64 * 1024
+
+
+class TLSStream(trio.abc.HalfCloseableStream):
+    """A TLS session over a trio stream, which it closes. For one task at a time."""
+
+    def __init__(self, transport: trio.abc.HalfCloseableStream, context: ServerContext) -> None:
+        self.transport = transport
+        self._session = TLSSession(context)
+        self._received: list[bytes] = []  # last first
+
+    @property
+    def session(self) -> TLSSession:
+        """The session, for facts about it."""
+        return self._session
+
+    async def do_handshake(self) -> None:
+        """Do the handshake. Raises TLSError, trio.BrokenResourceError."""
+        data, done = b"", False
+        while not done:
+            try:
+                done = self._session.handshake(data)
+            finally:  # after an error, this sends the alert
+                await self._send_outgoing()
+            if not done and not (data := bytes(await self.transport.receive_some(_READ_BYTES))):
+                raise TLSError("the client disconnected during the handshake")
+        self._received = list(self._session.decode(b""))[::-1]  # data received with the end of the handshake
+        await self._send_outgoing()
+
+    async def _send_outgoing(self) -> None:
+        if data := self._session.outgoing():
+            await self.transport.send_all(data)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """As trio's; b"" at the end. Raises trio.BrokenResourceError, also for data that is not TLS."""
+        while not self._received and not self._session.ended:
+            data = await self.transport.receive_some(_READ_BYTES)
+            if not data:
+                return b""
+            try:
+                self._received = list(self._session.decode(bytes(data)))[::-1]
+            except TLSError as exc:
+                raise trio.BrokenResourceError(str(exc)) from exc
+            await self._send_outgoing()
+        if not self._received:
+            return b""
+        piece = self._received.pop()
+        if max_bytes is not None and len(piece) > max_bytes:
+            self._received.append(piece[max_bytes:])
+            piece = piece[:max_bytes]
+        return piece
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """As trio's."""
+        try:
+            encoded = self._session.encode(bytes(data)) if data else b""
+        except TLSError as exc:
+            raise trio.BrokenResourceError(str(exc)) from exc
+        await self.transport.send_all(encoded)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """As trio's."""
+        await self.transport.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """As trio's: send close_notify, then the transport's end."""
+        await self.transport.send_all(self._session.end())
+        await self.transport.send_eof()
+
+    async def aclose(self) -> None:
+        """Close the transport; send close_notify first if that does not block."""
+        try:
+            with trio.move_on_after(0):
+                await self.transport.send_all(self._session.end())
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the peer has disconnected
+        finally:
+            await self.transport.aclose()
