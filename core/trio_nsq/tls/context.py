@@ -16,6 +16,8 @@ _VERSIONS: dict[TLSVersion, int] = {
     "tls1.3": SSL.TLS1_3_VERSION,
 }
 _OLD = ("tls1.0", "tls1.1")
+_CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
+"""The suites of TLS 1.2 with forward secrecy and authenticated encryption, as Mozilla's intermediate configuration."""
 
 
 def server_context(settings: TLSSettings) -> ServerContext | None:
@@ -35,10 +37,8 @@ def server_context(settings: TLSSettings) -> ServerContext | None:
     context = ServerContext(SSL.TLS_SERVER_METHOD)
     context.set_options(SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
     context.set_min_proto_version(_VERSIONS[settings.min_version])
-    if settings.min_version in _OLD:
-        context.set_cipher_list(
-            b"DEFAULT:@SECLEVEL=0"
-        )  # OpenSSL 3 supports the old versions only at this level
+    # OpenSSL 3 supports the old versions only at this level.
+    context.set_cipher_list(b"DEFAULT:@SECLEVEL=0" if settings.min_version in _OLD else _CIPHERS)
     _use_certificate(context, settings.cert, settings.key)
     _ask_for_certificates(context, settings)
     return context

@@ -79,6 +79,7 @@ ANSWERS: dict[str, Response | list[Response]] = {
     "ttl-text": changed(ttl="3600"),
     "ttl-fraction": changed(ttl=0.5),
     "permission": allows(permissions=["subscribe", "root"]),
+    "manager": allows(permissions=["subscribe", "manage"]),
     "topic-pattern": allows(topic="["),
     "channel-pattern": allows(channels=["c", "("]),
     "lookahead": allows(topic="(?=t).*"),
@@ -205,6 +206,15 @@ SCRIPTS: dict[str, Script] = (
             here=[
                 '{"identity":"","identity_url":"","permission_count":1}',
                 'error E_UNAUTHORIZED AUTH failed for PUB on "T" ""',
+            ],
+        ),
+        "an answer with a permission for HTTP": differs(
+            "auth-permissions",
+            auth(b"the secret is manager") + SUB + END,
+            here=[
+                '{"identity":"me","identity_url":"http://me","permission_count":1}',
+                "OK",
+                "error E_INVALID invalid command NOPE",
             ],
         ),
         "a pattern for a part of a channel": differs(

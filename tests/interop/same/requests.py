@@ -475,6 +475,22 @@ SCRIPTS: dict[str, Script] = {_name(*request): same(made, ask(*request)) for req
             "{'Content-Type': 'application/json; charset=utf-8', 'X-Nsq-Content-Type': 'nsq; version=1.0'}"
         ],
     ),
+    "a change by a web page": differs(
+        "web-pages",
+        ask("POST", "/topic/create?topic=T", Origin="http://evil.test"),
+        here=[
+            '403 {"message":"NOT_FOR_WEB_PAGES: a web page of another origin made this request"} '
+            "{'Content-Type': 'application/json; charset=utf-8', 'X-Nsq-Content-Type': 'nsq; version=1.0'}"
+        ],
+    ),
+    "a request to another host": differs(
+        "host",
+        raw_http(b"GET /ping HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n"),
+        here=[
+            '403 {"message":"HOST_NOT_ALLOWED: evil.test is not a name of this server; see --http-allowed-host"}',
+            "(end)",
+        ],
+    ),
     # -- what there is besides
     "a batch that is sent twice": differs(
         "publish-once",

@@ -7,6 +7,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "differences.md"
 
 NOT_BY_SCRIPT = {
     # key of the row: why no script shows it, or the tests that do
+    "tls-suites": "tests/broker/test_tls_scan.py",
     "ok-means": "tests/faults",
     "killed": "bench/kills.py",
     "damage": "tests/faults/test_damage.py",
