@@ -18,9 +18,10 @@ LAYERS = (
     ("trio_nsq.sync", "trio_nsq.nsqd_import"),
     ("trio_nsq.client", "trio_nsq.broker"),
     ("trio_nsq.lookup",),
-    ("trio_nsq.http", "trio_nsq.log", "trio_nsq.listening"),
-    ("trio_nsq.access",),
-    ("trio_nsq.bodies", "trio_nsq.reactor"),
+    ("trio_nsq.admission",),
+    ("trio_nsq.http", "trio_nsq.log"),
+    ("trio_nsq.access", "trio_nsq.tls"),
+    ("trio_nsq.bodies", "trio_nsq.listening", "trio_nsq.reactor"),
     (
         "trio_nsq.protocol",
         "trio_nsq.pacing",
