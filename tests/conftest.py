@@ -3,6 +3,7 @@
 import logging
 import signal
 import threading
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -39,13 +40,24 @@ spark.sql.shuffle.partitions 1
 """Spark's defaults in the tests. They export and replay few rows, so no plan is worth compiling."""
 _SLOW_FOLDERS = {"cli", "faults", "interop", "model", "spark"}
 """Where most tests start processes or repeat a scenario."""
+_SPARK_FOLDERS = {"spark", "documents"}
+"""Where the longest files are."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files come first: where files run side by side, the last one must not be a long one."""
+    """Sort files that run side by side: Spark first, then slow files, then fast ones, so that all workers end together.
+
+    Slow files of all folders are mixed: some mostly compute, others mostly wait.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     slow |= {item.path for item in items if item.path.parent.name in _SLOW_FOLDERS}
-    items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "spark"))  # stable
+
+    def order(item: pytest.Item) -> tuple[bool, bool, int]:
+        is_slow = item.path in slow
+        mixed = zlib.crc32(item.path.name.encode()) if is_slow else 0
+        return not is_slow, item.path.parent.name not in _SPARK_FOLDERS, mixed
+
+    items.sort(key=order)  # stable
 
 
 @pytest.fixture(scope="session", autouse=True)
