@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from ..broker.storage.data_folder import STATE_FILE, SUFFIX, DataFolder, encode_checked
+from ..broker.storage.data_folder import BROKER_FILE, STATE_FILE, SUFFIX, DataFolder, encode_checked
 from ..log import DiskLog, Files
 from ..log.inspection.findings import Finding
 from ..log.inspection.verify import Progress
@@ -115,6 +115,9 @@ def import_topics(
         elif data_path.is_dir():
             os.close(lock(data_path, "a broker: stop it first"))
         outcomes = _outcomes(source, data_path, if_exists)
+        if folder is not None and not (data_path / BROKER_FILE).exists():
+            # Before the first topic: a broker warns about topics without this file, as about a lost file.
+            folder.reserve_ids(folder.first_id())
         for topic in source.topics:
             if outcomes[topic.name] is Outcome.IMPORTED:
                 yield _TopicImport(source, topic, folder, progress).run()

@@ -13,7 +13,7 @@ import click
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, translate
 from ...framework.options import option, output_format
-from ...framework.output import json_lines, plain_table, size, write
+from ...framework.output import json_lines, plain_table, print_diagnostic, size, write
 from ...terminal.progress import byte_progress
 from .findings import finding_lines, finding_record
 from .paths import is_data_folder
@@ -95,6 +95,10 @@ def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool
     with closing(NsqdFolder(nsqd_data_path)) as source:
         reports, failure = _import(source, data_path, if_exists, dry_run)
         write(_json(source, reports) if form == "json" else _text(source, reports))
+    if any(report.outcome in ("imported", "planned") and report.messages for report in reports):
+        print_diagnostic(
+            "Note: nsqd does not store the times of deferred messages: the broker delivers them at once."
+        )
     if failure is not None:
         raise failure
     findings = [*source.findings, *(finding for report in reports for finding in report.findings)]
