@@ -1,4 +1,4 @@
-"""A broker whose HTTP API is used through a client that nobody here wrote."""
+"""A broker whose HTTP API is called through httpx."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,42 +11,42 @@ from broker.support import RawClient, connected, running_broker
 
 
 class Api:
-    """Requests to one broker; `client` makes them, `tcp` speaks the V2 protocol."""
+    """Sends requests to one broker; `client` makes them, `tcp` is a V2 connection."""
 
     def __init__(self, client: httpx.AsyncClient, tcp: RawClient) -> None:
         self.client = client
         self.tcp = tcp
 
     async def post(self, path: str, body: bytes = b"", **query: Any) -> tuple[int, str]:
-        """Status and error code (or text) of a POST."""
+        """Return the status and the error code (or text) of a POST."""
         response = await self.client.post(path, params=query, content=body)
         if response.headers.get("content-type", "").startswith("application/json"):
             return response.status_code, response.json()["message"]
         return response.status_code, response.text
 
     async def get(self, path: str, **query: Any) -> httpx.Response:
-        """A GET."""
+        """Send a GET."""
         return await self.client.get(path, params=query)
 
     async def send(
         self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""
     ) -> httpx.Response:
-        """Any request."""
+        """Send any request."""
         return await self.client.request(method, path, headers=headers, content=body)
 
     async def stats(self, **query: Any) -> dict[str, Any]:
-        """The JSON of /stats."""
+        """Return the JSON of /stats."""
         stats: dict[str, Any] = (await self.get("/stats", format="json", **query)).json()
         return stats
 
     async def channel(self, topic: str, channel: str) -> dict[str, Any]:
-        """One channel's stats."""
+        """Return the stats of a channel."""
         (found,) = (await self.stats(topic=topic, channel=channel))["topics"]
         described: dict[str, Any] = found["channels"][0]
         return described
 
     async def depth(self, topic: str) -> int:
-        """The depth of the topic itself."""
+        """Return the depth of the topic itself."""
         (found,) = (await self.stats(topic=topic))["topics"]
         depth: int = found["depth"]
         return depth
@@ -54,7 +54,7 @@ class Api:
 
 @asynccontextmanager
 async def running_api(data_path: Path, **options: Any) -> AsyncIterator[Api]:
-    """A broker, an HTTP client and a raw TCP client of it."""
+    """Run a broker, with an HTTP client and a raw TCP client."""
     async with running_broker(data_path, **options) as bound, connected(bound.tcp_address) as tcp:
         async with httpx.AsyncClient(base_url=f"http://{bound.http_address}", timeout=20) as client:
             yield Api(client, tcp)
@@ -66,12 +66,12 @@ DONE = (200, "")
 
 
 def address(api: Api) -> str:
-    """Where the broker of `api` listens."""
+    """Return the HTTP address of the broker."""
     return "%s:%d" % api.tcp.stream.socket.getpeername()[:2]
 
 
 async def raw_answer(client: RawClient) -> tuple[int, bytes]:
-    """Status and body of the next answer."""
+    """Return the status and the body of the next answer."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = await client.exactly(1)
@@ -84,11 +84,11 @@ async def raw_answer(client: RawClient) -> tuple[int, bytes]:
 
 
 def raw_post(path: bytes, *headers: bytes, body: bytes = b"", method: bytes = b"POST") -> bytes:
-    """The bytes of a request."""
+    """Return the bytes of a request."""
     lines = [method + b" " + path + b" HTTP/1.1", b"Host: localhost", *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
 def raw_post_with_length(path: bytes, body: bytes, method: bytes = b"POST") -> bytes:
-    """The same, with the length of its body."""
+    """Return the bytes of a request with the length of its body."""
     return raw_post(path, b"Content-Length: %d" % len(body), body=body, method=method)

@@ -1,8 +1,8 @@
-"""An auth server for brokers under test: in the test's own trio run, in a thread, or as a process.
+"""An auth server for tests: in the test's trio run, in a thread, or as a process.
 
     python -m broker.auth_server --port 4180 --answer answer.json
 
-serves the file, read anew for each request, and prints the query string of every request.
+serves the file, which it reads for each request, and prints the query string of every request.
 """
 
 import argparse
@@ -25,12 +25,12 @@ LONGEST_START_S = 20
 
 
 def answer(*authorizations: dict[str, Any], ttl: int = 3600, **fields: Any) -> Response:
-    """A valid answer; `identity` and `identity_url` may be among the fields."""
+    """Return a valid answer; the fields may include `identity` and `identity_url`."""
     return Response.json({"ttl": ttl, "authorizations": authorizations, **fields})
 
 
 def authorization(topic: str = ".*", channel: str = ".*", *permissions: str) -> dict[str, Any]:
-    """One authorization; without permissions named it has both."""
+    """Return one authorization, by default with both permissions."""
     return {"topic": topic, "channels": [channel], "permissions": permissions or ("subscribe", "publish")}
 
 
@@ -38,14 +38,14 @@ EVERYTHING = answer(authorization(), identity="tester", identity_url="http://127
 
 
 class AuthServer(Router):
-    """What the server answers, and what it was asked.
+    """An auth server with given answers.
 
     Attributes:
-        response: The answer to every request, or a function that makes it; change it at any time.
-        queries: The query strings as they were sent, oldest first.
+        response: The answer to every request, or a function that makes it; may be changed at any time.
+        queries: The query strings unchanged, oldest first.
         headers: The headers of each of these requests.
-        address: `127.0.0.1:PORT`, what `--auth-http-address` takes.
-        gate: Requests wait for it before they are answered.
+        address: `127.0.0.1:PORT`, for `--auth-http-address`.
+        gate: Answers wait for this event.
     """
 
     def __init__(self, response: Response | Callable[[Request], Response]) -> None:
@@ -58,7 +58,7 @@ class AuthServer(Router):
         self.gate.set()
 
     def resolve(self, method: str, path: str, query: str = "") -> Route | Response:
-        """As Router, and note the query, which handlers see decoded only."""
+        """Route a request, and record its query, because handlers get only the decoded one."""
         self.queries.append(query)
         return super().resolve(method, path, query)
 
@@ -74,7 +74,7 @@ class AuthServer(Router):
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve on a port of 127.0.0.1, 0 picking a free one, until cancelled."""
+        """Serve on a port of 127.0.0.1 until cancelled; 0 is a free port."""
 
         async def handle(stream: trio.SocketStream) -> None:
             await serve_connection(trio.SSLStream(stream, tls, server_side=True) if tls else stream, self)
@@ -90,7 +90,7 @@ class AuthServer(Router):
 async def running_auth_server(
     response: Response | Callable[[Request], Response] = EVERYTHING, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[AuthServer]:
-    """An auth server in this trio run; `tls` makes it speak https."""
+    """Run an auth server in this trio run; with `tls` over https."""
     server = AuthServer(response)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.serve, 0, tls)
@@ -102,7 +102,7 @@ async def running_auth_server(
 def threaded_auth_server(
     response: Response | Callable[[Request], Response] = EVERYTHING, tls: ssl.SSLContext | None = None
 ) -> Iterator[AuthServer]:
-    """An auth server in a thread, for tests without trio, and for brokers that are processes."""
+    """Run an auth server in a thread, for tests without trio and for brokers in processes."""
     started: list[tuple[AuthServer, trio.lowlevel.TrioToken, trio.CancelScope]] = []
     ready = threading.Event()
 
@@ -158,12 +158,12 @@ if __name__ == "__main__":
 
 
 def auth(secret: bytes) -> bytes:
-    """AUTH."""
+    """Return an AUTH command."""
     return b"AUTH\n" + pack(">i", len(secret)) + secret
 
 
 async def authenticated(client: RawClient, secret: bytes = b"secret") -> bytes:
-    """AUTH, and expect that it is accepted; returns the reply."""
+    """Send AUTH and expect success; return the reply."""
     await client.send(auth(secret))
     frame = await client.frame()
     assert frame is not None
@@ -172,5 +172,5 @@ async def authenticated(client: RawClient, secret: bytes = b"secret") -> bytes:
 
 
 def options(server: AuthServer) -> dict[str, Any]:
-    """Those of a broker that asks this server."""
+    """Return the options of a broker that uses this server."""
     return {"auth_http_addresses": (server.address,)}

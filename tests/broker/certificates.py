@@ -1,4 +1,6 @@
-"""Certificates for tests: a CA, the broker's certificate, and clients' ones, as PEM files and contexts."""
+"""Certificates for tests: a CA, the broker's certificate, and clients' certificates, as PEM files and
+contexts.
+"""
 
 import ssl
 from pathlib import Path
@@ -8,11 +10,11 @@ import trustme
 
 
 class Certificates:
-    """Files in a folder, and the contexts of clients that trust them.
+    """Certificate files in a folder, and contexts of clients that trust them.
 
     Attributes:
-        options: What `BrokerOptions` needs for TLS.
-        ca_path: The CA of the broker's certificate, and of `client_context("known")`'s.
+        options: The TLS options for `BrokerOptions`.
+        ca_path: The CA of the broker's certificate, and of that of `client_context("known")`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,13 +33,17 @@ class Certificates:
         return cert, key
 
     def client_files(self, common_name: str, *, known: bool = True) -> tuple[Path, Path]:
-        """A client's certificate and key; `known`: by the broker's CA, else by one nobody knows."""
+        """Return a client's certificate and key; `known` is signed by the broker's CA, others by an unknown
+        CA.
+        """
         ca = self._ca if known else trustme.CA()
         leaf = ca.issue_cert(f"{common_name}@example.org", common_name=common_name)
         return self._write(leaf, common_name)
 
     def client_context(self, common_name: str | None = None, *, known: bool = True) -> ssl.SSLContext:
-        """What a client that checks the broker's certificate connects with; None: it has none of its own."""
+        """Return the context of a client that verifies the broker's certificate; None: without a client
+        certificate.
+        """
         context = ssl.create_default_context(cafile=self.ca_path)
         if common_name is not None:
             context.load_cert_chain(*self.client_files(common_name, known=known))

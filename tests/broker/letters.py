@@ -1,4 +1,4 @@
-"""Clients that fail what they get, and what is found in the dead-letter topic then."""
+"""Helpers for dead letters: clients that fail their messages, and the content of the dead-letter topic."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from broker.support import RawClient, Received, connected
 
 
 async def configure(api: Api, topic: str, channel: str, **settings: Any) -> tuple[int, Any]:
-    """Make a channel, if need be, and set something there."""
+    """Create a channel if it is missing, and change its settings."""
     await api.post("/topic/create", topic=topic)
     await api.post("/channel/create", topic=topic, channel=channel)
     path = f"/channel/settings?topic={topic}&channel={channel}".replace("#", "%23")
@@ -21,7 +21,7 @@ async def configure(api: Api, topic: str, channel: str, **settings: Any) -> tupl
 
 
 async def letters(api: Api, topic: str = "dead", **query: Any) -> list[dict[str, Any]]:
-    """What waits in a dead-letter topic."""
+    """Return the messages in a dead-letter topic."""
     answer = await api.get("/dead_letters/messages", topic=topic, **query)
     assert answer.status_code == 200, answer.text
     return [json.loads(line) for line in answer.text.splitlines()]
@@ -29,7 +29,7 @@ async def letters(api: Api, topic: str = "dead", **query: Any) -> list[dict[str,
 
 @asynccontextmanager
 async def another(api: Api, data_path: Path, **options: Any) -> AsyncIterator[Api]:
-    """What a broker makes of the files as they are now, as though this one had been killed."""
+    """Start a broker on a copy of the current files, as after a kill."""
     copy = data_path.with_name(f"{data_path.name}-copy")
     shutil.copytree(data_path, copy)
     async with running_api(copy, **options) as other:
@@ -37,13 +37,13 @@ async def another(api: Api, data_path: Path, **options: Any) -> AsyncIterator[Ap
 
 
 def client_of(api: Api) -> AbstractAsyncContextManager[RawClient]:
-    """Another client of the same broker."""
+    """Connect another client to the same broker."""
     host, port = api.tcp.stream.socket.getpeername()
     return connected(f"{host}:{port}")
 
 
 async def fail(client: RawClient, count: int) -> list[Received]:
-    """Send back what comes."""
+    """Requeue the messages that arrive."""
     received = []
     for _ in range(count):
         message = await client.message()
@@ -53,7 +53,7 @@ async def fail(client: RawClient, count: int) -> list[Received]:
 
 
 async def take(client: RawClient, count: int) -> list[Received]:
-    """Finish what comes."""
+    """Finish the messages that arrive."""
     received = []
     for _ in range(count):
         message = await client.message()

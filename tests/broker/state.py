@@ -1,4 +1,4 @@
-"""The broker's state without the broker: a topic, its log and its consumers, in the hands of a test."""
+"""The broker's state without a broker: a topic, its log and its consumers, driven by a test."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,19 +24,19 @@ SECOND = 1000 * MS
 MIB = 1024 * 1024
 TIMESTAMP = 1_700_000_000 * SECOND
 FIRST_ID = 7 << 54 | 1000
-"""Node 7, as `MessageIds` would give it."""
+"""Node 7, as encoded by `MessageIds`."""
 
 
 def records(
     bodies: Sequence[bytes], *, base: int = 0, first_id: int = FIRST_ID, due_ns: int = 0
 ) -> RecordBatch:
-    """One record of these messages."""
+    """Return one record of these messages."""
     return RecordBatch(base, first_id, TIMESTAMP, due_ns, pack_messages(bodies))
 
 
 @dataclass(frozen=True)
 class Received:
-    """A message as a client sees it."""
+    """A message as a client gets it."""
 
     id: bytes
     body: bytes
@@ -45,7 +45,7 @@ class Received:
 
 
 def decode(data: bytes | memoryview) -> list[Received]:
-    """Message frames, nothing before or after them."""
+    """Decode message frames; there must be no other data."""
     reader = FrameReader()
     reader.receive_data(bytes(data))
     run = reader.next_event()
@@ -57,7 +57,7 @@ def decode(data: bytes | memoryview) -> list[Received]:
 
 
 class CountingLog(MemoryLog):
-    """A log that says how often it was read."""
+    """A log that counts its reads."""
 
     reads = 0
 
@@ -67,7 +67,7 @@ class CountingLog(MemoryLog):
 
 
 class UnreadableLog(MemoryLog):
-    """A log whose reads fail when told to."""
+    """A log whose reads can be made to fail."""
 
     fails = False
 
@@ -78,12 +78,12 @@ class UnreadableLog(MemoryLog):
 
 
 class Fixture:
-    """A topic, and the time. What one would do over TCP and HTTP, in one call each.
+    """A topic and a clock, with one method for each operation over TCP or HTTP.
 
     Args:
-        log: A MemoryLog without bounds by default.
+        log: By default a MemoryLog without limits.
         cache_bytes, mem_queue_size: As in BrokerOptions.
-        e2e_window_ns: As of Topic.
+        e2e_window_ns: As in Topic.
     """
 
     def __init__(
@@ -105,9 +105,8 @@ class Fixture:
     # ------------------------------------------------------------------ publishing
 
     def store(self, *bodies: bytes, defer_ms: int = 0, only: str | None = None) -> list[RecordBatch]:
-        """Append one record to the log and no more, as while the topic does not know of it yet.
-
-        With `only` it is for that channel alone.
+        """Append one record to the log only, as before the topic accepts it. With `only` it is for that
+        channel alone.
         """
         due_ns = self.now_ns + defer_ms * MS if defer_ms or only is not None else 0
         metadata = metadata_for_channel(only) if only is not None else b""
@@ -117,11 +116,11 @@ class Fixture:
         return [record]
 
     def publish(self, *bodies: bytes, defer_ms: int = 0, only: str | None = None) -> None:
-        """One PUB, MPUB or DPUB, or one for a single channel."""
+        """Publish like PUB, MPUB or DPUB, or for a single channel."""
         self.topic.accept(self.store(*bodies, defer_ms=defer_ms, only=only))
 
     def publish_many(self, count: int, *, each: int = 1, prefix: str = "m") -> list[bytes]:
-        """`count` messages, `each` to a record; returns their bodies."""
+        """Publish `count` messages, `each` per record; return their bodies."""
         bodies = [f"{prefix}{index}".encode() for index in range(count)]
         for start in range(0, count, each):
             self.publish(*bodies[start : start + each])
@@ -130,22 +129,22 @@ class Fixture:
     # ------------------------------------------------------------------ consuming
 
     def channel(self, name: str = "channel") -> Channel:
-        """The channel of this name."""
+        """Return the channel with this name, created if missing."""
         return self.topic.add_channel(name)
 
     def subscriber(self, name: str = "channel", **options: Any) -> "Subscriber":
-        """A consumer of a channel, which is made if need be."""
+        """Add a consumer to a channel, which is created if missing."""
         return Subscriber(self, self.channel(name), **options)
 
     def pump(self, channel: Channel) -> list[tuple[Consumer, list[Received]]]:
-        """Deliver what can be delivered; what each grant held, in order."""
+        """Deliver everything that can be delivered; return the messages of each grant, in order."""
         delivered: list[tuple[Consumer, list[Received]]] = []
         while (grants := channel.dispatcher.dispatch(self.now_ns)) or channel.dispatcher.budget_exhausted:
             delivered += [(consumer, decode(payload)) for consumer, payload in grants]
         return delivered
 
     def drain(self, name: str = "channel") -> list[bytes]:
-        """The bodies of all that the channel can deliver now, finished as they come."""
+        """Return the bodies of all messages that the channel can deliver now, and finish them."""
         subscriber = self.subscriber(name, ready=2500)
         bodies: list[bytes] = []
         while received := subscriber.receive():
@@ -155,12 +154,12 @@ class Fixture:
         return bodies
 
     def counts(self, name: str = "channel") -> tuple[int, int, int]:
-        """Depth, in flight and deferred of a channel."""
+        """Return the depth, in-flight and deferred counts of a channel."""
         channel = self.topic.channels[name]
         return channel.depth, channel.in_flight_count, channel.deferred_count
 
     def pass_ms(self, milliseconds: int) -> None:
-        """Let time pass, and every channel look what is due."""
+        """Let time pass, and process due messages of every channel."""
         self.now_ns += milliseconds * MS
         for channel in self.topic.channels.values():
             channel.tick(self.now_ns)
@@ -168,7 +167,7 @@ class Fixture:
     # ------------------------------------------------------------------ seeking
 
     def seek(self, sequence: int, name: str = "channel") -> Move:
-        """Move a channel; what that would do was said before."""
+        """Move a channel, and check that the preview had the same effect."""
         channel = self.topic.channels[name]
         foretold = effect_of_seek(channel, sequence)
         seek = Seek(channel, sequence, self.now_ns)
@@ -183,7 +182,9 @@ class Fixture:
     # ------------------------------------------------------------------ restarting
 
     def restarted(self, state: dict[str, Any] | None, log: Log | None = None) -> "Fixture":
-        """What a new process makes of a snapshot and the log; `was_ahead` is what `Topic.restore` said."""
+        """Restart from a snapshot and the log, as a new process does; `was_ahead` is the result of
+        `Topic.restore`.
+        """
         other = Fixture(log or self.log, name=self.topic.name)
         other.now_ns, other.ids = self.now_ns, self.ids
         other.was_ahead = other.topic.restore(state)
@@ -194,11 +195,11 @@ class Subscriber:
     """One client of a channel.
 
     Args:
-        fixture: The channel's broker.
-        channel: Whose messages it gets.
-        ready: RDY.
+        fixture: The topic and the clock.
+        channel: The channel.
+        ready: The RDY count.
         msg_timeout_ms: As negotiated.
-        buffer: output_buffer_size and output_buffer_timeout, in ms; the default is not to wait.
+        buffer: output_buffer_size and output_buffer_timeout, in ms; by default output does not wait.
     """
 
     def __init__(
@@ -218,45 +219,45 @@ class Subscriber:
         self.ready(ready)
 
     def deliver(self, frames: bytes | memoryview) -> None:
-        """What is delivered is taken from what `Channel.dispatch` returns."""
+        """Do nothing: deliveries are taken from the result of `Channel.dispatch`."""
 
     def send_delivered(self) -> None:
-        """Nothing is sent on."""
+        """Do nothing: nothing is sent on."""
 
     def close(self) -> None:
-        """The channel is deleted."""
+        """Record that the channel was deleted."""
         self.closed = True
 
     def ready(self, count: int) -> None:
-        """RDY."""
+        """Set RDY."""
         self.consumer.ready_count = count
         self.channel.dispatcher.refresh(self.consumer)
 
     def block(self, blocked: bool) -> None:
-        """The socket is full, or is not any more."""
+        """Set whether the socket is full."""
         self.consumer.blocked = blocked
         self.channel.dispatcher.refresh(self.consumer)
 
     def receive(self) -> list[Received]:
-        """Deliver what can be delivered; what came to this consumer."""
+        """Deliver; return the messages of this consumer."""
         delivered = self.fixture.pump(self.channel)
         return [message for to, received in delivered if to is self.consumer for message in received]
 
     def receive_bodies(self) -> list[bytes]:
-        """As `receive`, the bodies alone."""
+        """Deliver; return the bodies of this consumer."""
         return [message.body for message in self.receive()]
 
     def finish(self, messages: Sequence[Received]) -> list[tuple[bytes, str]]:
-        """FIN, in bulk. As `Channel.finish`."""
+        """FIN several messages, see `Channel.finish`."""
         lines = encode_finish([message.id for message in messages])
         return self.channel.finish(self.consumer, lines, self.fixture.now_ns)
 
     def requeue(self, message: Received, delay_ms: int = 0) -> str | None:
-        """REQ. As `Channel.requeue`."""
+        """REQ, see `Channel.requeue`."""
         return self.channel.requeue(self.consumer, message.id, delay_ms, self.fixture.now_ns)
 
     def touch(self, message: Received, max_msg_timeout_ms: int = 900_000) -> str | None:
-        """TOUCH. As `Channel.touch`."""
+        """TOUCH, see `Channel.touch`."""
         return self.channel.touch(self.consumer, message.id, self.fixture.now_ns, max_msg_timeout_ms)
 
     def leave(self) -> None:
@@ -265,7 +266,7 @@ class Subscriber:
 
 
 def effect_of_seek(channel: Channel, sequence: int) -> Move:
-    """What moving a channel would do; it is not moved."""
+    """Return the effect of moving a channel, without moving it."""
     seek = Seek(channel, sequence, 0)
     for _ in seek.prepare():
         pass
@@ -274,17 +275,17 @@ def effect_of_seek(channel: Channel, sequence: int) -> Move:
 
 
 def ids_in_flight(consumer: Consumer) -> list[bytes]:
-    """The ids of what a consumer has, in the order of their deadlines."""
+    """Return the ids that a consumer has in flight, in the order of their deadlines."""
     return [delivery.id_of(sequence) for sequence, delivery in consumer.in_flight]
 
 
 def disk_log(folder: Path, *, segment_bytes: int = 4096) -> DiskLog:
-    """A log on disk with small segments."""
+    """Return a log on disk with small segments."""
     return DiskLog(folder, segment_bytes=segment_bytes, now_ns=lambda: TIMESTAMP)
 
 
 def damage(folder: Path, body: bytes) -> None:
-    """Flip a bit in the record that holds this body."""
+    """Flip a bit in the record with this body."""
     for path in folder.glob("*.log"):
         data = bytearray(path.read_bytes())
         place = data.find(body)
@@ -296,7 +297,7 @@ def damage(folder: Path, body: bytes) -> None:
 
 
 def packed(rows: Iterable[tuple[int, int, int]]) -> list[str]:
-    """Deferred messages, (due_ns, sequence, attempts) each, as a channel's saved state has them."""
+    """Encode deferred messages, each (due_ns, sequence, attempts), as in a channel's saved state."""
     messages = DeferredMessages()
     for due_ns, sequence, attempts in rows:
         messages.add(due_ns, range(sequence, sequence + 1), attempts, None)
@@ -306,5 +307,5 @@ def packed(rows: Iterable[tuple[int, int, int]]) -> list[str]:
 def next_record(
     topic: Topic, messages: MessageSet, first_id: int, due_ns: int = 0, metadata: bytes = b""
 ) -> RecordBatch:
-    """A record batch that fits at the end of the topic's log; it is not stored yet."""
+    """Return a record batch for the end of the topic's log; it is not stored."""
     return RecordBatch(topic.log.next_sequence, first_id, TIMESTAMP, due_ns, messages, metadata)

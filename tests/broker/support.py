@@ -1,4 +1,4 @@
-"""A broker in the test's own trio run, and a client that says exactly what it is told to."""
+"""A broker in the test's trio run, and a raw client."""
 
 import errno
 import gc
@@ -25,16 +25,16 @@ from trio_nsq.log import DiskLog, Files
 from trio_nsq.reactor import Poller
 
 PATIENCE_S = 20
-"""How long anything may take before a test fails instead of hanging; by the real clock unless the test's is a mock."""
+"""The time limit of a step before a test fails; by the real clock unless the test has a mock clock."""
 BOTH_SYNCS = pytest.mark.parametrize("sync", ["always", "interval"])
-"""For tests with both sync modes."""
+"""Parametrizes a test with both sync modes."""
 
 
 @asynccontextmanager
 async def running_broker(
     data_path: Path, *, files: Files | None = None, **options: Any
 ) -> AsyncIterator[BoundAddresses]:
-    """A broker on free loopback ports; stopped gracefully at the end."""
+    """Run a broker on free loopback ports; it is stopped cleanly at the end."""
     addresses = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
     settings = BrokerOptions(data_path=data_path, **(addresses | options))
     async with trio.open_nursery() as nursery:
@@ -47,7 +47,7 @@ async def running_broker(
 
 @contextmanager
 def time_limit(scope: trio.CancelScope) -> Iterator[None]:
-    """Fail a test that hangs under a mock clock, by which no time passes."""
+    """Fail a test that hangs under a mock clock, for which no time passes."""
     token = trio.lowlevel.current_trio_token()
     timer = threading.Timer(3 * PATIENCE_S, lambda: token.run_sync_soon(scope.cancel))
     timer.daemon = True
@@ -74,19 +74,19 @@ async def _serve(options: BrokerOptions, files: Files | None, task_status: Any) 
 
 
 class RawClient:
-    """Bytes to a broker, frames back."""
+    """Sends bytes to a broker and reads frames."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._buffer = b""
-        self._early: deque[bytes] = deque()  # messages that came between a command and its answer
+        self._early: deque[bytes] = deque()  # messages that arrived between a command and its answer
 
     async def send(self, data: bytes) -> None:
-        """Send bytes as they are."""
+        """Send bytes unchanged."""
         await self.stream.send_all(data)
 
     async def frame(self) -> tuple[int, bytes] | None:
-        """The next frame's type and data; None when the broker has closed the connection."""
+        """Return the next frame's type and data; None if the broker has closed the connection."""
         head = await self.exactly(8)
         if head is None:
             return None
@@ -96,7 +96,7 @@ class RawClient:
         return frame_type, data
 
     async def exactly(self, size: int) -> bytes | None:
-        """So many bytes, whatever they are; None when the broker has closed the connection."""
+        """Read this many bytes; None if the broker has closed the connection."""
         with trio.fail_after(PATIENCE_S):
             while len(self._buffer) < size:
                 more = await self.stream.receive_some(65536)
@@ -108,18 +108,18 @@ class RawClient:
         return data
 
     def take_received(self) -> bytes:
-        """What has come and is no whole frame yet; it is the caller's from now on."""
+        """Return and remove the received bytes that are no complete frame."""
         received, self._buffer = self._buffer, b""
         return received
 
     async def ok(self) -> None:
-        """Expect OK; messages may come before it."""
+        """Expect OK; messages may arrive before it."""
         while (frame := await self.frame()) is not None and frame[0] == 2:
             self._early.append(frame[1])
         assert frame == (0, b"OK")
 
     async def error(self) -> str:
-        """Expect an error frame; returns its text."""
+        """Expect an error frame; return its text."""
         frame = await self.frame()
         assert frame is not None
         assert frame[0] == 1, frame
@@ -138,21 +138,21 @@ class RawClient:
         return Received(message_id, data[26:], attempts, timestamp_ns)
 
     async def publish(self, topic: str, *bodies: bytes) -> None:
-        """MPUB, and expect OK."""
+        """Send MPUB, and expect OK."""
         await self.send(mpub(topic, *bodies))
         await self.ok()
 
     async def subscribe(self, topic: str, channel: str, ready_count: int = 0) -> None:
-        """SUB, expect OK, RDY."""
+        """Send SUB, expect OK, send RDY."""
         await self.send(f"SUB {topic} {channel}\n".encode())
         await self.ok()
         if ready_count:
             await self.send(b"RDY %d\n" % ready_count)
 
     async def nothing_more(self) -> None:
-        """Expect that the broker, having obeyed everything sent so far, has sent nothing else.
+        """Check that the broker has executed everything sent so far and sent nothing else.
 
-        A PUB to another topic is answered in its turn, so its OK marks the place.
+        The answer to a PUB to another topic marks the end of the earlier answers.
         """
         assert not self._early
         await self.send(pub("marker", b"x"))
@@ -161,7 +161,7 @@ class RawClient:
 
 
 class Received:
-    """A message as it came."""
+    """A received message."""
 
     def __init__(self, message_id: bytes, body: bytes, attempts: int, timestamp_ns: int) -> None:
         self.id = message_id
@@ -171,30 +171,30 @@ class Received:
 
 
 def identify(**fields: object) -> bytes:
-    """IDENTIFY."""
+    """Return an IDENTIFY command."""
     body = json.dumps(fields).encode()
     return b"IDENTIFY\n" + pack(">i", len(body)) + body
 
 
 def pub(topic: str, body: bytes) -> bytes:
-    """PUB."""
+    """Return a PUB command."""
     return b"PUB %s\n%s%s" % (topic.encode(), pack(">i", len(body)), body)
 
 
 def dpub(topic: str, defer_ms: int, body: bytes) -> bytes:
-    """DPUB."""
+    """Return a DPUB command."""
     return b"DPUB %s %d\n%s%s" % (topic.encode(), defer_ms, pack(">i", len(body)), body)
 
 
 def mpub(topic: str, *bodies: bytes) -> bytes:
-    """MPUB."""
+    """Return an MPUB command."""
     content = pack(">i", len(bodies)) + b"".join(pack(">i", len(body)) + body for body in bodies)
     return b"MPUB %s\n%s%s" % (topic.encode(), pack(">i", len(content)), content)
 
 
 @asynccontextmanager
 async def connected(address: str, greeting: bytes = b"  V2") -> AsyncIterator[RawClient]:
-    """A raw connection to `host:port` that has sent its magic."""
+    """Connect to `host:port`, and send the magic."""
     host, _, port = address.rpartition(":")
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         client = RawClient(stream)
@@ -204,17 +204,17 @@ async def connected(address: str, greeting: bytes = b"  V2") -> AsyncIterator[Ra
 
 
 async def settle() -> None:
-    """Let every task run until all of them wait for a socket, a thread or for time."""
+    """Run until all tasks wait for a socket, a thread or time."""
     await trio.testing.wait_all_tasks_blocked(0.01)
 
 
 def is_idle(thread: threading.Thread) -> bool:
-    """Whether it is one of the broker's threads that stay, and has nothing to do: its name says so."""
+    """Return whether this is an idle worker thread of the broker, by its name."""
     return thread.name.endswith(", idle")
 
 
 async def threads_done() -> None:
-    """Let every task run until all of them wait, and none of them for a thread that has something to do."""
+    """Run until all tasks wait, and none of them for a busy thread."""
 
     def are_done() -> bool:
         idle = sum(map(is_idle, threading.enumerate()))
@@ -227,14 +227,14 @@ async def threads_done() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that only threads or other tasks bring about."""
+    """Wait until a condition holds that depends on threads or other tasks."""
     with trio.fail_after(PATIENCE_S):
         while not condition():
             await trio.lowlevel.checkpoint()
 
 
 class QuietRounds:
-    """For a `Poller`: nothing is done around its rounds."""
+    """Rounds for a `Poller` in which nothing else is done."""
 
     is_busy = False
 
@@ -242,17 +242,17 @@ class QuietRounds:
         """Nothing."""
 
     def idle(self) -> bool:
-        """Nothing."""
+        """Do nothing."""
         return False
 
 
 def a_delivery(broker: Broker, options: BrokerOptions, poller: Poller, nursery: trio.Nursery) -> Delivery:
-    """What delivers the messages of a broker's state."""
+    """Return a `Delivery` for a broker's state."""
     return Delivery(broker, options, Timers(broker), poller, Readers(broker), nursery)
 
 
 class HeldFiles(Files):
-    """A real file system where chosen operations wait, in their threads, until they are let go."""
+    """A real file system where chosen operations wait, in their threads, until they are released."""
 
     def __init__(self) -> None:
         self._held: set[str] = set()
@@ -260,7 +260,7 @@ class HeldFiles(Files):
         self._reached = trio.Event()
 
     def hold(self, *operations: str) -> None:
-        """Make these wait from now on: `write`, `sync`, `replace` or `rename`."""
+        """Let these operations wait from now on: `write`, `sync`, `replace` or `rename`."""
         self._held = set(operations)
         self._go_on = threading.Event()
         self._reached = trio.Event()
@@ -271,7 +271,7 @@ class HeldFiles(Files):
             await self._reached.wait()
 
     def release(self) -> None:
-        """Let all go on."""
+        """Release all operations."""
         self._held = set()
         self._go_on.set()
 
@@ -298,24 +298,24 @@ class HeldFiles(Files):
 
 
 def open_files_before() -> list[str]:
-    """What is open before a test: what earlier ones have left to the garbage collector is closed first."""
+    """Return the open files before a test, after closing files that wait for the garbage collector."""
     gc.collect()
     return open_files()
 
 
 def open_files() -> list[str]:
-    """What this process has open, sorted; sockets without their numbers."""
+    """Return the open files of this process, sorted; sockets without their numbers."""
     found = []
     for fd in Path("/proc/self/fd").iterdir():
         try:
             found.append(str(fd.readlink()).partition(":[")[0])
         except OSError:
-            pass  # the one the listing was made with
+            pass  # the descriptor of the listing itself
     return sorted(found)
 
 
 class TopicsFiles(Files):
-    """A real file system where the syncs of some topics wait at a gate, or fail."""
+    """A real file system where syncs of some topics wait at a gate, or fail."""
 
     def __init__(self) -> None:
         self.gates: dict[str, threading.Event] = {}
@@ -323,7 +323,7 @@ class TopicsFiles(Files):
         self.syncing: list[str] = []
         """The topics whose files are being synced."""
         self.most = 0
-        """As many were at the same time."""
+        """The maximum number of concurrent syncs."""
 
     def sync(self, fd: int) -> None:
         topic = Path(f"/proc/self/fd/{fd}").readlink().parent.stem
@@ -340,11 +340,11 @@ class TopicsFiles(Files):
 
 
 class FailingFiles(Files):
-    """A real file system with a switch for each thing that can fail."""
+    """A real file system with a switch for each kind of failure."""
 
     def __init__(self) -> None:
         self.full_after: int | None = None
-        """Bytes that still fit; None for no limit."""
+        """The remaining free bytes; None for no limit."""
         self.sync_fails = False
 
     def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
@@ -364,12 +364,12 @@ class FailingFiles(Files):
 
 
 async def bodies(client: RawClient, count: int) -> list[bytes]:
-    """Those of the next messages."""
+    """Return the bodies of the next messages."""
     return [(await client.message()).body for _ in range(count)]
 
 
 async def refusal(data_path: Path, **options: Any) -> str:
-    """Why the broker does not start."""
+    """Return why the broker does not start."""
     with pytest.raises(ExceptionGroup) as caught:
         async with running_broker(data_path, **options):
             pass
@@ -381,10 +381,10 @@ async def refusal(data_path: Path, **options: Any) -> str:
 
 
 class Watched(RawClient):
-    """Knows without waiting what has come."""
+    """A consumer whose messages can be checked without waiting."""
 
     async def here(self) -> list[bytes]:
-        """The bodies of the messages that have come by now."""
+        """The bodies of the messages received so far."""
         await settle()
         try:
             while data := os.read(self.stream.socket.fileno(), 65536):
@@ -401,7 +401,7 @@ class Watched(RawClient):
 async def watching(
     address: str, *, channel: str = "c", ready: int = 100, **fields: object
 ) -> AsyncIterator[Watched]:
-    """A consumer of t."""
+    """Run a consumer of topic t."""
     async with connected(address) as plain:
         client = Watched(plain.stream)
         await client.send(identify(**fields))
@@ -412,13 +412,13 @@ async def watching(
 
 
 async def send_for_ever(client: RawClient, data: bytes = b"NOP\n" * 100_000) -> None:
-    """Keep a broker busy; runs until cancelled."""
+    """Publish all the time; runs until cancelled."""
     while True:
         await client.send(data)
 
 
 def record_counts(folder: Path, topic: str = "t") -> list[int]:
-    """How many messages each record of a stopped broker's topic has."""
+    """Return the number of messages of each record in a topic of a stopped broker."""
     log = DiskLog(folder / "topics" / f"{topic}.topic")
     try:
         return [header.count for header in log.headers(0)]

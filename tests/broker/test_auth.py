@@ -1,4 +1,4 @@
-"""AUTH: what a broker with auth servers lets its clients do (NSQ protocol: AUTH)."""
+"""Tests for AUTH in a broker with auth servers."""
 
 from pathlib import Path
 
@@ -22,11 +22,11 @@ from trio_nsq.http import Response
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
-async def test_what_is_allowed_is_done(tmp_path: Path) -> None:
+async def test_allowed_commands_work(tmp_path: Path) -> None:
     async with running_auth_server() as server, running_broker(tmp_path / "d", **options(server)) as bound:
         async with connected(bound.tcp_address) as client:
             assert (await negotiate(client))["auth_required"] is True
@@ -47,7 +47,7 @@ async def test_what_is_allowed_is_done(tmp_path: Path) -> None:
     ("verb", "command"),
     [("PUB", pub("t", b"x")), ("MPUB", mpub("t", b"x")), ("DPUB", dpub("t", 1, b"x")), ("SUB", b"SUB t c\n")],
 )
-async def test_nothing_before_auth(tmp_path: Path, verb: str, command: bytes) -> None:
+async def test_commands_before_auth_are_refused(tmp_path: Path, verb: str, command: bytes) -> None:
     async with running_auth_server() as server, running_broker(tmp_path / "d", **options(server)) as bound:
         async with connected(bound.tcp_address) as client:
             await client.send(command)
@@ -66,7 +66,7 @@ async def test_nothing_before_auth(tmp_path: Path, verb: str, command: bytes) ->
         (b"SUB t c\n", 'SUB on "t" "c"'),
     ],
 )
-async def test_what_is_not_allowed_is_refused_and_leaves_nothing(
+async def test_forbidden_commands_are_refused_without_effect(
     tmp_path: Path, command: bytes, text: str
 ) -> None:
     only_publish = answer(authorization("t", ".*", "publish"))
@@ -89,7 +89,7 @@ async def test_what_is_not_allowed_is_refused_and_leaves_nothing(
         (Response.text("no", 500), "E_AUTH_FAILED AUTH failed"),
     ],
 )
-async def test_auth_that_fails(tmp_path: Path, response: Response, error: str) -> None:
+async def test_failed_auth(tmp_path: Path, response: Response, error: str) -> None:
     async with running_auth_server(response) as server:
         async with running_broker(tmp_path / "d", **options(server)) as bound:
             async with connected(bound.tcp_address) as client:
@@ -106,15 +106,13 @@ async def test_auth_twice(tmp_path: Path) -> None:
             assert await client.error() == "E_INVALID AUTH already set"
 
 
-async def test_auth_where_none_is_wanted(tmp_path: Path) -> None:
+async def test_auth_without_auth_servers(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.send(auth(b"secret"))
         assert await client.error() == "E_AUTH_DISABLED AUTH disabled"
 
 
-async def test_the_answer_is_asked_for_again_when_its_time_is_over(
-    tmp_path: Path, clock: trio.testing.MockClock
-) -> None:
+async def test_authorization_is_renewed_after_its_ttl(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with running_auth_server(answer(authorization(), ttl=10)) as server:
         async with running_broker(tmp_path / "d", **options(server)) as bound:
             async with connected(bound.tcp_address) as client:
@@ -133,9 +131,7 @@ async def test_the_answer_is_asked_for_again_when_its_time_is_over(
                 assert await client.error() == 'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'
 
 
-async def test_a_subscription_goes_on_when_its_time_is_over(
-    tmp_path: Path, clock: trio.testing.MockClock
-) -> None:
+async def test_subscription_continues_after_the_ttl(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with running_auth_server(answer(authorization(), ttl=10)) as server:
         async with running_broker(tmp_path / "d", **options(server)) as bound:
             async with connected(bound.tcp_address) as client, connected(bound.tcp_address) as other:
@@ -151,9 +147,7 @@ async def test_a_subscription_goes_on_when_its_time_is_over(
                 assert (await client.error()).startswith("E_TOUCH_FAILED")
 
 
-async def test_an_auth_server_that_is_gone_at_the_second_asking(
-    tmp_path: Path, clock: trio.testing.MockClock
-) -> None:
+async def test_unreachable_auth_server_at_a_renewal(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with running_auth_server(answer(authorization(), ttl=10)) as server:
         async with running_broker(tmp_path / "d", **options(server)) as bound:
             async with connected(bound.tcp_address) as client:
@@ -164,7 +158,7 @@ async def test_an_auth_server_that_is_gone_at_the_second_asking(
                 assert await client.error() == "E_AUTH_FAILED AUTH failed"
 
 
-async def test_others_are_served_while_a_client_waits_for_the_auth_server(tmp_path: Path) -> None:
+async def test_other_clients_are_served_during_a_query(tmp_path: Path) -> None:
     async with running_auth_server() as server, running_broker(tmp_path / "d", **options(server)) as bound:
         async with connected(bound.tcp_address) as early, connected(bound.tcp_address) as late:
             await authenticated(early)
@@ -177,7 +171,7 @@ async def test_others_are_served_while_a_client_waits_for_the_auth_server(tmp_pa
             await late.ok()
 
 
-async def test_a_stop_does_not_wait_for_the_auth_server(tmp_path: Path) -> None:
+async def test_stop_does_not_wait_for_the_auth_server(tmp_path: Path) -> None:
     async with running_auth_server() as server:
         async with running_broker(tmp_path / "d", **options(server)) as bound:
             async with connected(bound.tcp_address) as client:
@@ -187,7 +181,7 @@ async def test_a_stop_does_not_wait_for_the_auth_server(tmp_path: Path) -> None:
                 assert len(server.queries) == 1
 
 
-async def test_the_auth_server_is_told_of_tls_and_of_the_certificate(tmp_path: Path) -> None:
+async def test_query_has_tls_and_the_certificate_name(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certificates")
     policy = {"tls_client_auth_policy": "require-verify", "tls_root_ca_file": certificates.ca_path}
     async with running_auth_server() as server:
@@ -199,7 +193,7 @@ async def test_the_auth_server_is_told_of_tls_and_of_the_certificate(tmp_path: P
                 assert server.queries == ["common_name=alice&remote_ip=127.0.0.1&secret=secret&tls=true"]
 
 
-async def test_identify_may_be_left_out(tmp_path: Path) -> None:
+async def test_auth_without_identify(tmp_path: Path) -> None:
     async with running_auth_server() as server, running_broker(tmp_path / "d", **options(server)) as bound:
         async with connected(bound.tcp_address) as client:
             await authenticated(client)

@@ -1,4 +1,4 @@
-"""Asking auth servers over real sockets, and what their answers allow."""
+"""Tests for queries to auth servers over real sockets, and for the meaning of their answers."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ from trio_nsq.http import Request, Response
 
 
 def allows(identity: Identity, topic: str, channel: str | None) -> bool:
-    """Whether an identity may subscribe to a channel or, without one, publish to a topic."""
+    """Return whether an identity may subscribe to a channel, or without one, publish to a topic."""
     return identity.allows("publish" if channel is None else "consume", topic, channel)
 
 
@@ -59,11 +59,12 @@ def test_fields_of_an_answer() -> None:
     [
         (".*", ["logs", "a"], []),
         ("logs", ["logs"], ["catalogs-secret", "logs2", "log"]),
-        ("logs|audit", ["logs", "audit"], ["logs2", "my-audit"]),  # the whole name, for either side of a |
+        ("logs|audit", ["logs", "audit"], ["logs2", "my-audit"]),  # the whole name, on either side of a |
         ("^logs.*$", ["logs", "logs.eu"], ["my-logs"]),
         ("logs\\..*", ["logs.eu"], ["logs", "logs-eu"]),
         ("(?i)LOGS", ["logs", "Logs"], []),
-        ("[[:lower:]]+", ["logs"], ["Logs", "[:lower"]),  # RE2 knows classes that `re` takes for other ones
+        # Character classes of RE2 that `re` reads differently.
+        ("[[:lower:]]+", ["logs"], ["Logs", "[:lower"]),
         ("\\pL+\\z", ["logs"], ["logs1"]),
         ("", [], ["logs"]),
     ],
@@ -81,7 +82,7 @@ def test_patterns_match_whole_names(pattern: str, allowed: list[str], refused: l
         assert not allows(channels, "t", name)
 
 
-def test_permissions_are_for_what_they_say() -> None:
+def test_permissions_are_separate() -> None:
     assert allows(allowing(permissions=["subscribe"]), "t", "c")
     assert not allows(allowing(permissions=["subscribe"]), "t", None)
     assert allows(allowing(permissions=["publish"]), "t", None)
@@ -92,11 +93,11 @@ def test_permissions_are_for_what_they_say() -> None:
     ("channels", "allowed"),
     [(["c"], False), ([], False), ([".+"], False), ([".*"], True), ([""], True), (["c", "d?"], True)],
 )
-def test_a_publish_is_held_against_channels_as_nsqd_does(channels: list[str], allowed: bool) -> None:
+def test_publish_is_checked_with_channels_as_in_nsqd(channels: list[str], allowed: bool) -> None:
     assert allows(allowing(channels=channels), "t", None) is allowed
 
 
-def test_any_one_authorization_is_enough_and_they_do_not_mix() -> None:
+def test_one_authorization_is_enough_and_they_do_not_combine() -> None:
     lines = [
         {"topic": "a", "channels": ["c"], "permissions": ["subscribe"]},
         {"topic": "b", "channels": [".*"], "permissions": ["publish"]},
@@ -108,8 +109,8 @@ def test_any_one_authorization_is_enough_and_they_do_not_mix() -> None:
     assert not allows(both, "a", None)
 
 
-def test_a_pattern_takes_linear_time_whatever_it_is() -> None:
-    """A client chooses the name: by `re` this would keep the whole broker busy for centuries."""
+def test_patterns_take_linear_time() -> None:
+    """A client chooses the name: `re` could keep the whole broker busy for centuries."""
     assert not allows(allowing(topic="(a+)+!"), "a" * 64, None)
 
 
@@ -123,7 +124,7 @@ def test_a_pattern_takes_linear_time_whatever_it_is() -> None:
         b'{"ttl":5,"authorizations":[null,{"topic":null,"channels":[null],"permissions":[]}]}',
     ],
 )
-def test_what_go_takes_for_valid(body: bytes) -> None:
+def test_answers_that_go_accepts(body: bytes) -> None:
     parsed = parse_answer(body, 0)
     assert parsed.valid_until_s == 5
     assert not allows(parsed.identity, "t", "c")
@@ -164,18 +165,18 @@ def test_what_go_takes_for_valid(body: bytes) -> None:
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_what_makes_the_whole_answer_invalid(body: bytes, reason: str) -> None:
+def test_invalid_answers(body: bytes, reason: str) -> None:
     with pytest.raises(AuthError, match=re.escape(reason)):
         parse_answer(body, 0)
 
 
-def test_a_bad_pattern_is_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_pattern_is_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AuthError):
         parse_answer(b'{"ttl":5,"authorizations":[{"topic":"("}]}', 0)
-    assert capfd.readouterr() == ("", "")  # the library behind would write to standard error
+    assert capfd.readouterr() == ("", "")  # the library itself would write to stderr
 
 
-def test_the_reply_to_the_client() -> None:
+def test_reply_to_the_client() -> None:
     body = '{"ttl":5,"identity":"<é&\\u2028\\ud800>","identity_url":"a\\"b\\n","authorizations":[{}]}'
     assert (
         auth_reply(parse_answer(body.encode(), 0).identity)
@@ -185,7 +186,7 @@ def test_the_reply_to_the_client() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ asking
+# ------------------------------------------------------------------------------------------------ queries
 
 ASKED = {"remote_ip": "127.0.0.1", "tls": False, "common_name": ""}
 SECRET = bytes(range(256)) + b"a b+~"
@@ -212,14 +213,14 @@ async def ask(settings: BrokerOptions, first: int = 0, secret: bytes = b"s") -> 
         await client.aclose()
 
 
-def test_the_query() -> None:
+def test_query_string() -> None:
     query = encode_query(remote_ip="::1", tls=True, common_name="Jané & Co", secret=SECRET)
     assert query == f"common_name=Jan%C3%A9+%26+Co&remote_ip=%3A%3A1&secret={ENCODED_SECRET}&tls=true"
     not_utf8 = encode_query(remote_ip="", tls=False, common_name="\udcff", secret=b"")
     assert not_utf8 == "common_name=%FF&remote_ip=&secret=&tls=false"
 
 
-async def test_a_server_is_asked() -> None:
+async def test_server_is_queried() -> None:
     async with running_auth_server() as server:
         before = trio.current_time()
         answered = await ask(options(server.address), secret=SECRET)
@@ -238,7 +239,7 @@ async def test_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (await ask(options(server.address))).identity.name == "tester"
 
 
-async def test_a_url_is_used_as_it_is() -> None:
+async def test_url_is_used_unchanged() -> None:
     async with running_auth_server() as server:
         host = server.address
         with pytest.raises(AuthError, match="got response 404"):
@@ -248,7 +249,7 @@ async def test_a_url_is_used_as_it_is() -> None:
         assert server.headers[0]["authorization"] == "Basic dXNlcjpwYXNz"
 
 
-async def test_the_others_are_asked_in_turn() -> None:
+async def test_servers_are_tried_in_turn() -> None:
     async with running_auth_server() as good, running_auth_server(Response.text("no", 500)) as bad:
         settings = options(bad.address, good.address, bad.address)
         assert (await ask(settings, first=2)).identity.name == "tester"
@@ -257,7 +258,7 @@ async def test_the_others_are_asked_in_turn() -> None:
         assert (len(bad.queries), len(good.queries)) == (2, 2)
 
 
-async def test_when_none_answers_all_reasons_are_given_and_no_password() -> None:
+async def test_if_all_fail_all_reasons_are_given_without_passwords() -> None:
     async with (
         running_auth_server(answer(ttl=0)) as server,
         running_auth_server(Response.text("", 403)) as other,
@@ -275,7 +276,7 @@ async def test_when_none_answers_all_reasons_are_given_and_no_password() -> None
         assert "hush" not in text
 
 
-async def test_the_secret_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_secret_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with running_auth_server() as server:
         await ask(options(server.address), secret=b"hush")
@@ -283,27 +284,27 @@ async def test_the_secret_is_not_logged(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.parametrize("response", [Response.empty(204), Response(301, headers={"Location": "/auth"})])
-async def test_only_200_is_an_answer(response: Response) -> None:
+async def test_only_status_200_is_accepted(response: Response) -> None:
     async with running_auth_server(response) as server:
         with pytest.raises(AuthError, match=f"got response {response.status}"):
             await ask(options(server.address))
         assert len(server.queries) == 1
 
 
-async def test_an_answer_has_a_longest_size() -> None:
+async def test_answer_size_is_limited() -> None:
     padded = answer(identity="x" * MAX_ANSWER_BYTES)
     async with running_auth_server(padded) as server:
         with pytest.raises(AuthError, match="longer than"):
             await ask(options(server.address))
 
 
-async def test_a_secret_too_long_for_a_url_is_refused() -> None:
+async def test_secret_too_long_for_a_url_is_refused() -> None:
     async with running_auth_server() as server:
         with pytest.raises(AuthError, match="URL too long"):
             await ask(options(server.address), secret=b"x" * 70_000)
 
 
-async def test_a_server_that_does_not_answer() -> None:
+async def test_silent_server() -> None:
     async with running_auth_server() as silent, running_auth_server() as good:
         silent.gate = trio.Event()
         settings = options(silent.address, good.address, http_client_request_timeout_ms=50)
@@ -312,8 +313,8 @@ async def test_a_server_that_does_not_answer() -> None:
             await ask(options(silent.address, http_client_request_timeout_ms=50))
 
 
-async def test_many_ask_at_once_without_waiting_for_each_other() -> None:
-    count = 150  # more than connections are usually shared between
+async def test_concurrent_queries_do_not_wait_for_each_other() -> None:
+    count = 150  # more than usual connection pools allow
     async with running_auth_server() as server:
         server.gate = trio.Event()
         client = AuthClient(options(server.address))
@@ -332,7 +333,7 @@ async def test_many_ask_at_once_without_waiting_for_each_other() -> None:
         await client.aclose()
 
 
-async def test_cancelling_a_query_leaves_nothing_behind() -> None:
+async def test_cancelled_query_leaves_nothing_behind() -> None:
     async with running_auth_server() as server:
         server.gate = trio.Event()
         client = AuthClient(options(server.address))
@@ -383,7 +384,7 @@ async def test_https_to_a_server_with_another_name(authority: trustme.CA, root_c
             await ask(options(f"https://{server.address}/auth", tls_root_ca_file=root_ca_file))
 
 
-async def test_a_server_that_wants_https(authority: trustme.CA, root_ca_file: Path) -> None:
+async def test_server_that_requires_https(authority: trustme.CA, root_ca_file: Path) -> None:
     async with running_auth_server(tls=certified(authority)) as secure:
         port = int(secure.address.rpartition(":")[2])
         forbidden = Response.json({"message": "TLS_REQUIRED", "https_port": port}, 403)
@@ -392,7 +393,7 @@ async def test_a_server_that_wants_https(authority: trustme.CA, root_ca_file: Pa
             assert found.identity.name == "tester"
             assert plain.queries == secure.queries
             secure.response = forbidden
-            with pytest.raises(AuthError, match="got response 403"):  # once is enough
+            with pytest.raises(AuthError, match="got response 403"):  # one message is enough
                 await ask(options(plain.address, tls_root_ca_file=root_ca_file))
             del secure.queries[:]
             with pytest.raises(AuthError, match="got response 403"):
@@ -400,10 +401,10 @@ async def test_a_server_that_wants_https(authority: trustme.CA, root_ca_file: Pa
             assert len(secure.queries) == 1
 
 
-async def test_a_server_that_does_not_shake_hands() -> None:
+async def test_server_without_a_tls_handshake() -> None:
     (listener,) = await trio.open_tcp_listeners(
         0, host="127.0.0.1"
-    )  # connections are made, and nothing is said
+    )  # connections are accepted, without any data
     async with listener:
         host, port = listener.socket.getsockname()
         with pytest.raises(AuthError, match=r"no connection within 0\.05 s"):
@@ -413,31 +414,31 @@ async def test_a_server_that_does_not_shake_hands() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b'{"https_port":"1"}', b'{"https_port":65536}', b'{"https_port":-1}']
 )
-async def test_a_403_that_names_no_port(body: bytes) -> None:
+async def test_status_403_without_a_port(body: bytes) -> None:
     async with running_auth_server(Response(403, body)) as server:
         with pytest.raises(AuthError, match="got response 403"):
             await ask(options(server.address))
 
 
-# ------------------------------------------------------------------------------------------------ starting
+# ------------------------------------------------------------------------------------------------ start
 
 
 @pytest.mark.parametrize(
     "url", ["ftp://user:hidden@host/", "http://user:hid/den@host:1/", "http://hidden@:port"]
 )
-def test_an_address_that_cannot_be_used_is_told_without_its_password(url: str) -> None:
+def test_invalid_address_is_reported_without_its_password(url: str) -> None:
     with pytest.raises(StartupError, match=r"--auth-http-address: \w+://xxxxx@") as caught:
         AuthClient(options(url))
     assert not re.search("user|hid|den", str(caught.value))
 
 
 @pytest.mark.parametrize("address", ["ftp://127.0.0.1/auth", "http://", "127.0.0.1:port", "", "a b", "://x"])
-def test_an_address_that_cannot_be_used(address: str) -> None:
+def test_invalid_addresses(address: str) -> None:
     with pytest.raises(StartupError, match=re.escape(f"--auth-http-address: {address}")):
         AuthClient(options(address))
 
 
-def test_a_file_of_authorities_that_cannot_be_used(tmp_path: Path) -> None:
+def test_invalid_ca_file(tmp_path: Path) -> None:
     missing = tmp_path / "missing.pem"
     with pytest.raises(StartupError, match="No such file"):
         AuthClient(options("127.0.0.1:1", tls_root_ca_file=missing))
@@ -446,7 +447,7 @@ def test_a_file_of_authorities_that_cannot_be_used(tmp_path: Path) -> None:
         AuthClient(options("127.0.0.1:1", tls_root_ca_file=missing))
 
 
-def test_the_package_for_patterns_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_for_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "re2", None)
     with pytest.raises(StartupError, match="pip install google-re2"):
         AuthClient(options("127.0.0.1:1"))
@@ -456,8 +457,8 @@ def test_the_package_for_patterns_is_missing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.interop
-def test_nsqd_asks_the_same(tmp_path: Path) -> None:
-    """The real nsqd's query for this very secret, byte for byte, and the same reply to its client."""
+def test_query_equals_that_of_nsqd(tmp_path: Path) -> None:
+    """The query of a real nsqd for this secret, byte for byte, and the same reply to the client."""
     import socket
     from struct import pack, unpack
 
@@ -477,12 +478,12 @@ def test_nsqd_asks_the_same(tmp_path: Path) -> None:
             assert reply == auth_reply(parse_answer(refused.body, 0).identity)
 
 
-def test_the_server_for_tests_lets_everybody_do_everything() -> None:
+def test_server_allows_everything_by_default() -> None:
     assert isinstance(EVERYTHING.body, bytes)
     assert allows(parse_answer(EVERYTHING.body, 0).identity, "t", None)
 
 
-async def test_a_response_may_depend_on_the_request() -> None:
+async def test_response_may_depend_on_the_request() -> None:
     def respond(request: Request) -> Response:
         return EVERYTHING if request.query["secret"] == "good" else answer()
 

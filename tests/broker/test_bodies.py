@@ -1,4 +1,4 @@
-"""Large bodies that have begun to arrive: how many of them at a time, and what becomes of the others."""
+"""Tests for large bodies that arrive slowly: how many at a time, and what happens to the others."""
 
 import zlib
 from collections.abc import AsyncIterator
@@ -17,11 +17,11 @@ from trio_nsq.protocol import Limits
 
 LARGE = mpub("t", *5 * [bytes(1_000_000)])
 AT_ONCE = 13
-"""So many bodies of 5 MB are coming at a time: 64 MiB."""
+"""Bodies of 5 MB that fit at a time: 64 MiB."""
 
 
-LIMITS = Limits(max_body_size=5_000_024)  # in chunks a body counts as if it were as large as it may be
-MPUB = LARGE[LARGE.index(b"\n") + 5 :]  # as /mpub takes it
+LIMITS = Limits(max_body_size=5_000_024)  # in chunks a body counts with its maximum size
+MPUB = LARGE[LARGE.index(b"\n") + 5 :]  # as /mpub accepts it
 POST = b"POST /mpub?topic=t&binary=true HTTP/1.1\r\nHost: localhost\r\n"
 REQUESTS = {
     "HTTP": POST + b"Content-Length: %d\r\n\r\n%b" % (len(MPUB), MPUB),
@@ -31,11 +31,11 @@ OK_OF_HTTP = b"\r\n\r\nOK"
 
 
 class Publisher:
-    """Publishes a large body, all but its last byte at first.
+    """Publishes a large body, at first without its last byte.
 
     Attributes:
-        sent: The broker has taken it.
-        closed: The broker has ended the connection.
+        sent: The broker has read it.
+        closed: The broker has closed the connection.
     """
 
     def __init__(self, raw: RawClient, kind: str) -> None:
@@ -49,7 +49,7 @@ class Publisher:
         self.sent = True
 
     async def end(self) -> None:
-        """Send the rest, and expect that all is well."""
+        """Send the rest, and expect success."""
         await self._raw.send(self._data[-1:])
         if self._kind == "TCP":
             while (frame := await self._raw.frame()) == (0, b"_heartbeat_"):
@@ -64,7 +64,7 @@ class Publisher:
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
 
     async def leave(self) -> None:
-        """End the connection."""
+        """Disconnect."""
         await self._raw.stream.aclose()
 
     async def note_close(self) -> None:
@@ -75,7 +75,7 @@ class Publisher:
 
 @asynccontextmanager
 async def publishing(bound: BoundAddresses, *kinds: str) -> AsyncIterator[list[Publisher]]:
-    """Clients of these kinds, each with a connection."""
+    """Connect clients of these kinds."""
     assert bound.http_address
     async with AsyncExitStack() as stack:
         publishers = []
@@ -87,12 +87,12 @@ async def publishing(bound: BoundAddresses, *kinds: str) -> AsyncIterator[list[P
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
 @pytest.mark.parametrize("kinds", [["TCP"], ["HTTP"], ["HTTP in chunks"], ["TCP", "HTTP"]], ids=" and ".join)
-async def test_those_that_are_too_many_wait_and_get_room_from_those_that_are_done(
+async def test_excess_bodies_wait_for_room(
     kinds: list[str], tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     kinds = 20 // len(kinds) * kinds
@@ -104,7 +104,7 @@ async def test_those_that_are_too_many_wait_and_get_room_from_those_that_are_don
         for publisher in publishers:
             nursery.start_soon(publisher.begin)
         ended = set[Publisher]()
-        for done in range(20):  # whoever has room ends its body, and another has the room
+        for done in range(20):  # a body with room ends, and the next one gets the room
             await settle()
             sent = [publisher for publisher in publishers if publisher.sent]
             assert len(sent) == min(AT_ONCE + done, 20)
@@ -114,7 +114,7 @@ async def test_those_that_are_too_many_wait_and_get_room_from_those_that_are_don
 
 
 @pytest.mark.parametrize("kind", ["TCP", "HTTP", "HTTP in chunks"])
-async def test_whoever_stalls_is_closed_when_others_wait(
+async def test_stalled_body_is_closed_if_others_wait(
     kind: str, tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with (
@@ -145,7 +145,7 @@ async def test_whoever_stalls_is_closed_when_others_wait(
 
 
 @pytest.mark.parametrize("kind", ["TCP", "HTTP", "HTTP in chunks"])
-async def test_whoever_leaves_in_the_middle_of_a_body_makes_room_at_once(
+async def test_disconnect_within_a_body_frees_its_room_at_once(
     kind: str, tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with (
@@ -167,7 +167,7 @@ async def test_whoever_leaves_in_the_middle_of_a_body_makes_room_at_once(
 
 
 async def exactly(client: RawClient, size: int) -> bytes:
-    """So many bytes of what the broker sends, and none of those behind them."""
+    """Read this many bytes, and none after them."""
     data = b""
     while len(data) < size:
         data += (more := await client.stream.receive_some(size - len(data)))
@@ -175,7 +175,7 @@ async def exactly(client: RawClient, size: int) -> bytes:
     return data
 
 
-async def test_bodies_that_follow_each_other_without_a_gap_take_turns_with_those_of_others(
+async def test_consecutive_bodies_take_turns_with_those_of_others(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     deflate, inflate = zlib.compressobj(0, wbits=-15), zlib.decompressobj(-15)
@@ -206,7 +206,7 @@ async def test_bodies_that_follow_each_other_without_a_gap_take_turns_with_those
         nursery.start_soon(other.begin)
         await settle()
         assert not other.sent
-        # The read that brings the end of a body brings the start of the next.
+        # The read that returns the end of a body returns the start of the next.
         async with trio.open_nursery() as sending:
             sending.start_soon(busy.send, compressed(LARGE[-1:] + LARGE[:-1]))
             await answered(2)  # the first is for the upgrade
@@ -224,7 +224,7 @@ class _Client:
         raise AssertionError("nobody is slow here")
 
 
-async def test_each_body_needs_room_of_its_own() -> None:
+async def test_each_body_needs_its_own_room() -> None:
     bodies = Bodies(10)
     client, other = _Client(), _Client()
     assert bodies.admit(client, 1, 1)
@@ -234,7 +234,7 @@ async def test_each_body_needs_room_of_its_own() -> None:
     assert not bodies.admit(client, 1, 2)
 
 
-async def test_each_body_has_time_of_its_own(autojump_clock: trio.testing.MockClock) -> None:
+async def test_each_body_has_its_own_time(autojump_clock: trio.testing.MockClock) -> None:
     bodies = Bodies(10)
     busy, other = _Client(), _Client()
     for number in range(5):
@@ -247,7 +247,7 @@ async def test_each_body_has_time_of_its_own(autojump_clock: trio.testing.MockCl
     assert bodies.admit(other, 10, 1)
 
 
-async def test_whoever_waits_no_more_lets_those_behind_it_in(autojump_clock: trio.testing.MockClock) -> None:
+async def test_cancelled_wait_lets_the_next_in(autojump_clock: trio.testing.MockClock) -> None:
     bodies = Bodies(10)
     first, large, small = _Client(), _Client(), _Client()
     assert bodies.admit(first, 5)
@@ -260,7 +260,7 @@ async def test_whoever_waits_no_more_lets_those_behind_it_in(autojump_clock: tri
             gone.cancel_scope.cancel()
 
 
-async def test_a_body_that_is_larger_than_all_room_comes_alone() -> None:
+async def test_body_larger_than_all_room_is_admitted_alone() -> None:
     bodies = Bodies(10)
     large, small, other = _Client(), _Client(), _Client()
     assert bodies.admit(large, 11)
@@ -271,12 +271,12 @@ async def test_a_body_that_is_larger_than_all_room_comes_alone() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bodies.wait, large, 11)
         await settle()
-        assert not bodies.admit(other, 1)  # it does not pass those that wait
+        assert not bodies.admit(other, 1)  # it does not overtake waiting ones
         bodies.leave(small)
     assert bodies.admit(large, 5)
 
 
-async def test_a_client_that_is_gone_waits_no_more() -> None:
+async def test_disconnected_client_waits_no_more() -> None:
     bodies = Bodies(10)
     first, gone, last = _Client(), _Client(), _Client()
     assert bodies.admit(first, 10)

@@ -1,4 +1,4 @@
-"""All topics of a broker, message ids, and what is due when."""
+"""Tests for the topics of a broker, message ids, and alarms."""
 
 import gc
 import tracemalloc
@@ -28,7 +28,7 @@ def make_broker(make_log: Callable[[str], Log] = lambda name: MemoryLog()) -> Br
 
 
 def publish(broker: Broker, topic_name: str, *, due_ns: int = 0, count: int = 1) -> None:
-    """As the server does it: accepted, and then each channel watched."""
+    """Publish as the server does: accept, then watch each channel."""
     topic = broker.topic(topic_name)
     record = next_record(topic, pack_messages([b"x"] * count), IDS.take(count), due_ns)
     topic.log.append([record], sync=True)
@@ -38,7 +38,7 @@ def publish(broker: Broker, topic_name: str, *, due_ns: int = 0, count: int = 1)
 
 
 class Connection:
-    """A consumer's connection, as far as its channel knows of it."""
+    """A consumer's connection, as the channel sees it."""
 
     def __init__(self, on_close: Callable[[], None] = lambda: None) -> None:
         self.close = on_close
@@ -53,7 +53,7 @@ class Connection:
 def deliver(
     broker: Broker, channel: Channel, now_ns: int, *, ready: int = 1, timeout_ms: int = 1000
 ) -> Consumer:
-    """A consumer that is sent what is ready, and the channel watched as the server does it."""
+    """Deliver ready messages to a new consumer, and watch the channel as the server does."""
     consumer = Consumer(timeout_ms, Connection())
     consumer.ready_count = ready
     channel.add(consumer)
@@ -65,14 +65,14 @@ def deliver(
 # ---------------------------------------------------------------------- message ids
 
 
-def test_ids_carry_the_node_and_never_repeat() -> None:
+def test_ids_have_the_node_and_are_unique() -> None:
     ids = MessageIds(1023, 77)
     assert [ids.take(1), ids.take(200), ids.take(1)] == [1023 << 54 | number for number in (77, 78, 278)]
     assert ids.next == 279
 
 
 @given(st.lists(st.integers(1, 500), max_size=20), st.integers(0, 1023), st.integers(0, 1 << 53))
-def test_ids_reserved_in_runs_are_all_different_and_ascend(counts: list[int], node: int, start: int) -> None:
+def test_ids_reserved_in_runs_are_unique_and_ascending(counts: list[int], node: int, start: int) -> None:
     ids = MessageIds(node, start)
     taken: list[int] = []
     for count in counts:
@@ -85,7 +85,7 @@ def test_ids_reserved_in_runs_are_all_different_and_ascend(counts: list[int], no
 # ---------------------------------------------------------------------- topics and channels
 
 
-def test_a_topic_and_a_channel_are_made_once() -> None:
+def test_topic_and_channel_are_created_once() -> None:
     made = []
 
     def make_log(name: str) -> Log:
@@ -99,7 +99,7 @@ def test_a_topic_and_a_channel_are_made_once() -> None:
     assert made == ["t"]
 
 
-def test_a_topic_whose_log_cannot_be_opened_is_not_made() -> None:
+def test_topic_whose_log_cannot_be_opened_is_not_created() -> None:
     def refuse(name: str) -> Log:
         raise LogReadError(Path(name), OSError(13, "Permission denied"))
 
@@ -110,7 +110,7 @@ def test_a_topic_whose_log_cannot_be_opened_is_not_made() -> None:
     assert (broker.changed, broker.never_saved) == (set(), set())
 
 
-def test_what_is_new_has_to_be_saved_and_what_is_not_has_not() -> None:
+def test_new_topics_and_channels_must_be_saved_and_existing_ones_not() -> None:
     broker = make_broker()
     topic = broker.topic("t")
     assert (broker.changed, broker.never_saved) == ({"t"}, {topic})
@@ -128,7 +128,7 @@ def test_what_is_new_has_to_be_saved_and_what_is_not_has_not() -> None:
     assert broker.changed == {"t"}
 
 
-def test_deleting_the_last_channel_of_an_ephemeral_topic_deletes_it() -> None:
+def test_ephemeral_topic_is_deleted_with_its_last_channel() -> None:
     broker = make_broker()
     broker.topic("t#ephemeral")
     one, other = broker.channel("t#ephemeral", "one"), broker.channel("t#ephemeral", "other")
@@ -139,13 +139,13 @@ def test_deleting_the_last_channel_of_an_ephemeral_topic_deletes_it() -> None:
     assert (broker.changed, broker.never_saved) == (set(), set())
 
 
-def test_deleting_the_last_channel_of_a_durable_topic_leaves_it() -> None:
+def test_durable_topic_stays_without_channels() -> None:
     broker = make_broker()
     broker.delete_channel(broker.channel("t", "c#ephemeral"))
     assert list(broker.topics) == ["t"]
 
 
-def test_deleting_a_topic_closes_its_clients_and_its_log_and_forgets_it() -> None:
+def test_deleting_a_topic_closes_its_clients_and_its_log() -> None:
     closed = []
 
     class ClosingLog(MemoryLog):
@@ -167,7 +167,7 @@ def test_deleting_a_topic_closes_its_clients_and_its_log_and_forgets_it() -> Non
     assert broker.tick(10 * SECOND) == []
 
 
-def test_a_topic_made_again_serves_nothing_of_the_old_one() -> None:
+def test_recreated_topic_has_nothing_of_the_old_one() -> None:
     broker = make_broker()
     publish(broker, "t", count=3)
     broker.delete_topic(broker.topic("t"))
@@ -208,7 +208,7 @@ def test_idle_channels_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert woken == looked == list(broker.topics["t7"].channels.values())
 
 
-def test_a_channel_is_looked_at_when_something_of_it_is_due() -> None:
+def test_channel_is_processed_when_something_is_due() -> None:
     broker = make_broker()
     channel = broker.channel("t", "c")
     publish(broker, "t")
@@ -221,7 +221,7 @@ def test_a_channel_is_looked_at_when_something_of_it_is_due() -> None:
     assert broker.alarms.next_ns is None
 
 
-def test_an_earlier_alarm_comes_first_and_the_later_one_still_comes() -> None:
+def test_earlier_alarm_rings_first_and_the_later_one_still_rings() -> None:
     broker = make_broker()
     channel = broker.channel("t", "c")
     publish(broker, "t")
@@ -238,7 +238,7 @@ def test_an_earlier_alarm_comes_first_and_the_later_one_still_comes() -> None:
     assert broker.alarms.next_ns is None
 
 
-def test_a_channel_that_is_due_twice_is_woken_once() -> None:
+def test_channel_with_two_due_alarms_is_processed_once() -> None:
     broker = make_broker()
     channel = broker.channel("t", "c")
     publish(broker, "t", due_ns=2 * SECOND)
@@ -247,7 +247,7 @@ def test_a_channel_that_is_due_twice_is_woken_once() -> None:
     assert channel.depth == 2
 
 
-def test_a_first_channel_is_watched_for_what_was_deferred_before_it() -> None:
+def test_first_channel_is_watched_for_earlier_deferred_messages() -> None:
     broker = make_broker()
     publish(broker, "t", due_ns=SECOND)
     assert broker.alarms.next_ns is None
@@ -256,7 +256,7 @@ def test_a_first_channel_is_watched_for_what_was_deferred_before_it() -> None:
     assert broker.tick(SECOND) == [channel]
 
 
-def test_a_deleted_channel_is_not_looked_at() -> None:
+def test_deleted_channel_is_not_processed() -> None:
     broker = make_broker()
     gone, kept = broker.channel("t", "gone"), broker.channel("t", "kept")
     publish(broker, "t", due_ns=SECOND)
@@ -265,7 +265,7 @@ def test_a_deleted_channel_is_not_looked_at() -> None:
     assert gone.depth == gone.deferred_count == 0
 
 
-def test_a_channel_made_again_has_its_own_alarms() -> None:
+def test_recreated_channel_has_its_own_alarms() -> None:
     broker = make_broker()
     old = broker.channel("t", "c")
     publish(broker, "t", due_ns=SECOND)
@@ -279,7 +279,7 @@ def test_a_channel_made_again_has_its_own_alarms() -> None:
 
 @pytest.fixture
 def alarm_bytes() -> Iterator[Callable[[], int]]:
-    """Gives how much memory is in use that was allocated where alarms are made."""
+    """Return the memory that was allocated in the module of alarms."""
     only = [tracemalloc.Filter(inclusive=True, filename_pattern=alarms_module.__file__)]
 
     def measure() -> int:
@@ -290,7 +290,7 @@ def alarm_bytes() -> Iterator[Callable[[], int]]:
     tracemalloc.stop()
 
 
-def test_short_alarms_do_not_pile_up_behind_a_long_one(alarm_bytes: Callable[[], int]) -> None:
+def test_short_alarms_do_not_accumulate_behind_a_long_one(alarm_bytes: Callable[[], int]) -> None:
     broker = make_broker()
     channel = broker.channel("t", "c")
     publish(broker, "t", due_ns=3600 * SECOND)
@@ -304,7 +304,7 @@ def test_short_alarms_do_not_pile_up_behind_a_long_one(alarm_bytes: Callable[[],
 
 
 @given(st.data())
-def test_a_channel_is_never_looked_at_later_than_its_next_deadline(data: st.DataObject) -> None:
+def test_channel_is_never_processed_later_than_its_next_deadline(data: st.DataObject) -> None:
     broker = make_broker()
     channels = [broker.channel("t", name) for name in ("a", "b")] + [broker.channel("u", "a")]
     consumers: list[tuple[Channel, Consumer]] = []
@@ -347,11 +347,11 @@ def test_a_channel_is_never_looked_at_later_than_its_next_deadline(data: st.Data
     assert all(channel.in_flight_count == channel.deferred_count == 0 for channel in channels)
 
 
-# ---------------------------------------------------------------------- much at once
+# ---------------------------------------------------------------------- much work at once
 
 
-def test_much_that_is_due_at_once_is_moved_in_steps() -> None:
-    """Between them the broker's clients have their turn."""
+def test_many_due_channels_are_processed_in_steps() -> None:
+    """Between the steps, the broker's clients are served."""
     broker = make_broker()
     channels = [broker.channel("t", f"c{number}") for number in range(1000)]
     publish(broker, "t", due_ns=SECOND)
@@ -367,7 +367,7 @@ def test_much_that_is_due_at_once_is_moved_in_steps() -> None:
 
 
 @pytest.mark.parametrize("what", ["deferred", "timeouts"])
-def test_many_messages_of_one_channel_are_moved_in_steps(what: str) -> None:
+def test_many_due_messages_of_one_channel_are_processed_in_steps(what: str) -> None:
     broker = make_broker()
     channel = broker.channel("t", "c")
     publish(broker, "t", count=5500, due_ns=SECOND if what == "deferred" else 0)
@@ -387,11 +387,11 @@ def test_many_messages_of_one_channel_are_moved_in_steps(what: str) -> None:
         assert all(consumer.window == 1000 for consumer in consumers)
 
 
-def test_alarms_of_deleted_channels_do_not_pile_up() -> None:
+def test_alarms_of_deleted_channels_do_not_accumulate() -> None:
     broker = make_broker()
     kept = broker.channel("t", "kept")
     publish(broker, "t", due_ns=3600 * SECOND)
-    for begin_s in (3601, 10_001):  # and what rang was not counted among what will ring
+    for begin_s in (3601, 10_001):  # rung alarms are not counted as pending
         deleted: WeakSet[Channel] = WeakSet()
         for second in range(begin_s, begin_s + 2000):
             channel = broker.channel("t", "c#ephemeral")
@@ -400,7 +400,7 @@ def test_alarms_of_deleted_channels_do_not_pile_up() -> None:
             deleted.add(channel)
         del channel
         gc.collect()
-        assert len(deleted) < 500  # the others are in no alarm
+        assert len(deleted) < 500  # the others have no alarm
         while broker.alarms.next_ns is not None:
             assert broker.tick(broker.alarms.next_ns) in ([kept], [])
     assert kept.depth == 4001

@@ -1,4 +1,4 @@
-"""One budget over all topics."""
+"""Tests for the cache, whose budget all topics share."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def batch(base: int = 0, size: int = 100) -> Batch:
 ONE = batch().size_bytes
 
 
-def test_finds_what_was_put_by_topic_and_first_sequence() -> None:
+def test_batches_are_found_by_topic_and_first_sequence() -> None:
     cache = BatchCache(10 * ONE)
     first, second = batch(0), batch(0)
     cache.put("a", first)
@@ -26,19 +26,19 @@ def test_finds_what_was_put_by_topic_and_first_sequence() -> None:
     assert (len(cache), cache.size_bytes) == (2, 2 * ONE)
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_least_recently_used_batch_is_dropped_first() -> None:
     cache = BatchCache(3 * ONE)
     for base in range(3):
         cache.put("t", batch(base))
     assert cache.get(("t", 0)) is not None
-    assert ("t", 1) in cache  # asking so is no use of it
+    assert ("t", 1) in cache  # this query does not count as a use
     cache.put("t", batch(3))
     assert [("t", base) in cache for base in range(4)] == [True, False, True, True]
     assert cache.size_bytes == 3 * ONE
 
 
 @pytest.mark.parametrize("limit", [0, ONE // 2, ONE])
-def test_the_newest_stays_even_if_it_is_too_large(limit: int) -> None:
+def test_newest_batch_stays_even_if_it_is_too_large(limit: int) -> None:
     cache = BatchCache(limit)
     for base in range(3):
         cache.put("t", batch(base))
@@ -46,7 +46,7 @@ def test_the_newest_stays_even_if_it_is_too_large(limit: int) -> None:
         assert (len(cache), cache.size_bytes) == (1, ONE)
 
 
-def test_putting_again_replaces() -> None:
+def test_second_put_replaces_the_first() -> None:
     cache = BatchCache(100 * ONE)
     cache.put("t", batch(0))
     larger = batch(0, 5000)
@@ -55,7 +55,7 @@ def test_putting_again_replaces() -> None:
     assert (len(cache), cache.size_bytes) == (1, larger.size_bytes)
 
 
-def test_forgetting() -> None:
+def test_forget() -> None:
     cache = BatchCache(100 * ONE)
     for topic in ("a", "ab", "b"):
         for base in range(3):

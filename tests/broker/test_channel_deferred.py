@@ -1,4 +1,4 @@
-"""Deferred messages (broker semantics: deferred), and emptying (pause, empty, delete)."""
+"""Tests for deferred messages, and for emptying channels and topics."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from broker.state import MS, SECOND, Fixture, disk_log, ids_in_flight
 from trio_nsq.broker.state.checkpoint import first_needed
 
 
-def test_a_deferred_publish_comes_at_its_time_and_not_before() -> None:
+def test_deferred_publish_is_delivered_at_its_time() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=10)
     fixture.publish(b"a", defer_ms=1000)
@@ -25,7 +25,7 @@ def test_a_deferred_publish_comes_at_its_time_and_not_before() -> None:
     assert fixture.counts() == (0, 1, 0)
 
 
-def test_deferred_messages_come_in_the_order_of_their_times() -> None:
+def test_deferred_messages_are_delivered_by_due_time() -> None:
     fixture = Fixture()
     for body, defer_ms in ((b"30", 30), (b"10", 10), (b"20 a", 20), (b"20 b", 20), (b"40", 40)):
         fixture.publish(body, defer_ms=defer_ms)
@@ -36,7 +36,7 @@ def test_deferred_messages_come_in_the_order_of_their_times() -> None:
     assert subscriber.receive_bodies() == [b"20 a", b"20 b", b"30", b"40"]
 
 
-def test_several_messages_deferred_together() -> None:
+def test_several_messages_with_one_due_time() -> None:
     fixture = Fixture()
     fixture.publish(b"a", b"b", b"c", defer_ms=10)
     subscriber = fixture.subscriber(ready=10)
@@ -45,7 +45,7 @@ def test_several_messages_deferred_together() -> None:
     assert subscriber.receive_bodies() == [b"a", b"b", b"c"]
 
 
-def test_a_time_in_the_past_is_now() -> None:
+def test_time_in_the_past_means_now() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=10)
     fixture.now_ns -= SECOND
@@ -55,7 +55,7 @@ def test_a_time_in_the_past_is_now() -> None:
     assert subscriber.receive_bodies() == [b"a"]
 
 
-def test_what_is_fresh_does_not_wait_for_what_is_deferred() -> None:
+def test_new_messages_do_not_wait_for_deferred_ones() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=10)
     fixture.publish(b"a")
@@ -66,7 +66,7 @@ def test_what_is_fresh_does_not_wait_for_what_is_deferred() -> None:
     assert subscriber.receive_bodies() == [b"b"]
 
 
-def test_each_channel_defers_for_itself() -> None:
+def test_each_channel_defers_separately() -> None:
     fixture = Fixture()
     one, two = fixture.subscriber("one", ready=10), fixture.subscriber("two", ready=10)
     fixture.publish(b"a", defer_ms=1000)
@@ -80,8 +80,8 @@ def test_each_channel_defers_for_itself() -> None:
     assert [m.attempts for m in one.receive()] == [2]
 
 
-def test_counts_while_the_cursor_lags_behind() -> None:
-    """A channel without consumers: its cursor stays, while what is deferred behind it becomes due."""
+def test_counts_while_the_cursor_is_behind() -> None:
+    """Without consumers, the cursor stays, while deferred messages ahead of it become due."""
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a")
@@ -93,7 +93,7 @@ def test_counts_while_the_cursor_lags_behind() -> None:
     assert fixture.counts() == (3, 0, 2)
     subscriber = fixture.subscriber(ready=1)
     (message,) = subscriber.receive()
-    assert message.body == b"b"  # the deferred one is out, and the cursor still before it
+    assert message.body == b"b"  # the deferred one was delivered, and the cursor is still before it
     assert fixture.counts() == (2, 1, 2)
     subscriber.finish([message])
     assert fixture.counts() == (2, 0, 2)
@@ -104,7 +104,7 @@ def test_counts_while_the_cursor_lags_behind() -> None:
     assert fixture.counts() == (0, 0, 0)
 
 
-def test_a_deferred_message_answered_before_the_cursor_passes_it() -> None:
+def test_deferred_message_finished_before_the_cursor_passes_it() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"fresh")
@@ -123,7 +123,7 @@ def test_a_deferred_message_answered_before_the_cursor_passes_it() -> None:
     assert fixture.counts() == (0, 3, 0)
 
 
-def test_a_channel_of_nothing_but_deferred_messages_lets_the_log_go() -> None:
+def test_channel_with_only_deferred_messages_needs_the_log() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=10)
     for _ in range(20):
@@ -135,7 +135,7 @@ def test_a_channel_of_nothing_but_deferred_messages_lets_the_log_go() -> None:
     assert snapshot["channels"][0]["holes"] == []
 
 
-def test_a_deferred_publish_waits_for_the_first_channel() -> None:
+def test_deferred_publish_waits_for_the_first_channel() -> None:
     fixture = Fixture()
     fixture.publish(b"a", defer_ms=1000)
     fixture.publish(b"b")
@@ -148,7 +148,7 @@ def test_a_deferred_publish_waits_for_the_first_channel() -> None:
     assert sorted(fixture.drain()) == [b"a", b"b"]
 
 
-def test_a_deferred_publish_across_a_pause_of_the_topic() -> None:
+def test_deferred_publish_over_a_pause_of_the_topic() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.topic.pause()
@@ -167,7 +167,7 @@ def test_a_deferred_publish_across_a_pause_of_the_topic() -> None:
     assert fixture.drain() == [b"late"]
 
 
-def test_a_deferred_publish_across_a_pause_of_the_channel() -> None:
+def test_deferred_publish_over_a_pause_of_the_channel() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=10)
     fixture.channel().paused = True
@@ -179,7 +179,7 @@ def test_a_deferred_publish_across_a_pause_of_the_channel() -> None:
     assert subscriber.receive_bodies() == [b"a"]
 
 
-def test_a_later_channel_does_not_get_what_was_deferred_before_it() -> None:
+def test_later_channel_does_not_get_earlier_deferred_messages() -> None:
     fixture = Fixture()
     fixture.channel("early")
     fixture.publish(b"a", defer_ms=10)
@@ -206,7 +206,7 @@ def test_deferred_messages_are_read_from_disk(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- emptying a channel
 
 
-def test_emptying_a_channel_drops_all_it_has_and_keeps_its_counters() -> None:
+def test_emptying_a_channel_drops_all_messages_and_keeps_its_counters() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=2, msg_timeout_ms=1000)
     fixture.publish_many(6)
@@ -227,11 +227,11 @@ def test_emptying_a_channel_drops_all_it_has_and_keeps_its_counters() -> None:
     fixture.pass_ms(1_000_000)
     assert (fixture.counts(), channel.timeout_count) == ((0, 0, 0), 0)
     assert subscriber.receive() == []
-    fixture.publish(b"new", b"newer")  # its window is open again
+    fixture.publish(b"new", b"newer")  # its window is free again
     assert subscriber.receive_bodies() == [b"new", b"newer"]
 
 
-def test_emptying_a_channel_makes_room_under_rdy() -> None:
+def test_emptying_a_channel_frees_the_window_of_its_consumers() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1)
     fixture.publish(b"a")
@@ -241,7 +241,7 @@ def test_emptying_a_channel_makes_room_under_rdy() -> None:
     assert subscriber.receive_bodies() == [b"b"]
 
 
-def test_emptying_a_channel_leaves_the_others_and_the_topic_alone() -> None:
+def test_emptying_a_channel_does_not_affect_others() -> None:
     fixture = Fixture()
     fixture.channel("emptied")
     fixture.channel("kept")
@@ -259,7 +259,7 @@ def test_emptying_a_channel_leaves_the_others_and_the_topic_alone() -> None:
     assert fixture.drain("kept") == [b"a", b"waiting"]
 
 
-def test_emptying_a_channel_whose_cursor_lags_behind_what_is_deferred() -> None:
+def test_emptying_a_channel_whose_cursor_is_behind_deferred_messages() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a")
@@ -276,7 +276,7 @@ def test_emptying_a_channel_whose_cursor_lags_behind_what_is_deferred() -> None:
 # ---------------------------------------------------------------------- emptying a topic
 
 
-def test_emptying_a_topic_drops_what_waits_in_it_and_no_more() -> None:
+def test_emptying_a_topic_drops_only_its_waiting_messages() -> None:
     fixture = Fixture()
     fixture.publish(b"a")
     fixture.publish(b"deferred", defer_ms=10)
@@ -291,7 +291,7 @@ def test_emptying_a_topic_drops_what_waits_in_it_and_no_more() -> None:
     assert fixture.drain() == [b"b"]
 
 
-def test_emptying_a_topic_leaves_its_channels_theirs() -> None:
+def test_emptying_a_topic_does_not_affect_its_channels() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1)
     fixture.publish(b"in flight", b"ready")
@@ -306,10 +306,10 @@ def test_emptying_a_topic_leaves_its_channels_theirs() -> None:
 @pytest.mark.parametrize("waiting", [b"mid", b""])
 @pytest.mark.parametrize("lags", [False, True])
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_what_was_emptied_from_a_paused_topic_is_never_delivered(
+def test_emptied_messages_of_a_paused_topic_are_never_delivered(
     tmp_path: Path, lags: bool, waiting: bytes, on_disk: bool
 ) -> None:
-    """On disk, what was emptied and what was not are read as one batch."""
+    """On disk, emptied and other messages are read as one batch."""
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0) if on_disk else Fixture()
     fixture.channel()
     fixture.publish(b"before")
@@ -343,7 +343,7 @@ def test_what_was_emptied_from_a_paused_topic_is_never_delivered(
     assert fixture.counts() == (0, 0, 0)
 
 
-def test_an_emptied_part_is_passed_over_by_each_channel_for_itself() -> None:
+def test_each_channel_skips_an_emptied_range_separately() -> None:
     fixture = Fixture()
     fixture.channel("slow")
     fixture.channel("fast")
@@ -359,7 +359,7 @@ def test_an_emptied_part_is_passed_over_by_each_channel_for_itself() -> None:
     assert fixture.drain("slow") == [b"a", b"b"]
 
 
-def test_emptying_again_and_again_costs_no_memory() -> None:
+def test_repeated_emptying_uses_no_memory() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a")

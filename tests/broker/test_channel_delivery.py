@@ -1,4 +1,4 @@
-"""RDY and delivery (NSQ protocol: RDY and delivery; broker semantics: topics and channels)."""
+"""Tests for RDY and delivery."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from trio_nsq.broker.state.dispatcher import MAX_GRANT_BYTES
 from trio_nsq.log import LogReadError
 
 
-def test_rdy_begins_at_zero() -> None:
+def test_rdy_is_zero_initially() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=0)
     fixture.publish(b"a")
@@ -29,7 +29,7 @@ def test_rdy_begins_at_zero() -> None:
     assert fixture.counts() == (1, 0, 0)
 
 
-def test_rdy_is_a_ceiling_on_what_is_in_flight_and_is_not_used_up() -> None:
+def test_rdy_limits_messages_in_flight_and_is_not_consumed() -> None:
     fixture = Fixture()
     fixture.publish_many(10, each=10)
     subscriber = fixture.subscriber(ready=3)
@@ -50,7 +50,7 @@ def test_lowering_rdy_recalls_nothing() -> None:
     received = subscriber.receive()
     subscriber.ready(2)
     assert fixture.counts() == (5, 5, 0)
-    subscriber.finish(received[:3])  # two are left: as many as RDY says
+    subscriber.finish(received[:3])  # two are left: the RDY count
     assert subscriber.receive() == []
     assert subscriber.finish(received[3:4]) == []
     assert len(subscriber.receive()) == 1
@@ -68,7 +68,7 @@ def test_raising_rdy_delivers_the_difference() -> None:
     assert len(subscriber.receive()) == 5
 
 
-def test_a_blocked_consumer_is_sent_nothing_and_the_others_get_its_share() -> None:
+def test_blocked_consumer_gets_nothing_and_others_get_its_share() -> None:
     fixture = Fixture()
     slow, fast = fixture.subscriber(ready=10), fixture.subscriber(ready=4)
     slow.block(True)
@@ -79,7 +79,7 @@ def test_a_blocked_consumer_is_sent_nothing_and_the_others_get_its_share() -> No
     assert len(slow.receive()) == 6
 
 
-def test_what_a_blocked_consumer_finishes_does_not_unblock_it() -> None:
+def test_answers_of_a_blocked_consumer_do_not_unblock_it() -> None:
     fixture = Fixture()
     fixture.publish_many(4)
     subscriber = fixture.subscriber(ready=2)
@@ -92,7 +92,7 @@ def test_what_a_blocked_consumer_finishes_does_not_unblock_it() -> None:
 
 
 @pytest.mark.parametrize("consumers", [1, 2, 5])
-def test_single_messages_go_to_each_ready_consumer_in_turn(consumers: int) -> None:
+def test_single_messages_go_to_ready_consumers_in_turn(consumers: int) -> None:
     fixture = Fixture()
     subscribers = [fixture.subscriber(ready=100) for _ in range(consumers)]
     for index in range(4 * consumers):
@@ -103,7 +103,7 @@ def test_single_messages_go_to_each_ready_consumer_in_turn(consumers: int) -> No
     assert [len(subscriber.consumer.in_flight) for subscriber in subscribers] == [4] * consumers
 
 
-def test_with_rdy_one_a_consumer_that_answers_goes_to_the_end_of_the_line() -> None:
+def test_with_rdy_one_an_answering_consumer_goes_to_the_end_of_the_line() -> None:
     fixture = Fixture()
     subscribers = [fixture.subscriber(ready=1) for _ in range(3)]
     fixture.publish_many(3)
@@ -116,7 +116,7 @@ def test_with_rdy_one_a_consumer_that_answers_goes_to_the_end_of_the_line() -> N
     assert [consumer for consumer, _ in fixture.pump(fixture.channel())] == [second[0], first[0]]
 
 
-def test_a_batch_of_200_is_split_evenly_between_two_consumers() -> None:
+def test_batch_of_200_is_split_evenly_between_two_consumers() -> None:
     fixture = Fixture()
     one, other = fixture.subscriber(ready=200), fixture.subscriber(ready=200)
     fixture.publish_many(200, each=200)
@@ -128,7 +128,7 @@ def test_a_batch_of_200_is_split_evenly_between_two_consumers() -> None:
     assert fixture.channel().dispatcher.dispatch(fixture.now_ns) == []
 
 
-def test_what_one_consumer_cannot_take_of_its_share_goes_to_the_others() -> None:
+def test_rest_of_a_share_goes_to_other_consumers() -> None:
     fixture = Fixture()
     small, large = fixture.subscriber(ready=10), fixture.subscriber(ready=500)
     fixture.publish_many(200, each=50)
@@ -144,13 +144,13 @@ def test_seven_messages_for_three_consumers() -> None:
     assert [len(subscriber.consumer.in_flight) for subscriber in subscribers] == [3, 3, 1]
 
 
-def test_fresh_messages_come_in_the_order_of_publishing_whatever_the_records() -> None:
+def test_new_messages_are_delivered_in_publish_order() -> None:
     fixture = Fixture()
     bodies = fixture.publish_many(30, each=7)
     assert fixture.drain() == bodies
 
 
-def test_a_grant_stays_within_its_bytes() -> None:
+def test_grant_respects_the_byte_limit() -> None:
     fixture = Fixture()
     body = b"x" * 100_000
     fixture.publish(*[body] * 5)
@@ -163,7 +163,7 @@ def test_a_grant_stays_within_its_bytes() -> None:
         rounds.append(sum(len(decode(payload)) for _, payload in grants))
     assert rounds == [2, 2, 2, 2, 2]
     subscriber.leave()
-    subscriber = fixture.subscriber(ready=100)  # the same when they are delivered again
+    subscriber = fixture.subscriber(ready=100)  # the same for redeliveries
     for expected in rounds:
         grants = fixture.channel().dispatcher.dispatch(fixture.now_ns)
         assert sum(len(payload) for _, payload in grants) <= MAX_GRANT_BYTES
@@ -171,7 +171,7 @@ def test_a_grant_stays_within_its_bytes() -> None:
     assert fixture.channel().dispatcher.dispatch(fixture.now_ns) == []
 
 
-def test_a_message_larger_than_a_grant_comes_alone() -> None:
+def test_message_larger_than_a_grant_is_sent_alone() -> None:
     fixture = Fixture()
     fixture.publish(b"small", b"x" * MIB, b"y" * MIB, b"last")
     subscriber = fixture.subscriber(ready=100)
@@ -205,7 +205,7 @@ def test_every_channel_gets_the_same_message_with_attempts_one() -> None:
     assert [message.attempts for message in one] == [1, 1]
 
 
-def test_each_channel_has_its_own_attempts() -> None:
+def test_each_channel_counts_attempts_separately() -> None:
     fixture = Fixture()
     one, two = fixture.subscriber("one", ready=10), fixture.subscriber("two", ready=10)
     fixture.publish(b"a")
@@ -220,7 +220,7 @@ def test_each_channel_has_its_own_attempts() -> None:
 # ---------------------------------------------------------------------- pause
 
 
-def test_pausing_a_channel_stops_delivery_and_nothing_else() -> None:
+def test_paused_channel_delivers_nothing() -> None:
     fixture = Fixture()
     fixture.publish_many(6, each=2)
     subscriber = fixture.subscriber(ready=3, msg_timeout_ms=1000)
@@ -240,10 +240,10 @@ def test_pausing_a_channel_stops_delivery_and_nothing_else() -> None:
     assert {message.body for message in received} <= {second.body, third.body, b"m3", b"m4", b"m5", b"late"}
 
 
-# ---------------------------------------------------------------------- requeued and fresh
+# ---------------------------------------------------------------------- requeued and new messages
 
 
-def test_requeued_and_fresh_messages_alternate() -> None:
+def test_requeued_and_new_messages_alternate() -> None:
     fixture = Fixture()
     fixture.publish_many(4, prefix="old")
     gone = fixture.subscriber(ready=4)
@@ -259,7 +259,7 @@ def test_requeued_and_fresh_messages_alternate() -> None:
     assert kinds in ([b"old", b"new"] * 4, [b"new", b"old"] * 4)
 
 
-def test_a_message_requeued_for_ever_does_not_starve_fresh_ones() -> None:
+def test_endless_requeues_do_not_starve_new_messages() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1)
     fixture.publish_many(10)
@@ -274,7 +274,7 @@ def test_a_message_requeued_for_ever_does_not_starve_fresh_ones() -> None:
     assert len(seen) == 10
 
 
-def test_endless_fresh_messages_do_not_starve_a_requeued_one() -> None:
+def test_endless_new_messages_do_not_starve_a_requeued_one() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1)
     fixture.publish(b"requeued")
@@ -292,8 +292,8 @@ def test_endless_fresh_messages_do_not_starve_a_requeued_one() -> None:
 
 
 @pytest.mark.parametrize("others", [1, 2, 3, 4])
-def test_what_one_client_always_requeues_does_not_come_back_to_it_for_ever(others: int) -> None:
-    """Everybody takes turns, and there is always something fresh."""
+def test_message_requeued_by_one_client_goes_to_others_too(others: int) -> None:
+    """Clients take turns, and there are always new messages."""
     fixture = Fixture()
     failing, *good = [fixture.subscriber(ready=1) for _ in range(1 + others)]
     fixture.publish_many(20)
@@ -312,7 +312,7 @@ def test_what_one_client_always_requeues_does_not_come_back_to_it_for_ever(other
     assert max(attempts) <= 3
 
 
-def test_one_dispatch_after_another_empties_both_kinds() -> None:
+def test_repeated_dispatch_delivers_requeued_and_new_messages() -> None:
     fixture = Fixture()
     fixture.publish_many(50, each=10)
     gone = fixture.subscriber(ready=20)
@@ -322,17 +322,17 @@ def test_one_dispatch_after_another_empties_both_kinds() -> None:
     assert fixture.counts() == (0, 0, 0)
 
 
-# ---------------------------------------------------------------------- the disk
+# ---------------------------------------------------------------------- reads from disk
 
 
-def test_reads_from_disk_what_is_not_in_memory(tmp_path: Path) -> None:
+def test_messages_that_are_not_in_memory_are_read(tmp_path: Path) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=3, cache_bytes=2000)
     bodies = fixture.publish_many(300, each=3)
     assert len(list((tmp_path / "log").iterdir())) > 1
     assert fixture.drain() == bodies
 
 
-def test_reads_far_at_a_time() -> None:
+def test_reads_are_large() -> None:
     log = CountingLog(max_messages=10_000)
     fixture = Fixture(log, mem_queue_size=0, cache_bytes=0)
     bodies = fixture.publish_many(3000)
@@ -340,7 +340,7 @@ def test_reads_far_at_a_time() -> None:
     assert log.reads <= 3
 
 
-def test_continues_in_the_middle_of_a_merged_batch(tmp_path: Path) -> None:
+def test_delivery_continues_within_a_merged_batch(tmp_path: Path) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
     bodies = fixture.publish_many(20)
     subscriber = fixture.subscriber(ready=3)
@@ -351,7 +351,7 @@ def test_continues_in_the_middle_of_a_merged_batch(tmp_path: Path) -> None:
     assert sorted(fixture.drain()) == sorted(bodies)
 
 
-def test_backend_depth_is_what_would_be_read_from_disk(tmp_path: Path) -> None:
+def test_backend_depth_counts_messages_to_read_from_disk(tmp_path: Path) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=10)
     channel = fixture.channel()
     fixture.publish_many(10)
@@ -365,7 +365,7 @@ def test_backend_depth_is_what_would_be_read_from_disk(tmp_path: Path) -> None:
     assert (channel.depth, channel.backend_depth) == (5, 0)
 
 
-def test_backend_depth_knows_what_the_cache_had_no_room_for() -> None:
+def test_backend_depth_includes_messages_evicted_from_the_cache() -> None:
     fixture = Fixture(cache_bytes=3000)
     channel = fixture.channel()
     fixture.publish_many(100)
@@ -374,7 +374,7 @@ def test_backend_depth_knows_what_the_cache_had_no_room_for() -> None:
     assert (channel.depth, channel.backend_depth) == (100, 100 - held)
 
 
-def test_backend_depth_is_never_more_than_what_can_be_delivered() -> None:
+def test_backend_depth_is_at_most_the_depth() -> None:
     fixture = Fixture()
     channel = fixture.channel()
     fixture.publish_many(3)
@@ -385,7 +385,7 @@ def test_backend_depth_is_never_more_than_what_can_be_delivered() -> None:
 
 
 @pytest.mark.parametrize("damaged", [0, 4, 5, 9])
-def test_a_damaged_record_is_passed_over_and_depth_ends_at_zero(tmp_path: Path, damaged: int) -> None:
+def test_damaged_record_is_skipped_and_depth_ends_at_zero(tmp_path: Path, damaged: int) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
     bodies = fixture.publish_many(20, each=2, prefix="body-")
     fixture.cache.forget_topic("topic")
@@ -399,7 +399,7 @@ def test_a_damaged_record_is_passed_over_and_depth_ends_at_zero(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("deferred", "emptied"), [(0, 0), (3, 0), (0, 3), (1, 2), (3, 1)])
-def test_damage_over_deferred_messages_and_emptied_ranges_leaves_the_depth_right(
+def test_depth_is_right_after_damage_with_deferred_and_emptied_messages(
     tmp_path: Path, deferred: int, emptied: int
 ) -> None:
     fixture = Fixture(disk_log(tmp_path / "log", segment_bytes=1 << 20), mem_queue_size=0, cache_bytes=0)
@@ -424,11 +424,11 @@ def test_damage_over_deferred_messages_and_emptied_ranges_leaves_the_depth_right
     assert fixture.counts() == (1, 0, deferred)
     assert fixture.drain() == [b"last"]
     fixture.pass_ms(1000)
-    assert fixture.drain() == []  # their bodies are gone
+    assert fixture.drain() == []  # their bodies are lost
     assert fixture.counts() == (0, 0, 0)
 
 
-def test_damage_across_the_distribution_point_ends_there(tmp_path: Path) -> None:
+def test_damage_across_the_high_watermark_ends_there(tmp_path: Path) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
     fixture.channel()
     fixture.publish_many(2, prefix="damaged-")
@@ -445,7 +445,7 @@ def test_damage_across_the_distribution_point_ends_there(tmp_path: Path) -> None
     assert fixture.counts() == (0, 0, 0)
 
 
-def test_a_merged_batch_is_delivered_no_farther_than_the_distribution_point(tmp_path: Path) -> None:
+def test_merged_batch_is_delivered_up_to_the_high_watermark(tmp_path: Path) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
     fixture.channel()
     before = fixture.publish_many(3, prefix="before-")
@@ -457,13 +457,13 @@ def test_a_merged_batch_is_delivered_no_farther_than_the_distribution_point(tmp_
     assert fixture.drain() == during
 
 
-def test_damage_behind_which_nothing_is_fresh_does_not_hold_back_the_requeued(tmp_path: Path) -> None:
+def test_damage_before_the_end_does_not_delay_requeued_messages(tmp_path: Path) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
     fixture.publish(b"requeued")
     subscriber = fixture.subscriber(ready=10)
     (message,) = subscriber.receive()
     subscriber.requeue(message)
-    assert subscriber.receive_bodies() == [b"requeued"]  # so that fresh messages are next
+    assert subscriber.receive_bodies() == [b"requeued"]  # so that new messages are next
     fixture.publish(b"damaged")
     fixture.cache.forget_topic("topic")
     damage(tmp_path / "log", b"damaged")
@@ -474,7 +474,7 @@ def test_damage_behind_which_nothing_is_fresh_does_not_hold_back_the_requeued(tm
     assert fixture.counts() == (0, 1, 0)
 
 
-def test_a_requeued_message_that_got_damaged_is_dropped_and_the_others_come(tmp_path: Path) -> None:
+def test_damaged_requeued_message_is_dropped_and_others_are_delivered(tmp_path: Path) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
     fixture.publish_many(6, each=2, prefix="body-")
     gone = fixture.subscriber(ready=4)
@@ -486,10 +486,10 @@ def test_a_requeued_message_that_got_damaged_is_dropped_and_the_others_come(tmp_
     assert fixture.counts() == (0, 0, 0)
 
 
-# ---------------------------------------------------------------------- reads that fail
+# ---------------------------------------------------------------------- failing reads
 
 
-def test_a_read_that_fails_puts_nothing_in_flight_and_loses_nothing() -> None:
+def test_failed_read_loses_nothing() -> None:
     log = UnreadableLog(max_messages=1000)
     fixture = Fixture(log, mem_queue_size=0, cache_bytes=0)
     bodies = fixture.publish_many(6, each=2)
@@ -504,7 +504,7 @@ def test_a_read_that_fails_puts_nothing_in_flight_and_loses_nothing() -> None:
     assert subscriber.receive_bodies() == bodies
 
 
-def test_what_was_granted_before_a_read_failed_is_sent() -> None:
+def test_messages_granted_before_a_failed_read_are_sent() -> None:
     log = UnreadableLog(max_messages=1000)
     fixture = Fixture(log, mem_queue_size=16)  # batches are not merged
     fixture.publish(b"cached")
@@ -522,7 +522,7 @@ def test_what_was_granted_before_a_read_failed_is_sent() -> None:
     assert other.receive_bodies() == [b"not cached"]
 
 
-def test_a_read_that_fails_in_the_middle_of_a_grant_keeps_the_beginning() -> None:
+def test_failed_read_within_a_grant_keeps_its_beginning() -> None:
     log = UnreadableLog(max_messages=1000)
     fixture = Fixture(log, mem_queue_size=16)  # batches are not merged
     fixture.publish(b"a")
@@ -535,7 +535,7 @@ def test_a_read_that_fails_in_the_middle_of_a_grant_keeps_the_beginning() -> Non
     assert len(subscriber.consumer.in_flight) == 1
 
 
-def test_requeued_messages_survive_a_read_that_fails() -> None:
+def test_requeued_messages_survive_a_failed_read() -> None:
     log = UnreadableLog(max_messages=1000)
     fixture = Fixture(log, mem_queue_size=16)  # batches are not merged
     bodies = [b"a", b"b", b"c", b"d"]
@@ -555,13 +555,13 @@ def test_requeued_messages_survive_a_read_that_fails() -> None:
         except LogReadError:
             continue
         granted += [message.body for _, payload in grants for message in decode(payload)]
-    assert granted == [b"a", b"d"]  # one that cannot be read does not hold back the others
+    assert granted == [b"a", b"d"]  # an unreadable message does not delay the others
     assert fixture.counts() == (2, 2, 0)
     log.fails = False
     assert sorted(subscriber.receive_bodies()) == [b"b", b"c"]
 
 
-def test_a_requeued_message_that_cannot_be_read_does_not_hold_back_fresh_ones() -> None:
+def test_unreadable_requeued_message_does_not_delay_new_ones() -> None:
     log = UnreadableLog(max_messages=1000)
     fixture = Fixture(log)
     fixture.publish(b"requeued")
@@ -579,10 +579,10 @@ def test_a_requeued_message_that_cannot_be_read_does_not_hold_back_fresh_ones() 
         fixture.channel().dispatcher.dispatch(fixture.now_ns)
 
 
-# ---------------------------------------------------------------------- leaving
+# ---------------------------------------------------------------------- disconnects
 
 
-def test_a_consumer_that_left_is_sent_nothing_whatever_it_says() -> None:
+def test_disconnected_consumer_is_sent_nothing() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=10)
     subscriber.leave()

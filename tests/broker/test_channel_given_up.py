@@ -1,4 +1,4 @@
-"""max_attempts in a channel: messages that come back from their last attempt, and those that are taken out of it."""
+"""Tests for max_attempts of a channel: exhausted messages, and messages withdrawn by a mover."""
 
 import json
 from collections import deque
@@ -17,14 +17,14 @@ from trio_nsq.log import MemoryLog
 
 
 def limited(max_attempts: int = 2, dead_letter_topic: str = "dead", **options: Any) -> Fixture:
-    """A topic with a channel that gives up after so many attempts."""
+    """Return a topic with a channel with this max_attempts."""
     fixture = Fixture(**options)
     fixture.channel().configure({"max_attempts": max_attempts, "dead_letter_topic": dead_letter_topic})
     return fixture
 
 
 def attempt(subscriber: Subscriber, times: int) -> Received:
-    """Send the next message back so many times; returns it as it came the last time."""
+    """Requeue the next message this many times; return its last delivery."""
     for _ in range(times):
         (message,) = subscriber.receive()
         assert subscriber.requeue(message) is None
@@ -36,10 +36,10 @@ def saved(fixture: Fixture) -> dict[str, Any]:
     return state
 
 
-# ---------------------------------------------------------------------- giving up
+# ---------------------------------------------------------------------- exhausted messages
 
 
-def test_a_message_that_is_requeued_after_its_last_attempt_is_given_up() -> None:
+def test_message_requeued_after_its_last_attempt_is_exhausted() -> None:
     fixture = limited(max_attempts=3)
     subscriber = fixture.subscriber()
     fixture.publish(b"a")
@@ -52,7 +52,7 @@ def test_a_message_that_is_requeued_after_its_last_attempt_is_given_up() -> None
     assert (taken.sequence, taken.attempts, taken.reason) == (0, 3, Reason.REQUEUED)
 
 
-def test_a_delay_makes_no_difference_after_the_last_attempt() -> None:
+def test_requeue_delay_after_the_last_attempt_does_not_matter() -> None:
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber()
     fixture.publish(b"a")
@@ -61,7 +61,7 @@ def test_a_delay_makes_no_difference_after_the_last_attempt() -> None:
     assert (fixture.channel().messages.withdrawn.waiting, fixture.counts()) == (1, (1, 0, 0))
 
 
-def test_a_message_that_times_out_after_its_last_attempt_is_given_up() -> None:
+def test_message_that_times_out_after_its_last_attempt_is_exhausted() -> None:
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber(msg_timeout_ms=1000)
     fixture.publish(b"a")
@@ -73,7 +73,7 @@ def test_a_message_that_times_out_after_its_last_attempt_is_given_up() -> None:
     assert [each.reason for each in fixture.channel().messages.withdrawn.take(10)] == [Reason.TIMED_OUT]
 
 
-def test_a_message_whose_connection_is_lost_after_its_last_attempt_is_given_up() -> None:
+def test_message_of_a_lost_connection_after_its_last_attempt_is_exhausted() -> None:
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber(ready=2)
     fixture.publish(b"a", b"b", b"c")
@@ -84,7 +84,7 @@ def test_a_message_whose_connection_is_lost_after_its_last_attempt_is_given_up()
     assert fixture.drain() == [b"c"]
 
 
-def test_what_is_finished_in_time_is_not_given_up() -> None:
+def test_message_finished_in_its_last_attempt_is_not_exhausted() -> None:
     fixture = limited(max_attempts=2)
     subscriber = fixture.subscriber()
     fixture.publish(b"a")
@@ -93,14 +93,14 @@ def test_what_is_finished_in_time_is_not_given_up() -> None:
     assert (fixture.channel().messages.withdrawn.waiting, fixture.counts()) == (0, (0, 0, 0))
 
 
-def test_without_a_rule_a_message_comes_for_ever() -> None:
+def test_without_max_attempts_a_message_is_delivered_any_number_of_times() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber()
     fixture.publish(b"a")
     assert attempt(subscriber, 1000).attempts == 1000
 
 
-def test_without_a_topic_for_it_a_message_is_dropped_and_counted() -> None:
+def test_without_a_dead_letter_topic_a_message_is_dropped_and_counted() -> None:
     fixture = limited(max_attempts=1, dead_letter_topic="")
     subscriber = fixture.subscriber(ready=2)
     fixture.publish(b"a", b"b")
@@ -111,8 +111,8 @@ def test_without_a_topic_for_it_a_message_is_dropped_and_counted() -> None:
     assert first_needed(saved(fixture)) == 2
 
 
-def test_given_up_messages_are_waiting_whether_they_are_being_moved_or_not() -> None:
-    """Otherwise those that were carried forward could not be found by their ids."""
+def test_exhausted_messages_are_waiting_also_while_they_are_moved() -> None:
+    """Otherwise carried-forward messages could not be found by their ids."""
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber()
     fixture.publish(b"a", b"b", b"c")
@@ -125,8 +125,8 @@ def test_given_up_messages_are_waiting_whether_they_are_being_moved_or_not() -> 
     assert effect_of_seek(fixture.channel(), 3).skipped == 3
 
 
-def test_given_up_messages_that_the_log_has_no_more_outlast_a_move_to_its_beginning() -> None:
-    """Also a kill between the moment when the move is saved and the moment when it is made."""
+def test_exhausted_messages_that_left_the_log_survive_a_seek_to_its_beginning() -> None:
+    """Also a kill after the seek is saved and before it is applied."""
     fixture = limited(max_attempts=1, log=MemoryLog(max_messages=2), name="topic#ephemeral")
     subscriber = fixture.subscriber(ready=2)
     fixture.publish(b"being moved")
@@ -152,7 +152,7 @@ def test_given_up_messages_that_the_log_has_no_more_outlast_a_move_to_its_beginn
     assert sorted(fixture.drain()) == [b"being moved", b"m2", b"m3", b"waits"]
 
 
-def test_given_up_messages_count_in_the_depth_and_keep_the_log() -> None:
+def test_exhausted_messages_count_for_the_depth_and_keep_the_log() -> None:
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber()
     fixture.publish(b"a", b"b")
@@ -168,7 +168,7 @@ def test_given_up_messages_count_in_the_depth_and_keep_the_log() -> None:
     assert channel.dispatcher.dispatch(fixture.now_ns) == []
 
 
-def test_taken_messages_are_gone_or_come_back() -> None:
+def test_withdrawn_messages_are_removed_or_put_back() -> None:
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber(ready=3)
     fixture.publish(b"a", b"b", b"c")
@@ -184,7 +184,7 @@ def test_taken_messages_are_gone_or_come_back() -> None:
     assert {each.sequence for each in channel.messages.withdrawn.take(9)} == {1, 2}
 
 
-def test_what_is_emptied_while_it_is_taken_stays_away() -> None:
+def test_messages_emptied_while_withdrawn_are_not_put_back() -> None:
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber()
     fixture.publish(b"a")
@@ -197,7 +197,7 @@ def test_what_is_emptied_while_it_is_taken_stays_away() -> None:
     assert (channel.dispose(taken), channel.messages.withdrawn.waiting, fixture.counts()) == (0, 0, (0, 0, 0))
 
 
-def test_a_paused_channel_gives_up_too() -> None:
+def test_paused_channel_exhausts_messages_too() -> None:
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber(msg_timeout_ms=1000)
     fixture.publish(b"a")
@@ -207,10 +207,10 @@ def test_a_paused_channel_gives_up_too() -> None:
     assert fixture.channel().messages.withdrawn.waiting == 1
 
 
-# ---------------------------------------------------------------------- changed rules
+# ---------------------------------------------------------------------- changed settings
 
 
-def test_more_attempts_bring_back_what_was_given_up() -> None:
+def test_larger_max_attempts_revives_exhausted_messages() -> None:
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber()
     fixture.publish(b"a")
@@ -221,7 +221,7 @@ def test_more_attempts_bring_back_what_was_given_up() -> None:
 
 
 @pytest.mark.parametrize("max_attempts", [0, None])
-def test_no_rule_brings_it_back_too(max_attempts: int | None) -> None:
+def test_no_max_attempts_revives_exhausted_messages(max_attempts: int | None) -> None:
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber()
     fixture.publish(b"a")
@@ -230,7 +230,7 @@ def test_no_rule_brings_it_back_too(max_attempts: int | None) -> None:
     assert subscriber.receive_bodies() == [b"a"]
 
 
-def test_no_topic_for_it_drops_what_was_given_up() -> None:
+def test_no_dead_letter_topic_drops_exhausted_messages() -> None:
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber()
     fixture.publish(b"a")
@@ -239,7 +239,7 @@ def test_no_topic_for_it_drops_what_was_given_up() -> None:
     assert (fixture.channel().given_up_count, fixture.counts()) == (1, (0, 0, 0))
 
 
-def test_fewer_attempts_hold_for_what_comes_back_from_then_on() -> None:
+def test_smaller_max_attempts_applies_to_later_requeues() -> None:
     fixture = limited(max_attempts=5)
     subscriber = fixture.subscriber()
     fixture.publish(b"a")
@@ -249,7 +249,7 @@ def test_fewer_attempts_hold_for_what_comes_back_from_then_on() -> None:
     assert fixture.channel().messages.withdrawn.waiting == 1
 
 
-def test_a_topic_is_not_its_own_dead_letter_topic() -> None:
+def test_topic_is_not_its_own_dead_letter_topic() -> None:
     fixture = limited(max_attempts=5, dead_letter_topic="dead")
     with pytest.raises(SettingsError, match="dead_letter_topic is the topic itself"):
         fixture.channel().configure({"max_attempts": 7, "dead_letter_topic": "topic"})
@@ -257,16 +257,16 @@ def test_a_topic_is_not_its_own_dead_letter_topic() -> None:
     assert fixture.channel().settings.dead_letter_topic == "dead"
 
 
-# ---------------------------------------------------------------------- over a restart
+# ---------------------------------------------------------------------- restarts
 
 
-def test_what_is_given_up_is_so_after_a_restart_with_its_reason() -> None:
+def test_exhausted_messages_keep_their_reason_over_a_restart() -> None:
     fixture = limited(max_attempts=1)
     subscriber = fixture.subscriber(ready=4, msg_timeout_ms=1000)
     fixture.publish(b"a", b"b", b"c", b"d")
     first, *_ = subscriber.receive()
     subscriber.requeue(first)
-    fixture.channel().messages.withdrawn.take(1)  # and then the broker dies
+    fixture.channel().messages.withdrawn.take(1)  # and then the broker is killed
     fixture.pass_ms(1000)
     after = fixture.restarted(saved(fixture))
     assert [(each.sequence, each.reason) for each in after.channel().messages.withdrawn.take(9)] == [
@@ -276,7 +276,7 @@ def test_what_is_given_up_is_so_after_a_restart_with_its_reason() -> None:
     assert saved(fixture)["channels"] == saved(after)["channels"]
 
 
-def test_the_last_attempt_is_over_with_the_broker_that_made_it() -> None:
+def test_last_attempt_ends_with_the_broker() -> None:
     fixture = limited(max_attempts=2)
     subscriber = fixture.subscriber(ready=2)
     fixture.publish(b"a", b"b")
@@ -288,7 +288,7 @@ def test_the_last_attempt_is_over_with_the_broker_that_made_it() -> None:
     assert after.drain() == [b"b"]
 
 
-def test_without_a_topic_for_it_that_drops_it() -> None:
+def test_exhausted_message_without_a_dead_letter_topic_is_dropped_at_the_restart() -> None:
     fixture = limited(max_attempts=1, dead_letter_topic="")
     fixture.publish(b"a")
     fixture.subscriber().receive()
@@ -296,11 +296,11 @@ def test_without_a_topic_for_it_that_drops_it() -> None:
     assert (after.counts(), after.channel().given_up_count) == ((0, 0, 0), 1)
 
 
-# ---------------------------------------------------------------------- taking messages out
+# ---------------------------------------------------------------------- withdrawing messages
 
 
 def in_every_state(**options: Any) -> tuple[Fixture, Subscriber]:
-    """0 is in flight, 1 requeued, 2 deferred by REQ, 3 fresh, 4 deferred by its publisher, 5 and 6 fresh."""
+    """0 is in flight, 1 requeued, 2 deferred by REQ, 3 new, 4 deferred by its publisher, 5 and 6 new."""
     fixture = Fixture(**options)
     subscriber = fixture.subscriber(ready=3)
     fixture.publish(b"0", b"1", b"2")
@@ -315,7 +315,7 @@ def in_every_state(**options: Any) -> tuple[Fixture, Subscriber]:
     return fixture, subscriber
 
 
-def test_where_messages_wait() -> None:
+def test_states_of_waiting_messages() -> None:
     fixture, _ = in_every_state()
     channel = fixture.channel()
     assert [waiting_from(channel, start) for start in (0, 2, 6, 7)] == [[(1, 7)], [(2, 7)], [(6, 7)], []]
@@ -333,8 +333,8 @@ def waiting_from(channel: Channel, sequence: int) -> list[tuple[int, int]]:
     return list(found)
 
 
-def test_many_messages_are_looked_through_in_small_steps_and_none_is_missed() -> None:
-    """What is due between two of them goes from one place of the channel to another."""
+def test_search_of_many_messages_has_small_steps_and_misses_none() -> None:
+    """Messages that become due between two steps change their place."""
     fixture = Fixture()
     channel = fixture.channel()
     fixture.publish_many(10_000, each=1000)
@@ -356,12 +356,12 @@ def test_many_messages_are_looked_through_in_small_steps_and_none_is_missed() ->
     assert channel.deferred_count < 10_000
     start, end = found.pop()
     assert start == 2500
-    assert 21_000 <= end <= 21_000 + steps  # whether those that came meanwhile are found does not matter
+    assert 21_000 <= end <= 21_000 + steps  # messages that arrived meanwhile may or may not be found
     assert list(found) == [(n, n + 1) for n in range(100, 2500, 2)]
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_whatever_is_not_in_flight_can_be_taken_out(tmp_path: Path, on_disk: bool) -> None:
+def test_messages_in_any_other_state_than_in_flight_can_be_withdrawn(tmp_path: Path, on_disk: bool) -> None:
     options = {"log": disk_log(tmp_path / "log"), "mem_queue_size": 0, "cache_bytes": 0} if on_disk else {}
     fixture, subscriber = in_every_state(**options)
     channel = fixture.channel()
@@ -387,7 +387,7 @@ def test_whatever_is_not_in_flight_can_be_taken_out(tmp_path: Path, on_disk: boo
     assert channel.depth == 0
 
 
-def test_holes_that_meet_are_one() -> None:
+def test_adjacent_holes_are_merged() -> None:
     fixture = Fixture()
     channel = fixture.channel()
     fixture.publish_many(10)
@@ -400,7 +400,7 @@ def test_holes_that_meet_are_one() -> None:
     assert saved(fixture)["channels"][0]["holes"] == []
 
 
-def test_what_is_taken_out_is_there_again_after_a_restart() -> None:
+def test_withdrawn_messages_are_back_after_a_restart() -> None:
     fixture, _ = in_every_state()
     fixture.channel().withdraw([1, 3, 4])
     after = fixture.restarted(saved(fixture))
@@ -408,7 +408,7 @@ def test_what_is_taken_out_is_there_again_after_a_restart() -> None:
     assert sorted(after.drain()) == [b"0", b"1", b"3", b"4", b"5", b"6"]
 
 
-def test_a_message_that_is_taken_out_of_a_full_memory_is_held() -> None:
+def test_withdrawn_message_of_a_full_memory_log_is_kept() -> None:
     fixture = Fixture(name="topic#ephemeral")
     fixture.channel()
     fixture.publish(b"a")
@@ -419,17 +419,17 @@ def test_a_message_that_is_taken_out_of_a_full_memory_is_held() -> None:
     assert fixture.drain() == [b"a"]
 
 
-def test_deferred_messages_are_called_off() -> None:
+def test_deferred_messages_can_be_cancelled() -> None:
     fixture, _ = in_every_state()
     channel = fixture.channel()
     assert sorted(channel.cancel([0, 1, 2, 3, 4])) == [2, 4]
     assert (fixture.counts(), channel.next_due_ns) == ((4, 1, 0), None)
 
 
-# ---------------------------------------------------------------------- for one channel only
+# ---------------------------------------------------------------------- messages for one channel
 
 
-def test_a_message_for_one_channel_is_seen_by_no_other() -> None:
+def test_message_for_one_channel_is_not_delivered_by_others() -> None:
     fixture = Fixture()
     fixture.channel("one")
     fixture.channel("two")
@@ -444,7 +444,7 @@ def test_a_message_for_one_channel_is_seen_by_no_other() -> None:
     assert first_needed(saved(fixture)) == 3
 
 
-def test_it_may_be_deferred_and_waits_behind_a_pause() -> None:
+def test_message_for_one_channel_can_be_deferred_and_waits_for_a_pause() -> None:
     fixture = Fixture()
     fixture.channel("one")
     fixture.channel("two")
@@ -460,7 +460,7 @@ def test_it_may_be_deferred_and_waits_behind_a_pause() -> None:
     assert sorted(after.drain("two")) == [b"later", b"soon"]
 
 
-def test_after_a_crash_it_is_found_in_the_log_with_its_channel() -> None:
+def test_message_for_one_channel_is_restored_after_a_crash() -> None:
     fixture = Fixture()
     fixture.channel("one")
     fixture.channel("two")
@@ -471,7 +471,7 @@ def test_after_a_crash_it_is_found_in_the_log_with_its_channel() -> None:
     assert (after.drain("one"), after.drain("two")) == ([], [b"only"])
 
 
-def test_for_a_channel_that_is_gone_it_is_for_nobody() -> None:
+def test_message_for_a_deleted_channel_is_dropped() -> None:
     fixture = Fixture()
     fixture.channel("one")
     fixture.publish(b"only", only="two")
@@ -481,7 +481,7 @@ def test_for_a_channel_that_is_gone_it_is_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("passed_ms", [0, 100])
-def test_a_channel_that_is_moved_back_does_not_get_what_was_for_another(passed_ms: int) -> None:
+def test_seek_does_not_deliver_messages_for_other_channels(passed_ms: int) -> None:
     fixture = Fixture()
     fixture.channel("one")
     fixture.channel("two")
@@ -499,7 +499,7 @@ def test_a_channel_that_is_moved_back_does_not_get_what_was_for_another(passed_m
     assert fixture.counts("one") == (0, 0, 0)
 
 
-def test_a_note_tells_the_channel() -> None:
+def test_metadata_has_the_channel() -> None:
     fixture = Fixture()
     (stored,) = fixture.store(b"x", only="two")
     assert only_channel(stored.metadata) == "two"
