@@ -10,13 +10,20 @@ import socket
 from collections.abc import Iterable, Mapping
 
 _OWN_SITES = ("same-origin", "none")  # "none": the address bar, a bookmark
+_PRIVATE_DOMAINS = (
+    ".localhost",
+    ".local",
+    ".internal",
+    ".home.arpa",
+)  # RFC 6761, 6762, 8375, and ICANN's for networks
 _MAX_KNOWN = 256
 
 
 class HostNames:
     """The names by which clients may address a server.
 
-    An IP address is always allowed: only a name can be rebound. So are localhost and the names of this machine.
+    Always allowed: the names of this machine, and what the owner of a web page cannot make the public DNS resolve: IP
+    addresses, names without a dot (of Docker, Kubernetes or a search domain), and names in private domains.
 
     Args:
         names: Further names, without a port. `*` allows every name.
@@ -37,7 +44,7 @@ class HostNames:
         return allowed
 
     def _is_own(self, name: str) -> bool:
-        if name in self._names or name.endswith(".localhost"):
+        if name in self._names or "." not in name or name.endswith(_PRIVATE_DOMAINS):
             return True
         try:
             ipaddress.ip_address(name)
@@ -55,7 +62,7 @@ def foreign_page(headers: Mapping[str, str]) -> bool:
     """Whether a web page of another origin made a request, as far as the browser tells."""
     if headers.get("sec-fetch-site", "none") not in _OWN_SITES:
         return True
-    page = headers.get("origin") or headers.get("referer")
+    page = headers.get("origin", headers.get("referer"))
     if page is None:
         return False
     host = page.partition("://")[2].partition("/")[0]  # none in `null`, the origin of a sandboxed page

@@ -1,0 +1,110 @@
+"""Which Host headers name a server, and which requests come from foreign web pages."""
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_nsq.http.web_pages import HostNames, foreign_page
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",  # HTTP/1.0 without Host
+        "127.0.0.1",
+        "127.0.0.1:4151",
+        "10.1.2.3:80",
+        "[::1]:4151",
+        "[fe80::1]",
+        "localhost:4151",
+        "LOCALHOST",
+        "localhost.",
+        "app.localhost:4151",
+        "broker",
+        "nsq.default.svc.cluster.local:4151",
+        "nsq.prod.internal",
+        "printer.home.arpa",
+        "nsq.example.com",
+        "NSQ.Example.com.:4151",
+        socket.gethostname(),
+        f"{socket.getfqdn()}:4151",
+    ],
+)
+def test_names_of_the_server(host: str) -> None:
+    names = HostNames(["nsq.example.com"])
+    assert names.allows(host)
+    assert names.allows(host)  # also when it is known
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.test",
+        "evil.example.com:4151",
+        "nsq.example.com.evil.test",
+        "127.0.0.1.evil.test",
+        "localhost.evil.test",
+        "xlocal.example",
+        "a.notlocal",
+        "evil.test, localhost",  # two headers
+        "localhost, evil.test",
+        "evil.test:80:80",
+        "0x7f.1",
+    ],
+)
+def test_other_names(host: str) -> None:
+    assert not HostNames(["nsq.example.com"]).allows(host)
+
+
+def test_an_asterisk_allows_every_name() -> None:
+    assert HostNames(["*"]).allows("evil.test")
+
+
+@given(st.text(max_size=300))
+def test_any_header_has_an_answer(host: str) -> None:
+    HostNames().allows(host)
+    foreign_page({"host": "localhost", "origin": host, "referer": host})
+
+
+def test_the_memory_of_known_names_is_bounded() -> None:
+    names = HostNames()
+    for number in range(10_000):
+        assert names.allows(f"h{number}")
+    assert names.allows("h9999")
+
+
+HERE = {"host": "127.0.0.1:4151"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "http://127.0.0.1:4151"},
+        {"origin": "http://127.0.0.1:4151", "sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "none"},
+        {"referer": "http://127.0.0.1:4151/path?x"},
+    ],
+)
+def test_requests_of_programs_and_of_own_pages(headers: dict[str, str]) -> None:
+    assert not foreign_page(HERE | headers)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.test"},
+        {"origin": "null"},
+        {"origin": ""},
+        {"origin": "http://127.0.0.1:4152"},  # another port is another origin
+        {"origin": "http://127.0.0.1:4151.evil.test"},
+        {"referer": "http://evil.test/127.0.0.1:4151"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "http://127.0.0.1:4151", "sec-fetch-site": "cross-site"},
+    ],
+)
+def test_requests_of_foreign_pages(headers: dict[str, str]) -> None:
+    assert foreign_page(HERE | headers)
