@@ -8,10 +8,11 @@ from typing import Literal, get_args
 
 from .patterns import ALL, Pattern
 
-Role = Literal["publish", "consume", "read", "manage", "admin"]
+Role = Literal["publish", "consume", "read", "manage", "admin", "register"]
 """What a client may do: `publish` messages; `consume` a channel; `read` messages without consuming them, and
 statistics and settings; `manage` topics and channels (create, delete, pause, empty, seek, settings, dead letters);
-`admin` the server (configuration, debugging). No role includes another."""
+`admin` the server (configuration, debugging); `register` topics with a discovery service, as a broker. No role includes
+another."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -70,6 +71,10 @@ class Identity:
     def allows_everywhere(self, role: Role) -> bool:
         """Whether the client has a role on the whole server."""
         return any(role in grant.roles and grant.everywhere for grant in self.grants)
+
+    def has(self, role: Role) -> bool:
+        """Whether the client has a role on any topic."""
+        return any(role in grant.roles for grant in self.grants)
 
     def sees(self, topic: str) -> bool:
         """Whether the client has any role on a topic, and so may know that it exists."""
