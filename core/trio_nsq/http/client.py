@@ -1,9 +1,8 @@
-"""HTTP client for GET requests to auth servers and discovery services."""
+"""HTTP client for the broker's GET requests to auth servers and discovery services."""
 
 import base64
-import re
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -19,7 +18,6 @@ _HEADERS = {
     "Accept-Encoding": "identity",  # the size of a compressed answer is unknown before decompression
     "User-Agent": f"trio-nsq/{__version__}",
 }
-_TOKEN = re.compile(rb"[!-~]+")
 
 
 class RequestFailed(NSQError):
@@ -66,7 +64,7 @@ class HTTPClient:
         self._tls = tls
         self._transports: dict[str, httpx.AsyncHTTPTransport] = {}  # by scheme
 
-    async def get(self, url: str, *, token: bytes | None = None, server_name: str | None = None) -> bytes:
+    async def get(self, url: str) -> bytes:
         """Make one request, and return the body of the answer.
 
         A server that requires https can answer 403 with `https_port` in its JSON. The request is then repeated there,
@@ -74,8 +72,6 @@ class HTTPClient:
 
         Args:
             url: The URL with its query. A user name and password in it are sent as Basic authorization.
-            token: Sent as Bearer authorization instead; None sends none.
-            server_name: The name that the server's certificate must have; None: the host in the URL.
 
         Raises:
             RequestFailed: There is no valid answer.
@@ -87,32 +83,24 @@ class HTTPClient:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as exc:
             raise RequestFailed(str(exc)) from exc
-        status, body = await self._get(parsed, token, server_name)
+        status, body = await self._get(parsed)
         if status == 403 and parsed.scheme == "http" and (https_port := _https_port(body)):
-            secure = parsed.copy_with(scheme="https", port=https_port)
-            status, body = await self._get(secure, token, server_name)
+            status, body = await self._get(parsed.copy_with(scheme="https", port=https_port))
         if status != 200:
             raise UnexpectedStatus(status, body)
         return body
 
-    async def _get(self, url: "httpx.URL", token: bytes | None, server_name: str | None) -> tuple[int, bytes]:
+    async def _get(self, url: "httpx.URL") -> tuple[int, bytes]:
         """Make one request; return the status and the body."""
         import httpx
 
         headers = dict(_HEADERS)
-        if token is not None:
-            if not _TOKEN.fullmatch(token):  # here, because the library's error would show it
-                raise RequestFailed("the token has characters that a header must not have")
-            headers["Authorization"] = f"Bearer {token.decode()}"
-        elif url.userinfo:
+        if url.userinfo:
             credentials = f"{url.username}:{url.password}".encode()
             headers["Authorization"] = f"Basic {base64.b64encode(credentials).decode()}"
         timeout = httpx.Timeout(None, connect=self._connect_timeout_s)
-        extensions: dict[str, Any] = {"timeout": timeout.as_dict()}
-        if server_name is not None:
-            extensions["sni_hostname"] = server_name
         try:
-            request = httpx.Request("GET", url, headers=headers, extensions=extensions)
+            request = httpx.Request("GET", url, headers=headers, extensions={"timeout": timeout.as_dict()})
             with trio.fail_after(self._request_timeout_s):
                 response = await self._transport(url.scheme).handle_async_request(request)
                 try:

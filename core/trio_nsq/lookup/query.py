@@ -19,14 +19,6 @@ MAX_ANSWER_BYTES = 5 * MIB
 
 _UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC")
 _MAX_PORT = 65535
-_REFUSALS = (401, 403)
-_MEANINGS = {
-    "AUTH_REQUIRED": "it requires a token",
-    "FORBIDDEN": "the token lacks the role",
-    "HOST_NOT_ALLOWED": "this is not a name of the service; see its --http-allowed-host",
-    "INVALID_TOKEN": "the token is unknown, expired or revoked",
-    "TLS_REQUIRED": "it requires https",
-}
 
 
 class LookupFailed(NSQError):
@@ -60,12 +52,7 @@ class ProducerAddress:
 
 
 async def lookup_topic(
-    address: str,
-    topic: str,
-    *,
-    timeout_s: float,
-    token: bytes | None = None,
-    tls: ssl.SSLContext | None = None,
+    address: str, topic: str, *, timeout_s: float, tls: ssl.SSLContext | None = None
 ) -> list[ProducerAddress]:
     """Query a discovery service for the brokers that have a topic.
 
@@ -73,7 +60,6 @@ async def lookup_topic(
         address: The service's HTTP address: `host:port`, or a URL that begins with `http://` or `https://`.
         topic: The topic.
         timeout_s: The total timeout, including connecting. A redirect to https may double it.
-        token: For a service with authentication. Over http it is sent in plain text: use https.
         tls: For https; None: the system's CAs.
 
     Returns:
@@ -90,11 +76,11 @@ async def lookup_topic(
         tls=tls or _system_tls(),
     )
     try:
-        answer = await http.get(f"{_base_url(address)}/lookup?topic={quote_plus(topic)}", token=token)
+        answer = await http.get(f"{_base_url(address)}/lookup?topic={quote_plus(topic)}")
     except UnexpectedStatus as exc:
         if exc.status == 404 and _says_unknown(exc.body):
             return []
-        raise LookupFailed(address, reason_of(exc)) from exc
+        raise LookupFailed(address, str(exc)) from exc
     except RequestFailed as exc:
         raise LookupFailed(address, str(exc)) from exc
     finally:
@@ -103,17 +89,6 @@ async def lookup_topic(
         return _producers(address, _unwrapped(decode_object(answer)))
     except ValueError as exc:
         raise LookupFailed(address, f"the answer is not valid: {exc}") from exc
-
-
-def reason_of(failure: RequestFailed) -> str:
-    """Return the reason of a failed request to a discovery service; for a refused one, what to do."""
-    if not isinstance(failure, UnexpectedStatus) or failure.status not in _REFUSALS:
-        return str(failure)
-    try:
-        code = decode_object(failure.body).text("message").partition(":")[0]
-    except ValueError:
-        code = ""
-    return f"{failure}: {_MEANINGS.get(code, 'it refuses access')}"
 
 
 @cache
