@@ -1,4 +1,4 @@
-"""What becomes of a delivered message (NSQ protocol: in-flight rules)."""
+"""Tests for delivered messages: answers, timeouts and disconnects."""
 
 import pytest
 
@@ -11,10 +11,10 @@ NOT_OWNED = "client does not own message"
 UNKNOWN = b"0123456789abcdef"
 
 
-# ---------------------------------------------------------------------- FIN, REQ, TOUCH by id
+# ---------------------------------------------------------------------- answers by id
 
 
-def test_fin_takes_a_message_out_for_good() -> None:
+def test_finished_message_is_not_delivered_again() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=10)
     fixture.publish(b"a", b"b")
@@ -25,7 +25,7 @@ def test_fin_takes_a_message_out_for_good() -> None:
     assert subscriber.receive_bodies() == [b"b"]
 
 
-def test_an_unknown_id_is_not_in_flight() -> None:
+def test_unknown_id_is_not_in_flight() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=10)
     stranger = Received(UNKNOWN, b"", 1, 0)
@@ -35,7 +35,7 @@ def test_an_unknown_id_is_not_in_flight() -> None:
     assert fixture.channel().requeue_count == 0
 
 
-def test_a_message_of_another_client_is_not_owned() -> None:
+def test_message_of_another_client_is_not_owned() -> None:
     fixture = Fixture()
     owner, other = fixture.subscriber(ready=1), fixture.subscriber(ready=0)
     fixture.publish(b"a")
@@ -48,7 +48,7 @@ def test_a_message_of_another_client_is_not_owned() -> None:
     assert owner.finish([message]) == []
 
 
-def test_wrong_answers_leave_what_others_have_in_flight_as_it_is() -> None:
+def test_invalid_answers_do_not_affect_messages_of_others() -> None:
     fixture = Fixture()
     owner, other = fixture.subscriber(ready=10), fixture.subscriber(ready=0)
     fixture.publish(*[b"%d" % number for number in range(5)])
@@ -69,7 +69,7 @@ def test_wrong_answers_leave_what_others_have_in_flight_as_it_is() -> None:
     assert other.touch(received[3]) == NOT_OWNED
 
 
-def test_ids_of_nobodys_messages_do_not_have_everybodys_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_ids_are_not_searched_among_all_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     fixture = Fixture()
     owners = [fixture.subscriber(ready=20) for _ in range(300)]
     sender = fixture.subscriber(ready=0)
@@ -96,7 +96,7 @@ def test_ids_of_nobodys_messages_do_not_have_everybodys_searched(monkeypatch: py
 
 
 @pytest.mark.parametrize("ending", ["FIN", "REQ", "timeout", "empty", "leave"])
-def test_only_the_connection_that_holds_a_message_can_answer_for_it(ending: str) -> None:
+def test_only_the_connection_with_a_message_can_answer_it(ending: str) -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1, msg_timeout_ms=1000)
     fixture.publish(b"a")
@@ -130,7 +130,7 @@ def test_after_a_timeout_and_redelivery_to_the_same_connection_the_id_is_valid_a
     assert fixture.counts() == (0, 0, 0)
 
 
-def test_bulk_fin_does_the_good_ones_and_names_the_bad_ones_in_order() -> None:
+def test_bulk_fin_finishes_valid_ids_and_returns_invalid_ones_in_order() -> None:
     fixture = Fixture()
     one, other = fixture.subscriber(ready=4), fixture.subscriber(ready=1)
     fixture.publish(*(b"%d" % index for index in range(5)))
@@ -149,7 +149,7 @@ def test_bulk_fin_does_the_good_ones_and_names_the_bad_ones_in_order() -> None:
     assert (one.consumer.finish_count, other.consumer.finish_count) == (3, 0)
 
 
-def test_fin_in_bulk_and_out_of_order_finishes_exactly_those() -> None:
+def test_bulk_fin_out_of_order() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=100)
     fixture.publish_many(30, each=10)
@@ -162,7 +162,7 @@ def test_fin_in_bulk_and_out_of_order_finishes_exactly_those() -> None:
 # ---------------------------------------------------------------------- REQ
 
 
-def test_req_puts_back_at_once_with_attempts_raised_at_the_next_send() -> None:
+def test_req_redelivers_at_once_and_increases_attempts_at_delivery() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1)
     fixture.publish(b"a")
@@ -174,7 +174,7 @@ def test_req_puts_back_at_once_with_attempts_raised_at_the_next_send() -> None:
     assert (fixture.channel().requeue_count, subscriber.consumer.requeue_count) == (5, 5)
 
 
-def test_req_with_a_delay_defers_for_exactly_so_long() -> None:
+def test_req_with_a_delay_defers_for_exactly_this_time() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1)
     fixture.publish(b"a")
@@ -190,7 +190,7 @@ def test_req_with_a_delay_defers_for_exactly_so_long() -> None:
     assert fixture.channel().timeout_count == 0
 
 
-def test_req_of_one_of_a_batch_brings_back_that_one() -> None:
+def test_req_of_one_message_of_a_batch() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=100)
     bodies = fixture.publish_many(20, each=20)
@@ -207,7 +207,7 @@ def test_req_of_one_of_a_batch_brings_back_that_one() -> None:
 # ---------------------------------------------------------------------- timeouts
 
 
-def test_a_message_times_out_exactly_at_its_deadline() -> None:
+def test_message_times_out_exactly_at_its_deadline() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1, msg_timeout_ms=1000)
     fixture.publish(b"a")
@@ -222,7 +222,7 @@ def test_a_message_times_out_exactly_at_its_deadline() -> None:
     assert [(again.id, again.attempts) for again in subscriber.receive()] == [(message.id, 2)]
 
 
-def test_timeouts_keep_counting_attempts() -> None:
+def test_timeouts_increase_attempts() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1, msg_timeout_ms=10)
     fixture.publish(b"a")
@@ -235,7 +235,7 @@ def test_timeouts_keep_counting_attempts() -> None:
     assert fixture.channel().requeue_count == 0
 
 
-def test_only_what_was_not_answered_times_out() -> None:
+def test_only_unanswered_messages_time_out() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=100, msg_timeout_ms=1000)
     fixture.publish_many(10, each=10)
@@ -262,7 +262,7 @@ def test_each_consumer_has_its_own_timeout() -> None:
     assert fixture.channel().timeout_count == 2
 
 
-def test_a_tick_moves_no_more_than_it_may_of_all_that_is_due() -> None:
+def test_tick_moves_a_limited_number_of_due_messages() -> None:
     fixture = Fixture()
     channel = fixture.channel()
     fixture.publish(b"deferred", defer_ms=1000)
@@ -278,7 +278,7 @@ def test_a_tick_moves_no_more_than_it_may_of_all_that_is_due() -> None:
     assert fixture.counts() == (4, 0, 0)
 
 
-def test_a_tick_moves_no_more_than_it_may_of_several_consumers() -> None:
+def test_tick_moves_a_limited_number_for_several_consumers() -> None:
     fixture = Fixture()
     channel = fixture.channel()
     fixture.publish(b"a", b"b", b"c", b"d")
@@ -292,7 +292,7 @@ def test_a_tick_moves_no_more_than_it_may_of_several_consumers() -> None:
     assert fixture.counts() == (4, 0, 0)
 
 
-def test_deliveries_time_out_one_after_the_other() -> None:
+def test_deliveries_time_out_in_order() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=100, msg_timeout_ms=1000)
     start = fixture.now_ns
@@ -309,7 +309,7 @@ def test_deliveries_time_out_one_after_the_other() -> None:
         assert fixture.channel().timeout_count == count
 
 
-def test_a_late_look_times_out_all_that_is_due() -> None:
+def test_late_tick_times_out_everything_due() -> None:
     fixture = Fixture()
     subscribers = [fixture.subscriber(ready=100, msg_timeout_ms=1000 * n) for n in (1, 2, 3)]
     fixture.publish_many(9, each=9)
@@ -319,7 +319,7 @@ def test_a_late_look_times_out_all_that_is_due() -> None:
     assert all(subscriber.consumer.window == 100 for subscriber in subscribers)
 
 
-def test_a_timeout_makes_room_under_rdy_one() -> None:
+def test_timeout_frees_the_window() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1, msg_timeout_ms=1000)
     fixture.publish(b"a", b"b")
@@ -331,7 +331,7 @@ def test_a_timeout_makes_room_under_rdy_one() -> None:
 # ---------------------------------------------------------------------- TOUCH
 
 
-def test_touch_begins_the_time_anew() -> None:
+def test_touch_restarts_the_timeout() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=2, msg_timeout_ms=1000)
     fixture.publish(b"touched", b"other")
@@ -350,7 +350,7 @@ def test_touch_begins_the_time_anew() -> None:
     assert sorted((m.body, m.attempts) for m in subscriber.receive()) == [(b"other", 2), (b"touched", 2)]
 
 
-def test_touch_is_unlimited_in_number_and_does_no_harm_past_the_cap() -> None:
+def test_touch_is_unlimited_and_harmless_after_the_maximum() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1, msg_timeout_ms=1000)
     fixture.publish(b"a")
@@ -371,7 +371,7 @@ def test_touch_is_unlimited_in_number_and_does_no_harm_past_the_cap() -> None:
     assert subscriber.touch(message, max_msg_timeout_ms=5000) == NOT_IN_FLIGHT
 
 
-def test_the_cap_counts_from_each_delivery() -> None:
+def test_maximum_starts_at_each_delivery() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1, msg_timeout_ms=1000)
     fixture.publish(b"a")
@@ -388,7 +388,7 @@ def test_the_cap_counts_from_each_delivery() -> None:
     assert fixture.counts() == (1, 0, 0)
 
 
-def test_a_capped_message_times_out_before_those_delivered_after_it() -> None:
+def test_message_at_the_maximum_times_out_before_later_deliveries() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=3, msg_timeout_ms=1000)
     fixture.publish(b"capped", b"finished")
@@ -399,7 +399,7 @@ def test_a_capped_message_times_out_before_those_delivered_after_it() -> None:
     subscriber.receive()
     assert (
         subscriber.touch(capped, max_msg_timeout_ms=1200) is None
-    )  # due before `later`, and behind it in line
+    )  # due before `later`, and after it in the queue
     subscriber.finish([finished])
     subscriber.ready(0)
     assert (fixture.channel().next_deadline_ns or 0) <= start + 1200 * MS
@@ -413,7 +413,7 @@ def test_a_capped_message_times_out_before_those_delivered_after_it() -> None:
     assert (fixture.counts(), fixture.channel().timeout_count) == ((2, 0, 0), 2)
 
 
-def test_a_capped_message_that_was_answered_does_not_time_out() -> None:
+def test_answered_message_at_the_maximum_does_not_time_out() -> None:
     fixture = Fixture()
     one, other = [fixture.subscriber(ready=1, msg_timeout_ms=1000) for _ in range(2)]
     fixture.publish(b"a", b"b")
@@ -432,7 +432,7 @@ def test_a_capped_message_that_was_answered_does_not_time_out() -> None:
     assert fixture.channel().timeout_count == 1
 
 
-def test_a_cap_does_not_count_for_a_later_delivery_to_the_same_client() -> None:
+def test_maximum_does_not_apply_to_a_later_delivery() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1, msg_timeout_ms=1000)
     fixture.publish(b"a")
@@ -447,8 +447,8 @@ def test_a_cap_does_not_count_for_a_later_delivery_to_the_same_client() -> None:
     assert (fixture.counts(), fixture.channel().timeout_count) == ((1, 0, 0), 1)
 
 
-def test_touch_never_makes_the_time_shorter() -> None:
-    """A msg_timeout above max_msg_timeout can be configured; the deadline set at delivery then stays."""
+def test_touch_never_shortens_the_timeout() -> None:
+    """With a msg_timeout above max_msg_timeout, the deadline of the delivery stays."""
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1, msg_timeout_ms=60_000)
     fixture.publish(b"a")
@@ -464,7 +464,7 @@ def test_touch_never_makes_the_time_shorter() -> None:
     assert fixture.counts() == (1, 0, 0)
 
 
-def test_touching_past_the_cap_for_ever_costs_no_memory() -> None:
+def test_endless_touches_use_no_memory() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1, msg_timeout_ms=1000)
     fixture.publish(b"a")
@@ -475,11 +475,11 @@ def test_touching_past_the_cap_for_ever_costs_no_memory() -> None:
     for _ in range(1000):
         subscriber.touch(message, max_msg_timeout_ms=1500)
     assert list(subscriber.consumer.in_flight) == [(0, delivery)]
-    # What is watched counts as moved, whether it is still in flight or not.
+    # Every examined message counts, whether or not it is still in flight.
     assert fixture.channel().tick(fixture.now_ns + SECOND) <= 2
 
 
-def test_a_touched_message_knows_its_place_and_its_attempts() -> None:
+def test_touched_message_keeps_its_sequence_and_attempts() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=10, msg_timeout_ms=1000)
     fixture.publish(*(b"%d" % index for index in range(10)))
@@ -492,10 +492,10 @@ def test_a_touched_message_knows_its_place_and_its_attempts() -> None:
     assert [(m.body, m.attempts) for m in subscriber.receive()] == [(b"6", 2)]
 
 
-# ---------------------------------------------------------------------- leaving
+# ---------------------------------------------------------------------- disconnects
 
 
-def test_a_disconnect_redelivers_at_once_with_attempts_kept() -> None:
+def test_disconnect_redelivers_at_once_and_keeps_attempts() -> None:
     fixture = Fixture()
     gone = fixture.subscriber(ready=10, msg_timeout_ms=60_000)
     fixture.publish_many(10, each=10)
@@ -515,7 +515,7 @@ def test_a_disconnect_redelivers_at_once_with_attempts_kept() -> None:
     assert [(m.body, m.attempts) for m in other.receive()] == [(b"m4", 2)]
 
 
-def test_a_disconnect_leaves_nothing_to_time_out() -> None:
+def test_disconnect_leaves_nothing_to_time_out() -> None:
     fixture = Fixture()
     gone = fixture.subscriber(ready=10, msg_timeout_ms=1000)
     fixture.publish(b"a", b"b")
@@ -531,8 +531,8 @@ def test_a_disconnect_leaves_nothing_to_time_out() -> None:
 # ---------------------------------------------------------------------- Delivery
 
 
-def test_a_delivery_finds_each_of_its_sequences() -> None:
-    ids = [b"%016x" % number for number in (5, 6, 7, 50, 51, 900)]  # ids of other topics lie in between
+def test_delivery_finds_each_of_its_sequences() -> None:
+    ids = [b"%016x" % number for number in (5, 6, 7, 50, 51, 900)]  # ids of other topics are in between
     delivery = Delivery(encode_finish(ids), 100, 1, 0, 10)
     assert [delivery.id_of(sequence) for sequence in range(100, 106)] == ids
     assert delivery.split() == ids

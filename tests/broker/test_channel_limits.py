@@ -1,4 +1,4 @@
-"""Messages that are dropped: they waited for too long, or there are too many."""
+"""Tests for dropped messages: by TTL, and by limits of messages and bytes."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ TTL_MS = 1000
 
 
 def publish_at(fixture: Fixture, at_ms: int, *bodies: bytes, due_ms: int = 0) -> None:
-    """One record, at milliseconds after TIMESTAMP."""
+    """Publish one record, at milliseconds after TIMESTAMP."""
     due_ns = TIMESTAMP + due_ms * MS if due_ms else 0
     record = RecordBatch(
         fixture.log.next_sequence,
@@ -28,7 +28,7 @@ def publish_at(fixture: Fixture, at_ms: int, *bodies: bytes, due_ms: int = 0) ->
 
 
 def at(fixture: Fixture, ms: int) -> None:
-    """Let it be so many milliseconds after TIMESTAMP."""
+    """Set the time to milliseconds after TIMESTAMP."""
     fixture.now_ns = TIMESTAMP + ms * MS
     fixture.pass_ms(0)
 
@@ -44,10 +44,10 @@ def counts(channel: Channel) -> tuple[int, int, int]:
     return channel.depth, channel.messages.expired_count, channel.messages.dropped_count
 
 
-# ---------------------------------------------------------------------- time to live
+# ---------------------------------------------------------------------- TTL
 
 
-def test_a_message_that_waited_too_long_is_not_delivered() -> None:
+def test_message_older_than_the_ttl_is_not_delivered() -> None:
     fixture = fixture_with(ttl_ms=TTL_MS)
     channel = fixture.channel()
     publish_at(fixture, 0, b"a", b"b")
@@ -59,7 +59,7 @@ def test_a_message_that_waited_too_long_is_not_delivered() -> None:
     assert counts(channel) == (0, 3, 0)
 
 
-def test_a_message_that_has_just_its_time_is_delivered() -> None:
+def test_message_exactly_as_old_as_the_ttl_is_delivered() -> None:
     fixture = fixture_with(ttl_ms=TTL_MS)
     fixture.channel()
     publish_at(fixture, 0, b"a")
@@ -67,8 +67,8 @@ def test_a_message_that_has_just_its_time_is_delivered() -> None:
     assert fixture.drain() == [b"a"]
 
 
-def test_the_part_of_a_batch_that_is_too_old_is_dropped() -> None:
-    """Records that were read together are one batch."""
+def test_old_part_of_a_batch_is_dropped() -> None:
+    """Records that are read together are one batch."""
     fixture = fixture_with(MemoryLog(max_messages=10**6), ttl_ms=TTL_MS)
     channel = fixture.channel()
     for n in range(10):
@@ -80,7 +80,7 @@ def test_the_part_of_a_batch_that_is_too_old_is_dropped() -> None:
     assert counts(channel) == (7, 10, 0)
 
 
-def test_without_a_time_to_live_nothing_expires() -> None:
+def test_without_a_ttl_nothing_expires() -> None:
     fixture = fixture_with()
     fixture.channel()
     publish_at(fixture, 0, b"a")
@@ -89,7 +89,7 @@ def test_without_a_time_to_live_nothing_expires() -> None:
 
 
 @pytest.mark.parametrize("delay_ms", [0, 10])
-def test_a_message_that_comes_back_too_late_is_dropped(delay_ms: int) -> None:
+def test_old_message_is_dropped_at_a_requeue(delay_ms: int) -> None:
     fixture = fixture_with(ttl_ms=TTL_MS)
     publish_at(fixture, 0, b"a")
     publish_at(fixture, 800, b"b")
@@ -101,7 +101,7 @@ def test_a_message_that_comes_back_too_late_is_dropped(delay_ms: int) -> None:
     assert counts(subscriber.channel) == (0, 1, 0)
 
 
-def test_what_times_out_too_late_is_dropped_and_what_is_in_flight_can_be_finished() -> None:
+def test_old_message_is_dropped_at_a_timeout_and_can_be_finished_while_in_flight() -> None:
     fixture = fixture_with(ttl_ms=TTL_MS)
     slow, quick = [fixture.subscriber(name, ready=1, msg_timeout_ms=2000) for name in ("slow", "quick")]
     publish_at(fixture, 0, b"a")
@@ -115,7 +115,7 @@ def test_what_times_out_too_late_is_dropped_and_what_is_in_flight_can_be_finishe
     assert counts(quick.channel) == (0, 0, 0)
 
 
-def test_a_deferred_message_expires_by_the_time_of_its_publish() -> None:
+def test_deferred_message_expires_by_its_publish_time() -> None:
     fixture = fixture_with(ttl_ms=TTL_MS)
     fixture.channel()
     publish_at(fixture, 0, b"too late", due_ms=1001)
@@ -128,7 +128,7 @@ def test_a_deferred_message_expires_by_the_time_of_its_publish() -> None:
     assert subscriber.channel.messages.expired_count == 1
 
 
-def test_gigabytes_that_are_too_old_are_not_read(tmp_path: Path) -> None:
+def test_gigabytes_of_expired_messages_are_not_read(tmp_path: Path) -> None:
     log = disk_log(tmp_path / "log", segment_bytes=10**6)
     fixture = Fixture(log, mem_queue_size=1, cache_bytes=0)
     fixture.topic.configure({"ttl_ms": TTL_MS})
@@ -145,7 +145,7 @@ def test_gigabytes_that_are_too_old_are_not_read(tmp_path: Path) -> None:
 
 
 class Counting:
-    """A log that counts the records it gives."""
+    """A log that counts the records that it returns."""
 
     def __init__(self, log: DiskLog, read: list[int]) -> None:
         self._log = log
@@ -160,7 +160,7 @@ class Counting:
         return getattr(self._log, name)
 
 
-def test_what_is_known_to_be_too_old_is_dropped_everywhere() -> None:
+def test_expired_messages_are_dropped_everywhere() -> None:
     fixture = fixture_with(ttl_ms=TTL_MS)
     ahead, behind = fixture.channel("ahead"), fixture.channel("behind")
     publish_at(fixture, 0, b"a", b"b")
@@ -176,7 +176,7 @@ def test_what_is_known_to_be_too_old_is_dropped_everywhere() -> None:
     assert fixture.drain("ahead") == fixture.drain("behind") == [b"e"]
 
 
-def test_what_is_dropped_at_once_is_bounded_and_goes_on_later() -> None:
+def test_drops_at_once_are_limited_and_continue_later() -> None:
     fixture = fixture_with(ttl_ms=TTL_MS)
     channel = fixture.channel()
     for n in range(1000):
@@ -196,7 +196,7 @@ def test_what_is_dropped_at_once_is_bounded_and_goes_on_later() -> None:
     assert counts(channel) == (0, 1000, 0)
 
 
-def test_many_records_for_others_or_too_old_are_passed_over_in_several_turns() -> None:
+def test_many_records_to_skip_take_several_turns() -> None:
     fixture = fixture_with()
     fixture.channel("other")
     channel = fixture.channel()
@@ -218,7 +218,7 @@ def test_many_records_for_others_or_too_old_are_passed_over_in_several_turns() -
 # ---------------------------------------------------------------------- limits
 
 
-def test_a_full_topic_says_why_it_refuses() -> None:
+def test_full_topic_names_the_reason_of_the_refusal() -> None:
     fixture = fixture_with(max_messages=3)
     topic = fixture.topic
     fixture.publish(b"a", b"b")
@@ -237,13 +237,13 @@ def test_a_full_topic_says_why_it_refuses() -> None:
         "topic topic is full: 3 messages wait, 1 more are too many: max_messages is 3"
     )
     subscriber.receive()
-    assert topic.limits.why_full(1, 10) == ""  # what is in flight waits no longer
+    assert topic.limits.why_full(1, 10) == ""  # messages in flight do not count
     topic.pause()
     fixture.publish(b"d")
     assert topic.limits.why_full(1, 10)
 
 
-def test_the_largest_channel_counts() -> None:
+def test_largest_channel_counts() -> None:
     fixture = fixture_with(max_messages=2)
     fixture.channel("idle")
     fixture.publish(b"a", b"b")
@@ -253,7 +253,7 @@ def test_the_largest_channel_counts() -> None:
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_topic_with_too_many_bytes_refuses(tmp_path: Path, on_disk: bool) -> None:
+def test_topic_with_too_many_bytes_refuses(tmp_path: Path, on_disk: bool) -> None:
     log: Log = disk_log(tmp_path / "log") if on_disk else MemoryLog(max_messages=10**6)
     fixture = fixture_with(log, max_bytes=5000)
     fixture.channel()
@@ -267,7 +267,7 @@ def test_a_topic_with_too_many_bytes_refuses(tmp_path: Path, on_disk: bool) -> N
     assert fixture.topic.limits.why_full(1, 5000) == ""
 
 
-def test_settings_of_zero_refuse_nothing() -> None:
+def test_settings_of_zero_are_no_limit() -> None:
     fixture = fixture_with()
     fixture.publish_many(1000)
     assert not fixture.topic.may_refuse
@@ -276,7 +276,7 @@ def test_settings_of_zero_refuse_nothing() -> None:
     assert fixture.topic.depth == 1000
 
 
-def test_the_oldest_make_room() -> None:
+def test_oldest_messages_are_dropped() -> None:
     fixture = fixture_with(max_messages=3, when_full="drop-oldest")
     ahead, behind = fixture.channel("ahead"), fixture.channel("behind")
     fixture.publish(b"a", b"b")
@@ -288,7 +288,7 @@ def test_the_oldest_make_room() -> None:
     assert (fixture.drain("ahead"), fixture.drain("behind")) == ([b"c", b"d"], [b"b", b"c", b"d"])
 
 
-def test_those_that_come_again_make_room_first_and_those_in_flight_stay() -> None:
+def test_requeued_messages_are_dropped_first_and_messages_in_flight_stay() -> None:
     fixture = fixture_with(max_messages=2, when_full="drop-oldest")
     fixture.publish(b"a", b"b", b"c")
     subscriber = fixture.subscriber(ready=3)
@@ -304,7 +304,7 @@ def test_those_that_come_again_make_room_first_and_those_in_flight_stay() -> Non
     assert fixture.drain() == [b"e", b"f"]
 
 
-def test_deferred_messages_do_not_make_room() -> None:
+def test_deferred_messages_are_not_dropped() -> None:
     fixture = fixture_with(max_messages=2, when_full="drop-oldest")
     channel = fixture.channel()
     fixture.publish(b"a")
@@ -321,7 +321,7 @@ def test_deferred_messages_do_not_make_room() -> None:
 
 
 @pytest.mark.parametrize("has_channel", [False, True])
-def test_a_topic_makes_room_while_nobody_gets_its_messages(has_channel: bool) -> None:
+def test_topic_without_channels_drops_the_oldest(has_channel: bool) -> None:
     fixture = fixture_with(max_messages=2, when_full="drop-oldest")
     if has_channel:
         fixture.channel()
@@ -346,7 +346,7 @@ def test_a_topic_makes_room_while_nobody_gets_its_messages(has_channel: bool) ->
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_the_oldest_bytes_make_room(tmp_path: Path, on_disk: bool) -> None:
+def test_oldest_bytes_are_dropped(tmp_path: Path, on_disk: bool) -> None:
     log: Log = disk_log(tmp_path / "log", segment_bytes=2000) if on_disk else MemoryLog(max_messages=10**6)
     fixture = fixture_with(log, max_bytes=5000, when_full="drop-oldest")
     channel = fixture.channel()
@@ -361,7 +361,7 @@ def test_the_oldest_bytes_make_room(tmp_path: Path, on_disk: bool) -> None:
     ]
 
 
-def test_a_consumer_that_keeps_up_loses_nothing(tmp_path: Path) -> None:
+def test_fast_consumer_loses_nothing(tmp_path: Path) -> None:
     fixture = fixture_with(max_messages=1, when_full="drop-oldest")
     subscriber = Subscriber(fixture, fixture.channel(), ready=100)
     fixture.publish(b"a", b"b", b"c")

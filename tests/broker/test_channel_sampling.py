@@ -1,4 +1,4 @@
-"""sample_rate: what a consumer does not want is dropped from the channel (NSQ protocol: sampling)."""
+"""Tests for sample_rate, with which a channel drops messages instead of delivering them."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from broker.state import Fixture, Subscriber
 
 
 def sampling(fixture: Fixture, wanted: Iterable[bool], ready: int = 2500) -> Subscriber:
-    """A subscriber that takes messages as `wanted` says, one after the other."""
+    """A subscriber that takes messages as `wanted` says, in order."""
     subscriber = fixture.subscriber(ready=0)
     decisions = iter(wanted)
     subscriber.consumer.sample = lambda: next(decisions)
@@ -14,7 +14,7 @@ def sampling(fixture: Fixture, wanted: Iterable[bool], ready: int = 2500) -> Sub
     return subscriber
 
 
-def test_what_is_not_wanted_is_gone() -> None:
+def test_unsampled_messages_are_dropped() -> None:
     fixture = Fixture()
     subscriber = sampling(fixture, [True, False, False, True, True, False])
     fixture.publish_many(6, each=4)
@@ -28,8 +28,8 @@ def test_what_is_not_wanted_is_gone() -> None:
     assert other.receive() == []
 
 
-def test_sampling_passes_over_what_is_deferred() -> None:
-    """And decides about that when its time has come."""
+def test_sampling_skips_deferred_messages() -> None:
+    """They are sampled when they are due."""
     fixture = Fixture()
     subscriber = sampling(fixture, [False, False, True, False, False, True])
     subscriber.ready(0)
@@ -44,15 +44,15 @@ def test_sampling_passes_over_what_is_deferred() -> None:
     assert fixture.counts() == (0, 2, 0)
 
 
-def test_ready_counts_only_what_is_sent() -> None:
+def test_rdy_counts_only_sent_messages() -> None:
     fixture = Fixture()
     subscriber = sampling(fixture, [False, True] * 10, ready=3)
     fixture.publish_many(20)
     assert subscriber.receive_bodies() == [b"m1", b"m3", b"m5"]
-    assert fixture.counts() == (14, 3, 0)  # what follows is not looked at before there is room for it
+    assert fixture.counts() == (14, 3, 0)  # following messages are not examined before there is room
 
 
-def test_a_message_is_sampled_again_when_it_is_delivered_again() -> None:
+def test_message_is_sampled_again_at_a_redelivery() -> None:
     fixture = Fixture()
     subscriber = sampling(fixture, [True, True, False, True])
     fixture.publish(b"a", b"b")
@@ -64,7 +64,7 @@ def test_a_message_is_sampled_again_when_it_is_delivered_again() -> None:
     assert [(m.body, m.attempts) for m in subscriber.receive()] == [(b"b", 2)]
 
 
-def test_deliveries_know_their_messages_though_others_between_were_dropped() -> None:
+def test_deliveries_know_their_messages_in_spite_of_dropped_ones() -> None:
     fixture = Fixture()
     subscriber = sampling(fixture, [True, False, True, False, True])
     fixture.publish_many(5, each=5)
@@ -77,8 +77,8 @@ def test_deliveries_know_their_messages_though_others_between_were_dropped() -> 
     assert sorted(fixture.drain()) == [b"m2", b"m4"]
 
 
-def test_each_message_is_sampled_once_however_large_it_is() -> None:
-    """What does not fit into one round any more has been decided upon, too."""
+def test_each_message_is_sampled_once_whatever_its_size() -> None:
+    """Messages that no longer fit into a round are sampled, too."""
     fixture = Fixture()
     asked: list[bool] = []
     subscriber = fixture.subscriber(ready=0)
@@ -96,7 +96,7 @@ def test_each_message_is_sampled_once_however_large_it_is() -> None:
     assert len(asked) == 20
 
 
-def test_what_is_not_wanted_a_second_time_is_gone_after_a_restart_too() -> None:
+def test_message_dropped_at_a_redelivery_is_gone_after_a_restart() -> None:
     fixture = Fixture()
     subscriber = sampling(fixture, [True, False])
     fixture.publish(b"a")

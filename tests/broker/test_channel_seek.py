@@ -1,4 +1,4 @@
-"""Moving a channel, and looking at what it delivers next."""
+"""Tests for seeking and peeking in a channel."""
 
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from trio_nsq.log import MemoryLog
 
 
 def waiting(fixture: Fixture, name: str = "channel") -> list[tuple[State, int, int, int]]:
-    """What a channel is going to deliver: state, sequence, attempts so far, due after how many milliseconds."""
+    """Return the next messages of a channel: state, sequence, attempts so far, due after milliseconds."""
     channel = fixture.topic.channels[name]
     return [
         (each.state, each.sequence, each.attempts, (each.due_ns - fixture.now_ns) // MS if each.due_ns else 0)
@@ -23,7 +23,7 @@ def waiting(fixture: Fixture, name: str = "channel") -> list[tuple[State, int, i
 
 
 def seek(fixture: Fixture, sequence: int, name: str = "channel") -> Move:
-    """Move a channel; what it would do was said before."""
+    """Move a channel, and check that the preview had the same effect."""
     channel = fixture.topic.channels[name]
     foretold = fixture.seek(sequence, name)
     assert channel.cursor >= foretold.to_sequence
@@ -32,7 +32,7 @@ def seek(fixture: Fixture, sequence: int, name: str = "channel") -> Move:
 
 @pytest.fixture
 def fixture() -> Fixture:
-    """Ten messages m0 to m9, one to a record, and two channels."""
+    """Ten messages m0 to m9, one per record, and two channels."""
     fixture = Fixture()
     fixture.channel()
     fixture.channel("other")
@@ -40,10 +40,10 @@ def fixture() -> Fixture:
     return fixture
 
 
-# ---------------------------------------------------------------------- peeking
+# ---------------------------------------------------------------------- peek
 
 
-def test_peek_at_each_state(fixture: Fixture) -> None:
+def test_peek_in_each_state(fixture: Fixture) -> None:
     subscriber = fixture.subscriber(ready=4)
     received = subscriber.receive()
     subscriber.requeue(received[2])
@@ -70,7 +70,7 @@ def test_peek_takes_nothing_and_is_lazy(fixture: Fixture) -> None:
     assert waiting(fixture) == []
 
 
-def test_peek_passes_over_what_was_emptied(fixture: Fixture) -> None:
+def test_peek_skips_emptied_messages(fixture: Fixture) -> None:
     fixture.topic.pause()
     fixture.publish(b"lost")
     fixture.topic.empty()
@@ -82,17 +82,17 @@ def test_peek_passes_over_what_was_emptied(fixture: Fixture) -> None:
     ]
 
 
-# ---------------------------------------------------------------------- back
+# ---------------------------------------------------------------------- backwards
 
 
-def test_back_to_what_was_finished(fixture: Fixture) -> None:
+def test_seek_back_to_finished_messages(fixture: Fixture) -> None:
     assert fixture.drain() == [b"m%d" % number for number in range(10)]
     assert seek(fixture, 7) == Move(10, 7, 3, 0, 0)
     assert fixture.counts() == (3, 0, 0)
     assert fixture.drain() == [b"m7", b"m8", b"m9"]
 
 
-def test_other_channels_do_not_notice(fixture: Fixture) -> None:
+def test_other_channels_are_not_affected(fixture: Fixture) -> None:
     fixture.drain("channel")
     subscriber = fixture.subscriber("other", ready=4)
     received = subscriber.receive()
@@ -101,7 +101,7 @@ def test_other_channels_do_not_notice(fixture: Fixture) -> None:
     assert subscriber.finish(received) == []
 
 
-def test_attempts_are_counted_anew(fixture: Fixture) -> None:
+def test_attempts_start_again(fixture: Fixture) -> None:
     subscriber = fixture.subscriber(ready=2)
     for _ in range(3):
         for message in subscriber.receive():
@@ -110,7 +110,7 @@ def test_attempts_are_counted_anew(fixture: Fixture) -> None:
     assert [(message.body, message.attempts) for message in subscriber.receive()] == [(b"m0", 1), (b"m1", 1)]
 
 
-def test_what_is_in_flight_cannot_be_finished_any_more(fixture: Fixture) -> None:
+def test_messages_in_flight_cannot_be_finished_anymore(fixture: Fixture) -> None:
     subscriber = fixture.subscriber(ready=4)
     received = subscriber.receive()
     assert seek(fixture, 2) == Move(4, 2, 0, 2, 4)
@@ -123,7 +123,7 @@ def test_what_is_in_flight_cannot_be_finished_any_more(fixture: Fixture) -> None
     assert fixture.topic.channels["channel"].timeout_count == 3
 
 
-def test_a_consumer_gets_its_window_back(fixture: Fixture) -> None:
+def test_window_of_a_consumer_is_free_again(fixture: Fixture) -> None:
     subscriber = fixture.subscriber(ready=3)
     assert len(subscriber.receive()) == 3
     assert subscriber.receive() == []
@@ -131,13 +131,13 @@ def test_a_consumer_gets_its_window_back(fixture: Fixture) -> None:
     assert subscriber.receive_bodies() == [b"m5", b"m6", b"m7"]
 
 
-def test_what_was_emptied_comes_again(fixture: Fixture) -> None:
+def test_emptied_messages_are_delivered_again(fixture: Fixture) -> None:
     fixture.topic.channels["channel"].empty()
     assert seek(fixture, 8) == Move(10, 8, 2, 0, 0)
     assert fixture.drain() == [b"m8", b"m9"]
 
 
-def test_into_the_middle_of_a_record() -> None:
+def test_seek_into_the_middle_of_a_record() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a", b"b", b"c", b"d")
@@ -146,7 +146,7 @@ def test_into_the_middle_of_a_record() -> None:
     assert fixture.drain() == [b"c", b"d"]
 
 
-def test_requeued_messages_come_once(fixture: Fixture) -> None:
+def test_requeued_messages_are_delivered_once(fixture: Fixture) -> None:
     subscriber = fixture.subscriber(ready=6)
     for message in subscriber.receive()[:3]:
         subscriber.requeue(message)
@@ -155,15 +155,15 @@ def test_requeued_messages_come_once(fixture: Fixture) -> None:
     assert fixture.drain() == [b"m%d" % number for number in range(1, 10)]
 
 
-# ---------------------------------------------------------------------- forward
+# ---------------------------------------------------------------------- forwards
 
 
-def test_forward(fixture: Fixture) -> None:
+def test_seek_forward(fixture: Fixture) -> None:
     assert seek(fixture, 6) == Move(0, 6, 0, 6, 0)
     assert fixture.drain() == [b"m6", b"m7", b"m8", b"m9"]
 
 
-def test_to_the_end_and_past_it(fixture: Fixture) -> None:
+def test_seek_to_the_end_and_beyond(fixture: Fixture) -> None:
     for sequence in (10, 11, 2**70):
         assert seek(fixture, sequence).to_sequence == 10
         assert waiting(fixture) == []
@@ -171,7 +171,7 @@ def test_to_the_end_and_past_it(fixture: Fixture) -> None:
     assert fixture.drain() == [b"new"]
 
 
-def test_not_past_what_the_topic_has_passed_on(fixture: Fixture) -> None:
+def test_seek_stops_at_the_high_watermark(fixture: Fixture) -> None:
     fixture.topic.pause()
     fixture.publish(b"waits")
     assert seek(fixture, 11) == Move(0, 10, 0, 10, 0)
@@ -179,7 +179,7 @@ def test_not_past_what_the_topic_has_passed_on(fixture: Fixture) -> None:
     assert fixture.drain() == [b"waits"]
 
 
-def test_requeued_and_deferred_ones_are_skipped(fixture: Fixture) -> None:
+def test_requeued_and_deferred_messages_are_skipped(fixture: Fixture) -> None:
     fixture.publish(b"later", defer_ms=1000)
     subscriber = fixture.subscriber(ready=4)
     received = subscriber.receive()
@@ -197,7 +197,7 @@ def test_dropped_holes_are_not_counted_twice(fixture: Fixture) -> None:
     fixture.topic.empty()
     fixture.topic.unpause()
     fixture.publish_many(5)
-    assert seek(fixture, 12) == Move(0, 12, 3, 10, 0)  # of the five that were emptied three come
+    assert seek(fixture, 12) == Move(0, 12, 3, 10, 0)  # three of the five emptied ones are delivered
     assert fixture.counts() == (8, 0, 0)
 
 
@@ -205,7 +205,7 @@ def test_dropped_holes_are_not_counted_twice(fixture: Fixture) -> None:
 
 
 @pytest.mark.parametrize("sequence", [0, 5, 10])
-def test_what_its_publisher_deferred_waits_for_its_time(fixture: Fixture, sequence: int) -> None:
+def test_message_deferred_by_its_publisher_waits_until_due(fixture: Fixture, sequence: int) -> None:
     fixture.publish(b"later", defer_ms=1000)
     fixture.publish(b"now")
     assert seek(fixture, sequence).skipped == sequence
@@ -217,7 +217,7 @@ def test_what_its_publisher_deferred_waits_for_its_time(fixture: Fixture, sequen
     assert fixture.drain() == [b"later"]
 
 
-def test_it_waits_also_if_the_channel_had_passed_over_it(fixture: Fixture) -> None:
+def test_also_if_the_channel_had_passed_it(fixture: Fixture) -> None:
     fixture.publish(b"later", defer_ms=1000)
     fixture.publish(b"now")
     fixture.drain()
@@ -227,7 +227,7 @@ def test_it_waits_also_if_the_channel_had_passed_over_it(fixture: Fixture) -> No
     assert fixture.drain() == [b"later"]
 
 
-def test_once_its_time_has_come_it_comes_in_its_turn(fixture: Fixture) -> None:
+def test_due_message_is_delivered_in_order(fixture: Fixture) -> None:
     fixture.publish(b"later", defer_ms=1000)
     fixture.publish(b"now")
     fixture.drain()
@@ -237,7 +237,7 @@ def test_once_its_time_has_come_it_comes_in_its_turn(fixture: Fixture) -> None:
     assert fixture.drain() == [b"m9", b"later", b"now"]
 
 
-def test_what_is_due_is_ready_though_the_clock_has_not_been_looked_at(fixture: Fixture) -> None:
+def test_due_message_is_ready_without_a_tick(fixture: Fixture) -> None:
     """It was due before the channel got it: the topic was paused."""
     fixture.drain()
     fixture.topic.pause()
@@ -250,7 +250,7 @@ def test_what_is_due_is_ready_though_the_clock_has_not_been_looked_at(fixture: F
     assert fixture.drain() == [b"later"]
 
 
-def test_what_was_deferred_by_a_consumer_comes_at_once(fixture: Fixture) -> None:
+def test_message_deferred_by_a_consumer_is_delivered_at_once(fixture: Fixture) -> None:
     subscriber = fixture.subscriber(ready=1)
     (message,) = subscriber.receive()
     subscriber.requeue(message, 60_000)
@@ -261,8 +261,8 @@ def test_what_was_deferred_by_a_consumer_comes_at_once(fixture: Fixture) -> None
 
 
 @pytest.mark.parametrize("name", ["topic", "topic#ephemeral"])
-def test_what_the_channel_knows_nothing_of_waits_too(name: str) -> None:
-    """It was made after the message was published, and is moved to before it."""
+def test_deferred_message_from_before_the_channel_waits(name: str) -> None:
+    """The channel is created after the publish, and seeks to before it."""
     fixture = Fixture(name=name)
     fixture.channel("first")
     fixture.publish(b"a")
@@ -279,7 +279,7 @@ def test_what_the_channel_knows_nothing_of_waits_too(name: str) -> None:
     assert fixture.drain("second") == [b"later", b"later still"]
 
 
-def test_moved_into_the_middle_of_deferred_messages() -> None:
+def test_seek_into_the_middle_of_deferred_messages() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a", b"b", b"c", b"d", defer_ms=1000)
@@ -291,7 +291,7 @@ def test_moved_into_the_middle_of_deferred_messages() -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_what_was_taken_before_and_after_it_is_not_mixed_up(fixture: Fixture, gone: bool) -> None:
+def test_messages_withdrawn_before_and_after_a_seek_are_distinguished(fixture: Fixture, gone: bool) -> None:
     channel = fixture.topic.channels["channel"]
     before = channel.withdraw([4])
     seek(fixture, 0)
@@ -305,8 +305,8 @@ def test_what_was_taken_before_and_after_it_is_not_mixed_up(fixture: Fixture, go
     assert sorted(fixture.drain()) == [b"m%d" % number for number in range(10)]
 
 
-def test_what_happens_while_a_move_is_prepared() -> None:
-    """In small steps, with everything between them that others may do meanwhile."""
+def test_concurrent_changes_while_a_seek_is_prepared() -> None:
+    """The preparation has small steps, and any operation may happen in between."""
     fixture = Fixture()
     channel = fixture.channel()
     fixture.publish_many(5000, each=1000)
@@ -343,7 +343,7 @@ def test_what_happens_while_a_move_is_prepared() -> None:
     assert fixture.counts() == (0, 0, 0)
 
 
-def test_what_is_deferred_while_a_move_is_prepared_is_not_counted_as_ready() -> None:
+def test_message_deferred_while_a_seek_is_prepared_does_not_count_as_ready() -> None:
     fixture = Fixture()
     channel = fixture.channel()
     fixture.publish_many(3)
@@ -360,7 +360,7 @@ def test_what_is_deferred_while_a_move_is_prepared_is_not_counted_as_ready() -> 
     assert fixture.drain() == [b"late"]
 
 
-def test_a_move_that_is_given_up_changes_nothing(fixture: Fixture) -> None:
+def test_abandoned_seek_changes_nothing(fixture: Fixture) -> None:
     fixture.publish(b"later", defer_ms=1000)
     channel = fixture.topic.channels["channel"]
     seek = Seek(channel, 7, fixture.now_ns)
@@ -372,8 +372,8 @@ def test_a_move_that_is_given_up_changes_nothing(fixture: Fixture) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_deferred_messages_that_a_paused_topic_has_yet_to_distribute_come_once(restart: bool) -> None:
-    """Also where the high watermark is past them, because the messages around them expired."""
+def test_undistributed_deferred_messages_of_a_paused_topic_are_delivered_once(restart: bool) -> None:
+    """Also if the high watermark is past them, because the messages around them expired."""
     fixture = Fixture()
     fixture.channel()
     fixture.publish_many(2)
@@ -397,7 +397,7 @@ def test_deferred_messages_that_a_paused_topic_has_yet_to_distribute_come_once(r
 # ---------------------------------------------------------------------- restarts, damage, memory
 
 
-def test_it_outlasts_a_restart(fixture: Fixture) -> None:
+def test_seek_survives_a_restart(fixture: Fixture) -> None:
     fixture.publish(b"later", defer_ms=1000)
     fixture.drain()
     seek(fixture, 8)
@@ -408,7 +408,7 @@ def test_it_outlasts_a_restart(fixture: Fixture) -> None:
     assert other.drain() == [b"later"]
 
 
-def test_what_it_goes_back_to_is_needed_again(fixture: Fixture) -> None:
+def test_messages_after_the_seek_are_kept(fixture: Fixture) -> None:
     for name in ("channel", "other"):
         fixture.drain(name)
     assert first_needed(fixture.topic.snapshot()) == 10
@@ -416,7 +416,7 @@ def test_what_it_goes_back_to_is_needed_again(fixture: Fixture) -> None:
     assert first_needed(fixture.topic.snapshot()) == 3
 
 
-def test_damage_is_passed_over(tmp_path: Path) -> None:
+def test_damage_is_skipped(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     fixture = Fixture(disk_log(folder), cache_bytes=0)
     fixture.channel()
@@ -430,7 +430,7 @@ def test_damage_is_passed_over(tmp_path: Path) -> None:
     other.log.close()
 
 
-def test_a_topic_in_memory() -> None:
+def test_topic_in_memory() -> None:
     fixture = Fixture(MemoryLog(max_messages=4), name="topic#ephemeral")
     fixture.channel()
     fixture.publish_many(10)
@@ -440,8 +440,8 @@ def test_a_topic_in_memory() -> None:
     assert fixture.drain() == [b"m6", b"m7", b"m8", b"m9"]
 
 
-def test_back_to_the_beginning_keeps_what_is_left_of_older_messages() -> None:
-    """Which the log has no more, but the channel has yet to deliver."""
+def test_seek_to_the_beginning_keeps_older_undelivered_messages() -> None:
+    """They are no longer in the log, but the channel has not delivered them."""
     fixture = Fixture(MemoryLog(max_messages=4), name="topic#ephemeral")
     fixture.channel()
     subscriber = fixture.subscriber(ready=3)
@@ -463,7 +463,7 @@ def test_back_to_the_beginning_keeps_what_is_left_of_older_messages() -> None:
     assert seek(fixture, 11).skipped == 0
 
 
-def test_further_on_they_are_skipped() -> None:
+def test_seek_further_on_skips_them() -> None:
     fixture = Fixture(MemoryLog(max_messages=4), name="topic#ephemeral")
     fixture.channel()
     fixture.publish(b"later", defer_ms=300)
@@ -473,7 +473,7 @@ def test_further_on_they_are_skipped() -> None:
     assert fixture.drain() == [b"m7", b"m8", b"m9"]
 
 
-def test_a_paused_channel_is_moved_all_the_same(fixture: Fixture) -> None:
+def test_paused_channel_can_seek(fixture: Fixture) -> None:
     channel = fixture.topic.channels["channel"]
     channel.paused = True
     subscriber = fixture.subscriber(ready=100)
@@ -483,7 +483,7 @@ def test_a_paused_channel_is_moved_all_the_same(fixture: Fixture) -> None:
     assert subscriber.receive_bodies() == [b"m8", b"m9"]
 
 
-def test_what_has_waited_too_long_is_not_delivered_again() -> None:
+def test_messages_older_than_the_ttl_are_not_delivered_again() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish_many(5)

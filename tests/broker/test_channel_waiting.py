@@ -1,4 +1,4 @@
-"""What a channel knows of output buffering: whether messages may wait for more, and until when (NSQ protocol)."""
+"""Tests for output buffering in a channel: whether messages may wait for more, and until when."""
 
 import pytest
 
@@ -10,7 +10,7 @@ BUFFER = (1000, 250)
 
 
 def waiting_for(*consumers: Subscriber) -> Fixture:
-    """The broker of these; all that was published is delivered and finished."""
+    """Return a topic and consumers with these buffers; all published messages are delivered and finished."""
     fixture = consumers[0].fixture
     fixture.publish(*[b"before"] * len(consumers))
     for consumer, messages in fixture.pump(fixture.channel()):
@@ -19,7 +19,7 @@ def waiting_for(*consumers: Subscriber) -> Fixture:
     return fixture
 
 
-def test_what_comes_when_all_is_sent_may_wait_and_what_came_before_may_not() -> None:
+def test_message_may_wait_if_everything_before_was_sent() -> None:
     fixture = Fixture()
     one = fixture.subscriber(ready=100, buffer=BUFFER)
     fixture.publish(b"first")
@@ -29,7 +29,7 @@ def test_what_comes_when_all_is_sent_may_wait_and_what_came_before_may_not() -> 
     assert fixture.channel().dispatcher.can_wait
 
 
-def test_it_may_wait_for_as_long_as_was_negotiated_after_something_was_sent() -> None:
+def test_message_waits_for_the_negotiated_time_after_the_last_output() -> None:
     fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
     fixture.publish(b"x")
     exactly_ns = fixture.now_ns + 250 * MS
@@ -41,13 +41,13 @@ def test_it_may_wait_for_as_long_as_was_negotiated_after_something_was_sent() ->
 
 
 @pytest.mark.parametrize("buffer", [(1, 0), (1000, 0)])
-def test_without_a_timer_nothing_waits_in_the_channel(buffer: tuple[int, int]) -> None:
+def test_without_a_timeout_nothing_waits_in_the_channel(buffer: tuple[int, int]) -> None:
     fixture = waiting_for(Fixture().subscriber(ready=100, buffer=buffer))
     fixture.publish(b"x")
     assert not fixture.channel().dispatcher.can_wait
 
 
-def test_what_fills_the_buffer_does_not_wait() -> None:
+def test_full_buffer_does_not_wait() -> None:
     fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
     fixture.publish(bytes(400))
     fixture.publish(bytes(599 - 2 * MESSAGE_FRAME_BYTES))
@@ -56,7 +56,7 @@ def test_what_fills_the_buffer_does_not_wait() -> None:
     assert not fixture.channel().dispatcher.can_wait
 
 
-def test_what_is_all_that_a_client_can_take_does_not_wait() -> None:
+def test_last_message_that_fits_the_window_does_not_wait() -> None:
     fixture = waiting_for(Fixture().subscriber(ready=2, buffer=BUFFER))
     fixture.publish(b"x")
     assert fixture.channel().dispatcher.can_wait
@@ -64,7 +64,7 @@ def test_what_is_all_that_a_client_can_take_does_not_wait() -> None:
     assert not fixture.channel().dispatcher.can_wait
 
 
-def test_what_is_left_over_does_not_wait() -> None:
+def test_leftover_messages_do_not_wait() -> None:
     fixture = Fixture()
     one = fixture.subscriber(ready=2, buffer=BUFFER)
     fixture.publish_many(3)
@@ -78,7 +78,7 @@ def test_what_is_left_over_does_not_wait() -> None:
     assert fixture.channel().dispatcher.can_wait
 
 
-def test_each_of_several_clients_has_a_buffer_and_its_share() -> None:
+def test_each_client_has_its_own_buffer_and_share() -> None:
     fixture = Fixture()
     fixture = waiting_for(*[fixture.subscriber(ready=5, buffer=BUFFER) for _ in range(2)])
     fixture.publish(bytes(900), bytes(900))
@@ -86,14 +86,14 @@ def test_each_of_several_clients_has_a_buffer_and_its_share() -> None:
     fixture.publish(bytes(200))
     assert not fixture.channel().dispatcher.can_wait
     fixture.pump(fixture.channel())
-    fixture.publish(b"x")  # one has two in flight, the other one
+    fixture.publish(b"x")  # one client has two in flight, the other one
     assert fixture.channel().dispatcher.can_wait
     fixture.publish(*[b"x"] * 6)
     assert not fixture.channel().dispatcher.can_wait
 
 
 @pytest.mark.parametrize("impatient", [(1, 0), (1000, 25), (64, 250)])
-def test_the_least_patient_of_several_clients_decides(impatient: tuple[int, int]) -> None:
+def test_shortest_timeout_of_several_clients_counts(impatient: tuple[int, int]) -> None:
     fixture = Fixture()
     patient = fixture.subscriber(ready=100, buffer=BUFFER)
     hurried = fixture.subscriber(ready=100, buffer=impatient)
@@ -109,7 +109,7 @@ def test_the_least_patient_of_several_clients_decides(impatient: tuple[int, int]
     assert channel.dispatcher.buffering.wait_until_ns >= fixture.now_ns + 250 * MS
 
 
-def test_nothing_waits_in_a_topic_whose_room_is_limited() -> None:
+def test_nothing_waits_in_a_topic_with_limits() -> None:
     fixture = Fixture()
     fixture.topic.configure({"max_messages": 1000})
     waiting_for(fixture.subscriber(ready=100, buffer=BUFFER))
@@ -119,7 +119,7 @@ def test_nothing_waits_in_a_topic_whose_room_is_limited() -> None:
     assert fixture.channel().dispatcher.can_wait
 
 
-def test_nothing_waits_for_one_client_that_fills_another() -> None:
+def test_nothing_waits_for_a_client_that_fills_another_ones_share() -> None:
     fixture = Fixture()
     many, few = fixture.subscriber(ready=100, buffer=BUFFER), fixture.subscriber(ready=2, buffer=BUFFER)
     waiting_for(many, few)
@@ -131,7 +131,7 @@ def test_nothing_waits_for_one_client_that_fills_another() -> None:
     assert not fixture.channel().dispatcher.can_wait
 
 
-def test_what_comes_again_does_not_wait() -> None:
+def test_redelivered_messages_do_not_wait() -> None:
     fixture = Fixture()
     one = fixture.subscriber(ready=100, buffer=BUFFER)
     fixture.publish(bytes(100_000))
@@ -141,7 +141,7 @@ def test_what_comes_again_does_not_wait() -> None:
     assert one.receive() != []
 
 
-def test_nothing_waits_when_a_channel_was_moved_back() -> None:
+def test_nothing_waits_after_a_seek_back() -> None:
     fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
     fixture.publish(bytes(100_000))
     fixture.pump(fixture.channel())
@@ -149,7 +149,7 @@ def test_nothing_waits_when_a_channel_was_moved_back() -> None:
     assert not fixture.channel().dispatcher.can_wait
 
 
-def test_what_is_not_sent_does_not_make_others_wait_longer() -> None:
+def test_unsent_messages_do_not_extend_the_wait() -> None:
     one = Fixture().subscriber(ready=100, buffer=BUFFER)
     fixture = waiting_for(one)
     before_ns = fixture.channel().dispatcher.buffering.wait_until_ns
@@ -160,7 +160,7 @@ def test_what_is_not_sent_does_not_make_others_wait_longer() -> None:
     assert fixture.channel().dispatcher.buffering.wait_until_ns == before_ns
 
 
-def test_many_wake_at_the_same_time() -> None:
+def test_many_channels_wake_at_the_same_time() -> None:
     fixture = Fixture()
     until_ns: set[int] = set()
     for number in range(10):

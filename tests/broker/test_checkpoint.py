@@ -1,4 +1,4 @@
-"""Checkpoints are made in small steps: a broker with much to remember goes on serving its clients meanwhile."""
+"""Tests that checkpoints are made in small steps, so that a broker with much state keeps serving its clients."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from trio_nsq.protocol import pack_messages
 
 
 def encoded(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What is in it, once it is there."""
+    """Return the encoded checkpoint when it is complete."""
     for _ in checkpoint.encode():
         pass
     content: dict[str, Any] = json.loads(checkpoint.content)
@@ -25,7 +25,9 @@ def encoded(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def busy_channel(fixture: Fixture, kind: str, count: int) -> None:
-    """A channel with so many messages that are in flight, deferred, requeued, or deferred and not distributed yet."""
+    """Return a channel with this many messages in flight, deferred, requeued, and deferred without being
+    distributed.
+    """
     channel = fixture.channel()
     if kind == "waiting":
         fixture.topic.pause()
@@ -39,7 +41,7 @@ def busy_channel(fixture: Fixture, kind: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["in flight", "requeued"])
-def test_what_changes_meanwhile_is_not_in_it(kind: str) -> None:
+def test_concurrent_changes_are_not_included(kind: str) -> None:
     fixture = Fixture()
     busy_channel(fixture, kind, 5000)
     checkpoint = fixture.topic.checkpoint()
@@ -59,7 +61,7 @@ def test_what_changes_meanwhile_is_not_in_it(kind: str) -> None:
     assert len(channel["deferred"]) == 1
 
 
-def test_no_step_is_large() -> None:
+def test_steps_are_small() -> None:
     fixture = Fixture()
     for number in range(300):
         fixture.channel(f"c{number}")
@@ -72,7 +74,7 @@ def test_no_step_is_large() -> None:
     assert len(json.loads(checkpoint.content)["channels"]) == 300
 
 
-def test_deferred_messages_that_wait_in_the_topic_take_steps_too() -> None:
+def test_undistributed_deferred_messages_take_steps_too() -> None:
     fixture = Fixture()
     for _ in range(5000):
         fixture.publish(b"x", defer_ms=1000)
@@ -81,7 +83,7 @@ def test_deferred_messages_that_wait_in_the_topic_take_steps_too() -> None:
     assert len(json.loads(checkpoint.content)["waiting_deferred"]) == 5000
 
 
-def test_what_has_not_changed_is_not_encoded_again() -> None:
+def test_unchanged_parts_are_not_encoded_again() -> None:
     fixture = Fixture()
     channels = [fixture.channel(f"c{number}") for number in range(100)]
     fixture.publish(*[b"x"] * 100, defer_ms=1000)
@@ -97,7 +99,7 @@ def test_what_has_not_changed_is_not_encoded_again() -> None:
     assert json.loads(checkpoint.content)["channels"][7]["unfinished"] == [[100, 1]]
 
 
-def test_a_topic_restored_from_it_is_the_same() -> None:
+def test_restored_topic_is_the_same() -> None:
     fixture = Fixture()
     busy_channel(fixture, "in flight", 1500)
     fixture.publish(*[b"x"] * 700, defer_ms=1000)
@@ -110,7 +112,7 @@ def test_a_topic_restored_from_it_is_the_same() -> None:
     assert sorted(json.loads(json.dumps(restarted.topic.snapshot()))) == sorted(state)
 
 
-async def test_others_have_their_turns_while_a_large_channel_is_saved(tmp_path: Path) -> None:
+async def test_clients_are_served_while_a_large_channel_is_saved(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path / "d")
     async with trio.open_nursery() as nursery:
         server = Server(BrokerOptions(data_path=tmp_path / "d"), folder, nursery)

@@ -1,4 +1,4 @@
-"""Messages that lie on disk only: whoever needs them waits for the disk, and nobody else does."""
+"""Tests for messages that are only on disk: only the consumers that need them wait for the disk."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from trio_nsq.protocol import pack_messages
 
 
 class ColdFiles(Files):
-    """Nothing is in the machine's memory, and, while `held`, reads of segments wait for the disk."""
+    """Nothing is in the page cache. While `held`, reads of segments wait for the disk."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -48,12 +48,12 @@ class ColdFiles(Files):
         return super().read(fd, size, offset)
 
     def release(self) -> None:
-        """Let reads go on."""
+        """Let reads continue."""
         self._go_on.set()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let reads wait for the end of this."""
+        """Hold reads until the end of this block."""
         self._go_on.clear()
         try:
             yield
@@ -69,7 +69,7 @@ def files() -> Iterator[ColdFiles]:
 
 
 async def store(path: Path, topic: str = "a", count: int = 100, size: int = 0) -> None:
-    """A topic with a channel, and messages that no broker has in memory any more."""
+    """Store a topic with a channel and messages that are not in the broker's memory."""
     async with running_broker(path) as bound, connected(bound.tcp_address) as client:
         await client.subscribe(topic, "c")
         for start in range(0, count, 10):
@@ -88,7 +88,7 @@ async def receive(client: RawClient, count: int) -> list[int]:
     return [int(message.body.rstrip(b".")) for message in messages]
 
 
-async def test_a_slow_disk_holds_up_its_own_consumer_only(tmp_path: Path, files: ColdFiles) -> None:
+async def test_slow_disk_delays_only_its_consumer(tmp_path: Path, files: ColdFiles) -> None:
     await store(tmp_path)
     async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
         async with connected(bound.tcp_address) as other:
@@ -104,7 +104,7 @@ async def test_a_slow_disk_holds_up_its_own_consumer_only(tmp_path: Path, files:
         assert await receive(consumer, 100) == list(range(100))
 
 
-async def test_what_is_requeued_is_read_beside_the_loop_too(tmp_path: Path, files: ColdFiles) -> None:
+async def test_requeued_messages_are_read_in_a_thread_too(tmp_path: Path, files: ColdFiles) -> None:
     await store(tmp_path, size=10_000)
     async with (
         running_broker(tmp_path, files=files, cache_bytes=0) as bound,
@@ -124,14 +124,14 @@ async def test_what_is_requeued_is_read_beside_the_loop_too(tmp_path: Path, file
         await consumer.nothing_more()
 
 
-async def test_what_is_requeued_for_ever_does_not_hold_back_what_has_to_be_read(
+async def test_endless_requeues_do_not_starve_messages_that_must_be_read(
     tmp_path: Path, files: ColdFiles
 ) -> None:
     await store(tmp_path, count=200, size=10_000)
     seen: set[int] = set()
 
     async def requeue_until(condition: Callable[[], bool]) -> None:
-        """Requeue the first message whenever it comes, and finish the others."""
+        """Requeue the first message each time, and finish the others."""
         with trio.fail_after(PATIENCE_S):
             while not condition():
                 message = await consumer.message()
@@ -144,20 +144,20 @@ async def test_what_is_requeued_for_ever_does_not_hold_back_what_has_to_be_read(
         with files.held():
             before = files.reads
             await requeue_until(lambda: files.reads > before)
-            for _ in range(10):  # and that read holds up nobody
+            for _ in range(10):  # and that read delays nobody
                 await requeue_until(iter([False, True]).__next__)
             assert files.reads == before + 1
         await requeue_until(lambda: len(seen) == 200)
 
 
-async def test_what_is_published_all_the_time_does_not_hold_back_what_has_to_be_read(
+async def test_endless_publishes_do_not_starve_messages_that_must_be_read(
     tmp_path: Path, files: ColdFiles
 ) -> None:
-    """Here a message that is requeued when memory has not kept it."""
+    """Here a requeued message that is no longer in memory."""
     published = 0
 
     async def exchange() -> Received:
-        """There is always something fresh that is in memory."""
+        """Keep new messages in memory all the time."""
         nonlocal published
         await consumer.publish("a", b"%d" % published)
         published += 1
@@ -192,7 +192,7 @@ async def test_what_is_published_all_the_time_does_not_hold_back_what_has_to_be_
                 pass
 
 
-async def test_dead_letters_are_read_beside_the_loop_too(tmp_path: Path, files: ColdFiles) -> None:
+async def test_dead_letters_are_read_in_a_thread_too(tmp_path: Path, files: ColdFiles) -> None:
     await store(tmp_path, size=10_000)
     async with (
         running_broker(tmp_path, files=files, cache_bytes=0) as bound,
@@ -215,7 +215,7 @@ async def test_dead_letters_are_read_beside_the_loop_too(tmp_path: Path, files: 
         assert sorted(await receive(other, len(messages[::9]))) == list(range(0, 100, 9))
 
 
-async def test_channels_at_the_same_place_share_a_read(tmp_path: Path, files: ColdFiles) -> None:
+async def test_channels_at_the_same_position_share_a_read(tmp_path: Path, files: ColdFiles) -> None:
     await store(tmp_path)
     async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as first:
         async with connected(bound.tcp_address) as second:
@@ -230,7 +230,7 @@ async def test_channels_at_the_same_place_share_a_read(tmp_path: Path, files: Co
         assert sorted(received) == list(range(100))
 
 
-async def test_a_backlog_that_memory_cannot_hold_comes_whole(tmp_path: Path, files: ColdFiles) -> None:
+async def test_backlog_larger_than_memory_is_delivered_completely(tmp_path: Path, files: ColdFiles) -> None:
     await store(tmp_path, count=2000, size=1000)
     for cache_bytes in (0, 100_000):
         async with (
@@ -241,7 +241,7 @@ async def test_a_backlog_that_memory_cannot_hold_comes_whole(tmp_path: Path, fil
             assert await receive(consumer, 2000) == list(range(2000))
 
 
-async def test_a_channel_moves_while_the_disk_is_waited_for(tmp_path: Path, files: ColdFiles) -> None:
+async def test_channel_seeks_during_a_read(tmp_path: Path, files: ColdFiles) -> None:
     await store(tmp_path)
     async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
         with files.held():
@@ -256,7 +256,7 @@ async def test_a_channel_moves_while_the_disk_is_waited_for(tmp_path: Path, file
         await consumer.nothing_more()
 
 
-async def test_a_topic_is_deleted_while_the_disk_is_waited_for(tmp_path: Path, files: ColdFiles) -> None:
+async def test_topic_is_deleted_during_a_read(tmp_path: Path, files: ColdFiles) -> None:
     await store(tmp_path)
     async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
         with files.held():
@@ -271,7 +271,7 @@ async def test_a_topic_is_deleted_while_the_disk_is_waited_for(tmp_path: Path, f
             assert await receive(client, 1) == [0]
 
 
-async def test_a_disk_that_fails_is_tried_again(
+async def test_failed_read_is_retried(
     tmp_path: Path, files: ColdFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     await store(tmp_path)
@@ -283,7 +283,7 @@ async def test_a_disk_that_fails_is_tried_again(
     assert len(told) == 1
 
 
-async def test_a_disk_that_fails_again_is_told_of_again(
+async def test_second_failure_is_logged_again(
     tmp_path: Path, files: ColdFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     await store(tmp_path)
@@ -304,10 +304,10 @@ async def test_a_disk_that_fails_again_is_told_of_again(
     assert len(told) == 2
 
 
-async def test_a_disk_that_fails_is_left_alone_for_a_while_and_told_of_once(
+async def test_failing_disk_is_retried_after_a_pause_and_logged_once(
     tmp_path: Path, files: ColdFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also when there is something else to deliver all the time."""
+    """Also while other messages are delivered all the time."""
     await store(tmp_path, size=10_000)
     async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
         await consumer.subscribe("a", "c", 1)
@@ -327,7 +327,7 @@ async def test_a_disk_that_fails_is_left_alone_for_a_while_and_told_of_once(
     ("owner", "method"),
     [(MessageStore, "read"), (MessageStore, "remember_read"), (ReadAhead, "take"), (Dispatcher, "dispatch")],
 )
-async def test_a_defect_while_something_is_read_ends_nothing(
+async def test_exception_during_a_read_ends_nothing(
     tmp_path: Path,
     files: ColdFiles,
     monkeypatch: pytest.MonkeyPatch,
@@ -357,8 +357,8 @@ async def test_a_defect_while_something_is_read_ends_nothing(
     assert "a defect" in caplog.text
 
 
-async def test_damage_up_to_the_end_is_passed_over(tmp_path: Path, files: ColdFiles) -> None:
-    """What is published while that is found out is not."""
+async def test_damage_up_to_the_end_is_skipped(tmp_path: Path, files: ColdFiles) -> None:
+    """Messages published during the search are kept."""
     await store(tmp_path, count=20)
     async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
         [segment] = (tmp_path / "topics" / "a.topic").glob("*.log")
@@ -377,7 +377,7 @@ async def test_damage_up_to_the_end_is_passed_over(tmp_path: Path, files: ColdFi
         await consumer.nothing_more()
 
 
-def test_what_is_too_old_is_passed_over_without_being_read(tmp_path: Path, files: ColdFiles) -> None:
+def test_expired_messages_are_skipped_without_a_read(tmp_path: Path, files: ColdFiles) -> None:
     fixture = Fixture(DiskLog(tmp_path, files=files), mem_queue_size=0, cache_bytes=0)
     fixture.now_ns = TIMESTAMP + 10 * SECOND
     fixture.topic.store.waits_for_disk = False
@@ -402,7 +402,7 @@ def test_what_is_too_old_is_passed_over_without_being_read(tmp_path: Path, files
     assert (channel.messages.expired_count, channel.depth) == (1000, 0)
 
 
-def test_what_was_read_for_consumers_that_have_left_is_dropped(tmp_path: Path, files: ColdFiles) -> None:
+def test_messages_read_for_disconnected_consumers_are_dropped(tmp_path: Path, files: ColdFiles) -> None:
     fixture = Fixture(DiskLog(tmp_path, files=files), mem_queue_size=0, cache_bytes=0)
     fixture.topic.store.waits_for_disk = False
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""One client's connection: when it ends, what others notice of it, and what it leaves behind."""
+"""Tests for a client's connection: its end, its effects on others, and its resources."""
 
 import gc
 import json
@@ -33,14 +33,14 @@ from trio_nsq.broker.session.session import Session
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
-async def test_client_that_stops_reading_is_closed_and_its_messages_go_to_others(
+async def test_client_that_stops_reading_is_disconnected_and_its_messages_go_to_others(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    """After its own heartbeat interval, though it sends all the time."""
+    """After its heartbeat interval, although it sends all the time."""
     body = bytes(1_000_000)
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with connected(bound.tcp_address) as stuck, connected(bound.tcp_address) as other:
@@ -54,11 +54,11 @@ async def test_client_that_stops_reading_is_closed_and_its_messages_go_to_others
             clock.jump(1.999)
             await stuck.send(b"NOP\n")
             await other.subscribe("t", "c", ready_count=20)
-            got = [await other.message()]  # of what did not fit into the socket of the other
+            got = [await other.message()]  # that did not fit into the other one's socket
             await threads_done()
             clock.jump(0.001)
             async with trio.open_nursery() as nursery:
-                # The kernel may have taken something meanwhile: then it has that time once more.
+                # The kernel may have accepted more data meanwhile: then the time starts again.
                 nursery.start_soon(jump_when_blocked, clock, 2)
                 got += [await other.message() for _ in range(19)]
                 nursery.cancel_scope.cancel()
@@ -66,7 +66,7 @@ async def test_client_that_stops_reading_is_closed_and_its_messages_go_to_others
             assert {message.attempts for message in got} == {1, 2}
 
 
-async def test_delivery_goes_on_when_the_socket_is_empty_again(tmp_path: Path) -> None:
+async def test_delivery_continues_when_the_socket_is_writable(tmp_path: Path) -> None:
     body = bytes(1_000_000)
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with connected(bound.tcp_address) as slow, connected(bound.tcp_address) as publisher:
@@ -80,10 +80,8 @@ async def test_delivery_goes_on_when_the_socket_is_empty_again(tmp_path: Path) -
             assert (await slow.message()).body == b"and the next"
 
 
-async def test_answers_that_nobody_reads_do_not_fill_the_memory(
-    tmp_path: Path, clock: trio.testing.MockClock
-) -> None:
-    """The broker stops reading the commands that make them; nothing is lost when the client begins to read."""
+async def test_unread_answers_do_not_fill_the_memory(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    """The broker stops reading commands, and continues without a loss when the client reads."""
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c")
         lines = b"FIN 0123456789abcdef\n" * 5000
@@ -106,8 +104,8 @@ async def test_answers_that_nobody_reads_do_not_fill_the_memory(
         assert received.startswith(frame * (sent * 5000))
 
 
-async def test_a_client_that_ends_its_half_still_gets_its_answers(tmp_path: Path) -> None:
-    """However many wait to be sent when it does."""
+async def test_half_closed_client_gets_its_answers(tmp_path: Path) -> None:
+    """However many are waiting."""
     count = 50_000
     text = b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"
     frame = pack(">ii", 4 + len(text), 1) + text
@@ -124,10 +122,10 @@ async def test_a_client_that_ends_its_half_still_gets_its_answers(tmp_path: Path
         assert received == frame * count
 
 
-async def test_a_client_that_ends_its_half_and_reads_nothing_is_not_waited_for(
+async def test_half_closed_client_that_reads_nothing_is_disconnected(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    """Longer than a heartbeat interval; and what it had is there for others at once."""
+    """After a heartbeat interval at most; its messages go to others at once."""
     async with running_api(tmp_path / "d") as api:
         host, port = api.tcp.stream.socket.getpeername()
         async with connected(f"{host}:{port}") as client:
@@ -148,11 +146,13 @@ async def test_a_client_that_ends_its_half_and_reads_nothing_is_not_waited_for(
             with trio.fail_after(PATIENCE_S):
                 async for part in client.stream:
                     received += len(part)
-            assert received < 3_000_000  # the rest of what it was to get is given up
+            assert received < 3_000_000  # the rest of its output is dropped
 
 
-async def test_no_heartbeat_comes_after_the_last_frame(tmp_path: Path, clock: trio.testing.MockClock) -> None:
-    """It would end the connection before the client, which still sends, has read why."""
+async def test_no_heartbeat_after_the_last_frame(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    """The client may still be sending, and a heartbeat would reset the connection before it has read the
+    error.
+    """
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.send(identify(heartbeat_interval=1000))
         await client.ok()
@@ -169,7 +169,7 @@ async def test_no_heartbeat_comes_after_the_last_frame(tmp_path: Path, clock: tr
         assert await client.frame() is None
 
 
-async def test_a_silence_ends_the_connection_after_two_intervals_and_not_at_the_next_heartbeat(
+async def test_silent_client_is_disconnected_after_two_intervals(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
@@ -188,12 +188,12 @@ async def test_a_silence_ends_the_connection_after_two_intervals_and_not_at_the_
 
 
 async def jump_when_blocked(clock: trio.testing.MockClock, seconds: float = 1) -> None:
-    """Nothing moves any more: let so much time pass."""
+    """Let this much time pass when all tasks wait."""
     await trio.testing.wait_all_tasks_blocked(0.1)
     clock.jump(seconds)
 
 
-async def test_client_whose_publish_takes_long_is_not_taken_for_silent(
+async def test_client_with_a_slow_publish_is_not_silent(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     files = HeldFiles()
@@ -212,10 +212,10 @@ async def test_client_whose_publish_takes_long_is_not_taken_for_silent(
         await client.ok()
 
 
-async def test_refused_client_gives_up_its_messages_at_once(
+async def test_messages_of_a_refused_client_are_requeued_at_once(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    """Not only when it has read the error and gone."""
+    """Not only after it has read the error and disconnected."""
     async with running_broker(tmp_path / "d") as bound:
         async with connected(bound.tcp_address) as refused, connected(bound.tcp_address) as other:
             await refused.subscribe("t", "c", ready_count=1)
@@ -231,7 +231,7 @@ async def test_refused_client_gives_up_its_messages_at_once(
             assert await refused.frame() is None
 
 
-async def test_mistake_of_ours_ends_one_connection(
+async def test_bug_ends_one_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: object) -> None:
@@ -271,7 +271,7 @@ ENDINGS: dict[str, tuple[bytes, Callable[[RawClient], None] | None]] = {
 }
 
 
-async def test_connections_leave_neither_files_nor_tasks_nor_memory(tmp_path: Path) -> None:
+async def test_connections_leak_no_files_tasks_or_memory(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound:
         host, _, port = bound.tcp_address.rpartition(":")
 
@@ -297,12 +297,12 @@ async def test_connections_leave_neither_files_nor_tasks_nor_memory(tmp_path: Pa
         for _ in range(15):
             await one_of_each()
         with trio.move_on_after(PATIENCE_S):
-            while (after := held()) != before:  # some end in a thread's time
+            while (after := held()) != before:  # some end after a thread has finished
                 await trio.testing.wait_all_tasks_blocked(0.01)
         assert after == before
 
 
-async def test_large_identify_bodies_are_decoded_one_in_each_round_of_the_event_loop(
+async def test_large_identify_bodies_are_decoded_one_per_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds = 0
@@ -329,7 +329,7 @@ async def test_large_identify_bodies_are_decoded_one_in_each_round_of_the_event_
         await settle()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(count_rounds)
-            for client in clients:  # with no turn of the loop in between
+            for client in clients:  # within one turn of the event loop
                 os.write(client.stream.socket.fileno(), b"}")
             for client in clients:
                 await client.ok()

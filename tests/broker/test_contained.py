@@ -1,4 +1,4 @@
-"""A defect in one place is reported, and ends neither the broker nor what it does for others."""
+"""Tests that a bug in one place is logged, and ends neither the broker nor its work for other clients."""
 
 import logging
 from pathlib import Path
@@ -16,7 +16,7 @@ from trio_nsq.log import Files
 
 
 class BrokenFiles(Files):
-    """Saving a state meets a defect, not an error of the operating system."""
+    """Saving a state raises an exception that is not an OSError."""
 
     broken = False
 
@@ -26,7 +26,7 @@ class BrokenFiles(Files):
         super().replace(path, content)
 
 
-async def test_saving(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_exception_while_saving(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = BrokenFiles()
     async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=1) as api:
         await api.tcp.publish("t", b"1")
@@ -44,8 +44,8 @@ async def test_saving(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert [(await api.tcp.message()).body for _ in range(2)] == [b"1", b"2"]
 
 
-async def test_what_is_due_in_one_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timeouts of the other channels go on."""
+async def test_exception_while_processing_a_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeouts of other channels work."""
     tick = Channel.tick
 
     def break_one(channel: Channel, *args: Any) -> int:
@@ -64,7 +64,7 @@ async def test_what_is_due_in_one_channel(tmp_path: Path, monkeypatch: pytest.Mo
             assert [(await client.message()).attempts for _ in range(2)] == [1, 2]
 
 
-async def test_the_timers(
+async def test_exception_in_the_timers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tick = Broker.tick
@@ -85,10 +85,10 @@ async def test_the_timers(
     assert [record.levelno for record in caplog.records if record.exc_info] == [logging.ERROR]
 
 
-async def test_dead_letters(
+async def test_exception_in_the_dead_letter_mover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are tried again after a while, not all the time."""
+    """It retries after a pause, not continuously."""
     publish, is_broken = Topics.publish_durably, True
 
     async def break_it(topics: Topics, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""A cursor and its holes, beside a set of the sequences that are still ahead."""
+"""Tests for a cursor with holes, against a set of the sequences ahead of it."""
 
 from bisect import bisect_left
 from typing import Any
@@ -21,7 +21,7 @@ STEPS = st.lists(
 
 
 @given(st.integers(0, END), STEPS)
-def test_it_is_where_the_model_is(start: int, steps: list[tuple[Any, ...]]) -> None:
+def test_cursor_equals_the_model(start: int, steps: list[tuple[Any, ...]]) -> None:
     cursor, ahead, last = Cursor(start), set(range(start, END)), start
     for step in steps:
         match step:

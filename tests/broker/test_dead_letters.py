@@ -1,4 +1,4 @@
-"""Dead letters in a running broker: how they get to their topic, and that each gets there once."""
+"""Tests for dead letters in a running broker: each is moved to its topic once."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ HOUR_MS = 3_600_000
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_a_message_goes_to_the_dead_letter_topic_as_it_is(tmp_path: Path, sync: str) -> None:
+async def test_exhausted_message_is_moved_unchanged(tmp_path: Path, sync: str) -> None:
     async with running_api(tmp_path / "d", sync=sync) as api, client_of(api) as reader:
         await reader.subscribe("dead", "any", 10)
         assert (await configure(api, "t", "c", max_attempts=2, dead_letter_topic="dead"))[0] == 200
@@ -51,17 +51,18 @@ async def test_a_message_goes_to_the_dead_letter_topic_as_it_is(tmp_path: Path, 
         assert (stats["max_attempts"], stats["dead_letter_topic"]) == (2, "dead")
         assert 'nsq_channel_dead_letters_total{channel="c",topic="t"} 2.0' in (await api.get("/metrics")).text
         await configure(api, "t", "c", max_attempts=0)
-        assert (await api.channel("t", "c"))["dead_letter_count"] == 2  # they do not vanish with the rule
+        # They stay when max_attempts is removed.
+        assert (await api.channel("t", "c"))["dead_letter_count"] == 2
 
 
-async def test_stats_do_not_show_what_is_not_switched_on(tmp_path: Path) -> None:
+async def test_stats_omit_unused_settings(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await configure(api, "t", "c", dead_letter_topic="dead")
         keys = (await api.channel("t", "c")).keys()
         assert not {"max_attempts", "dead_letter_topic", "dead_letter_count", "given_up_count"} & keys
 
 
-async def test_timed_out_and_lost_with_the_connection(tmp_path: Path) -> None:
+async def test_timed_out_messages_and_messages_of_lost_connections(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, client_of(api) as reader:
         await reader.subscribe("dead", "any", 10)
         await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
@@ -80,7 +81,7 @@ async def test_timed_out_and_lost_with_the_connection(tmp_path: Path) -> None:
         ]
 
 
-async def test_without_a_dead_letter_topic_it_is_dropped_and_counted(tmp_path: Path) -> None:
+async def test_message_without_a_dead_letter_topic_is_dropped_and_counted(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await configure(api, "t", "c", max_attempts=1)
         await api.tcp.publish("t", b"a", b"b")
@@ -92,8 +93,8 @@ async def test_without_a_dead_letter_topic_it_is_dropped_and_counted(tmp_path: P
         assert 'nsq_channel_given_up_total{channel="c",topic="t"} 2.0' in (await api.get("/metrics")).text
 
 
-async def test_a_stock_client_finds_out_where_its_letter_comes_from(tmp_path: Path) -> None:
-    """It gets the body as it was, and an id to ask with, also while it has the letter in flight."""
+async def test_nsq_client_can_ask_for_the_origin_of_a_letter(tmp_path: Path) -> None:
+    """It gets the unchanged body, and an id for the query, which also works while the letter is in flight."""
     async with running_api(tmp_path / "d") as api, client_of(api) as reader:
         await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
         await configure(api, "dead", "dead-letters")
@@ -115,7 +116,7 @@ async def test_a_stock_client_finds_out_where_its_letter_comes_from(tmp_path: Pa
         }
 
 
-async def test_a_paused_dead_letter_topic_takes_letters_and_keeps_them(tmp_path: Path) -> None:
+async def test_paused_dead_letter_topic_accepts_letters_and_keeps_them(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
         await api.post("/topic/create", topic="dead")
@@ -149,7 +150,7 @@ async def test_ephemeral_topics_and_channels(tmp_path: Path, origin: str) -> Non
         assert (letter["origin"]["topic"], letter["origin"]["channel"]) == (origin, "c#ephemeral")
 
 
-# ---------------------------------------------------------------------- what cannot be
+# ---------------------------------------------------------------------- invalid settings
 
 
 @pytest.mark.parametrize("kind", ["", "#ephemeral"])
@@ -169,7 +170,7 @@ async def test_loops_are_refused(tmp_path: Path, kind: str) -> None:
         assert (await configure(api, c, "x", dead_letter_topic=d))[0] == 200
 
 
-async def test_a_chain_is_none(tmp_path: Path) -> None:
+async def test_chain_of_dead_letter_topics_is_allowed(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, client_of(api) as last:
         await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
         await configure(api, "dead", "dead-letters", max_attempts=1, dead_letter_topic="buried")
@@ -190,16 +191,16 @@ async def test_a_chain_is_none(tmp_path: Path) -> None:
         )
 
 
-# ---------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------- failures
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the log messages about dead letters that could not be moved."""
+    """Return the log lines about dead letters that could not be moved."""
     messages = (record.getMessage() for record in caplog.records)
     return [message for message in messages if "dead letters cannot go to topic dead" in message]
 
 
-async def test_a_full_disk_makes_the_message_stay_and_is_tried_again(
+async def test_full_disk_keeps_the_message_and_the_move_is_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = FailingFiles()
@@ -211,7 +212,7 @@ async def test_a_full_disk_makes_the_message_stay_and_is_tried_again(
         first, second = await api.tcp.message(), await api.tcp.message()
         files.full_after = 0
         await api.tcp.send(b"REQ %s 0\n" % first.id)
-        # The state cannot be saved either, so /ping alone may tell of that only.
+        # The state cannot be saved either, so only /ping may report that.
         await until(lambda: len(refusals(caplog)) == 1)
         assert (await api.get("/ping")).status_code == 500
         stats = await api.channel("t", "c")
@@ -237,7 +238,7 @@ class NoDeadLetters(Files):
         super().write(fd, offset, parts)
 
 
-async def test_no_rule_any_more_delivers_what_could_not_be_moved(tmp_path: Path) -> None:
+async def test_removed_max_attempts_delivers_messages_that_could_not_be_moved(tmp_path: Path) -> None:
     files = NoDeadLetters()
     async with running_api(tmp_path / "d", files=files) as api:
         await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
@@ -255,7 +256,7 @@ async def test_no_rule_any_more_delivers_what_could_not_be_moved(tmp_path: Path)
         assert (await api.get("/dead_letters/messages", topic="dead")).status_code in (200, 404)
 
 
-async def test_a_full_dead_letter_topic_keeps_them_in_their_channel(tmp_path: Path) -> None:
+async def test_full_dead_letter_topic_keeps_messages_in_their_channel(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, client_of(api) as reader:
         await api.post("/pub", body=b"first", topic="dead")
         await api.send("PUT", "/topic/settings?topic=dead", body=b'{"max_messages":1}')
@@ -283,7 +284,7 @@ async def _would_drop(api: Api, changes: bytes) -> int:
     return dropped
 
 
-async def test_a_deleted_dead_letter_topic_is_made_again(tmp_path: Path) -> None:
+async def test_deleted_dead_letter_topic_is_recreated(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
         await api.tcp.subscribe("t", "c", 1)
@@ -297,7 +298,7 @@ async def test_a_deleted_dead_letter_topic_is_made_again(tmp_path: Path) -> None
 
 
 class BadSector(Files):
-    """A real file system where a place with certain bytes cannot be read."""
+    """A real file system where a block with certain bytes cannot be read."""
 
     def __init__(self) -> None:
         self.bad = b""
@@ -309,7 +310,7 @@ class BadSector(Files):
         return data
 
 
-async def test_a_message_that_cannot_be_read_now_does_not_hold_back_others(tmp_path: Path) -> None:
+async def test_unreadable_message_does_not_delay_others(tmp_path: Path) -> None:
     files = BadSector()
     options = {"files": files, "mem_queue_size": 0, "cache_bytes": 0}
     async with running_api(tmp_path / "d", **options) as api, client_of(api) as reader:
@@ -330,11 +331,11 @@ async def test_a_message_that_cannot_be_read_now_does_not_hold_back_others(tmp_p
         assert (await api.channel("t", "c"))["depth"] == 0
 
 
-# ---------------------------------------------------------------------- over a crash
+# ---------------------------------------------------------------------- crashes
 
 
 async def check_that_it_came_once(after: Api) -> None:
-    """The one message is a dead letter, and nowhere else."""
+    """Check that the only message is a dead letter, and nowhere else."""
     assert [letter["body"] for letter in await letters(after, reason="requeued")] == ["a"]
     stats = await after.channel("t", "c")
     assert [stats[key] for key in ("depth", "in_flight_count", "deferred_count")] == [0, 0, 0]
@@ -345,8 +346,8 @@ async def check_that_it_came_once(after: Api) -> None:
 
 
 @pytest.mark.parametrize("known_as", ["never seen", "in flight", "deferred", "requeued", "given up"])
-async def test_a_crash_after_the_move_does_not_make_two_of_one(tmp_path: Path, known_as: str) -> None:
-    """The state on disk knows the message as it was some time before it was moved, or not at all."""
+async def test_crash_after_the_move_does_not_duplicate_the_message(tmp_path: Path, known_as: str) -> None:
+    """The saved state has the message as some time before the move, or not at all."""
     data_path, hour = tmp_path / "d", {"checkpoint_interval_ms": HOUR_MS}
     async with running_api(data_path, **hour) as api, client_of(api) as reader:
         settings = {"max_attempts": 2, "dead_letter_topic": "dead"}
@@ -358,7 +359,7 @@ async def test_a_crash_after_the_move_does_not_make_two_of_one(tmp_path: Path, k
         await api.tcp.subscribe("t", "c", 1)
         message = await api.tcp.message()
         if known_as == "in flight":
-            await configure(api, "t", "c", **settings)  # which saves the topic's state
+            await configure(api, "t", "c", **settings)  # saves the topic's state
         if known_as == "requeued":
             await api.tcp.send(b"RDY 0\n")
         await api.tcp.send(b"REQ %s %d\n" % (message.id, 300 if known_as == "deferred" else 0))
@@ -384,14 +385,14 @@ async def test_a_crash_after_the_move_does_not_make_two_of_one(tmp_path: Path, k
         assert state["settled"] == state["end"]
         async with another(api, data_path) as after:
             await check_that_it_came_once(after)
-        # Nor does a second crash, right after the first start.
+        # The same after a second crash, directly after the first start.
         shutil.rmtree(tmp_path / "d-copy")
         async with another(api, data_path, **hour) as after:
             async with another(after, tmp_path / "d-copy") as second:
                 await check_that_it_came_once(second)
 
 
-async def test_a_crash_before_the_move_leaves_it_to_the_restart(tmp_path: Path) -> None:
+async def test_crash_before_the_move_repeats_it_after_the_restart(tmp_path: Path) -> None:
     data_path = tmp_path / "d"
     async with running_api(data_path, checkpoint_interval_ms=HOUR_MS) as api:
         settings = {"max_attempts": 1, "dead_letter_topic": "dead"}
@@ -407,7 +408,7 @@ async def test_a_crash_before_the_move_leaves_it_to_the_restart(tmp_path: Path) 
             assert (await after.channel("t", "c"))["depth"] == 0
 
 
-async def test_a_stop_moves_nothing_and_loses_nothing(tmp_path: Path) -> None:
+async def test_stop_moves_nothing_and_loses_nothing(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
         await api.tcp.publish("t", b"a")
@@ -420,7 +421,7 @@ async def test_a_stop_moves_nothing_and_loses_nothing(tmp_path: Path) -> None:
         assert stats["channels"][0]["depth"] == 0
 
 
-async def test_a_topic_that_was_made_again_does_not_lose_the_messages_in_the_old_places(
+async def test_recreated_topic_keeps_messages_with_the_sequences_of_old_letters(
     tmp_path: Path,
 ) -> None:
     data_path = tmp_path / "d"
@@ -438,7 +439,7 @@ async def test_a_topic_that_was_made_again_does_not_lose_the_messages_in_the_old
         await api.post("/topic/delete", topic="t")
         await configure(api, "t", "c", **settings)
         await api.tcp.publish("t", b"new")
-        # The dead-letter topic may not yet have been saved since it got its letter.
+        # The dead-letter topic may not have been saved since it got its letter.
         assert json.loads(before)["settled"] == 0
         async with another(api, data_path) as after, client_of(after) as client:
             await client.subscribe("t", "c", 1)
@@ -446,8 +447,8 @@ async def test_a_topic_that_was_made_again_does_not_lose_the_messages_in_the_old
             assert [letter["body"] for letter in await letters(after)] == ["old"]
 
 
-async def test_what_is_settled_is_not_looked_at_again(tmp_path: Path) -> None:
-    """Once the states are saved, the dead-letter topic knows how far its letters are out of their channels."""
+async def test_confirmed_letters_are_not_checked_again(tmp_path: Path) -> None:
+    """After the states are saved, the dead-letter topic knows which of its letters have left their channels."""
     data_path = tmp_path / "d"
     async with running_api(data_path, checkpoint_interval_ms=20) as api, client_of(api) as reader:
         await reader.subscribe("dead", "any", 10)
@@ -461,14 +462,14 @@ async def test_what_is_settled_is_not_looked_at_again(tmp_path: Path) -> None:
 
 
 async def settled(data_path: Path) -> int:
-    """Up to where the saved state of the dead-letter topic says that its letters are out of their channels."""
+    """Return the sequence up to which the saved dead-letter topic has confirmed its letters."""
     state = json.loads((data_path / "topics" / "dead.topic" / "state.json").read_bytes())
     sequence: int = state["settled"]
     return sequence
 
 
-async def test_the_letters_of_a_deleted_topic_keep_nothing(tmp_path: Path) -> None:
-    """Its state, which might have them, is gone, too."""
+async def test_letters_of_a_deleted_topic_keep_no_files(tmp_path: Path) -> None:
+    """Its state, which might have them, is deleted, too."""
     data_path = tmp_path / "d"
     async with running_api(data_path, checkpoint_interval_ms=HOUR_MS) as api, client_of(api) as reader:
         await reader.subscribe("dead", "any", 9)
@@ -478,15 +479,15 @@ async def test_the_letters_of_a_deleted_topic_keep_nothing(tmp_path: Path) -> No
             await client.subscribe("t", "c", 1)
             await fail(client, 1)
             await take(reader, 1)
-        await api.post("/topic/pause", topic="dead")  # which saves it
+        await api.post("/topic/pause", topic="dead")  # saves it
         assert await settled(data_path) == 0
         await api.post("/topic/delete", topic="t")
         await api.post("/topic/unpause", topic="dead")
         assert await settled(data_path) == 1
 
 
-def test_letters_that_come_a_second_time_are_looked_for_in_their_last_place() -> None:
-    """A channel that was moved back may give up the very same again."""
+def test_repeated_letters_are_found_at_their_last_position() -> None:
+    """After a seek back, a channel may exhaust the same messages again."""
     fixture = Fixture(name="dead")
     for sequence in (5, 6, 5):
         metadata = metadata_for_dead_letters([Origin("t", "c", "0" * 16, sequence, 1, 0, Reason.REQUEUED)])
@@ -497,7 +498,7 @@ def test_letters_that_come_a_second_time_are_looked_for_in_their_last_place() ->
     assert fixture.topic.snapshot()["settled"] == 1
 
 
-async def test_what_a_channel_was_moved_back_to_is_not_taken_from_it_by_a_restart(tmp_path: Path) -> None:
+async def test_restart_does_not_remove_messages_redelivered_by_a_seek(tmp_path: Path) -> None:
     data_path = tmp_path / "d"
     async with running_api(data_path, checkpoint_interval_ms=HOUR_MS) as api, client_of(api) as reader:
         await reader.subscribe("dead", "any", 9)
@@ -516,7 +517,7 @@ async def test_what_a_channel_was_moved_back_to_is_not_taken_from_it_by_a_restar
 
 
 class SlowDeadLetters(HeldFiles):
-    """Where only saving topic `dead` waits; and what was saved meanwhile."""
+    """Only saving topic `dead` waits; records which states are saved meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -532,8 +533,8 @@ class SlowDeadLetters(HeldFiles):
         Files.replace(self, path, content)
 
 
-async def test_a_channel_is_moved_back_after_a_save_of_dead_letters_that_is_under_way(tmp_path: Path) -> None:
-    """Or a restart in between would take from it what it was moved back to."""
+async def test_seek_back_during_a_save_of_the_dead_letter_topic(tmp_path: Path) -> None:
+    """A restart must not remove the messages of the seek."""
     files = SlowDeadLetters()
     async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=HOUR_MS) as api:
         async with client_of(api) as client:
@@ -545,7 +546,7 @@ async def test_a_channel_is_moved_back_after_a_save_of_dead_letters_that_is_unde
             await take(api.tcp, 1)
         await wait_until_unused(api)
         await api.post("/topic/create", topic="other")
-        await api.post("/topic/pause", topic="t")  # which saves it: the letter is with `dead` alone
+        await api.post("/topic/pause", topic="t")  # saves it: the letter is only in `dead`
         files.is_slow = True
         files.hold("replace")
         async with trio.open_nursery() as nursery:
@@ -565,7 +566,7 @@ async def wait_until_unused(api: Api) -> None:
             await trio.lowlevel.checkpoint()
 
 
-async def test_many_at_once(tmp_path: Path) -> None:
+async def test_many_letters_at_once(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, client_of(api) as reader:
         await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
         bodies = [b"%d " % n + b"x" * 5000 for n in range(1000)]

@@ -1,4 +1,4 @@
-"""What waits for its time: the order, against a plain list; what it costs; and what is saved of it."""
+"""Tests for deferred messages: their order against a plain list, their cost, and their saved form."""
 
 import random
 import tracemalloc
@@ -37,7 +37,7 @@ steps = st.lists(
 
 
 @given(steps=steps)
-def test_any_history_against_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
+def test_random_history_against_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deferred_module, "BLOCK_MESSAGES", 4)
         real = DeferredMessages()
@@ -51,7 +51,7 @@ def test_any_history_against_a_sorted_list(steps: list[tuple[str, int, int]]) ->
                 sequence += count
                 real.add(number, new, count, None)
                 naive = naive + [(number, each, count) for each in new]
-                naive.sort(key=lambda row: row[0])  # which keeps the order of those that are due together
+                naive.sort(key=lambda row: row[0])  # keeps the order of messages with the same due time
             elif what == "release":
                 due = [row for row in naive if row[0] <= number][:count]
                 assert taken(real, number, count) == [row[1:] for row in due]
@@ -77,7 +77,7 @@ def test_any_history_against_a_sorted_list(steps: list[tuple[str, int, int]]) ->
         assert list(real) == naive
 
 
-def test_many_due_together_are_kept_in_order() -> None:
+def test_many_messages_with_one_due_time_are_kept_in_order() -> None:
     messages = DeferredMessages()
     messages.add(5, range(10_000), 0, None)
     messages.add(5, range(10_000, 10_003), 0, None)
@@ -87,13 +87,13 @@ def test_many_due_together_are_kept_in_order() -> None:
     assert (len(messages), messages.first_due_ns) == (0, None)
 
 
-def test_attempts_that_do_not_fit_are_the_most_that_a_frame_can_say() -> None:
+def test_attempts_are_limited_to_the_maximum_of_a_frame() -> None:
     messages = DeferredMessages()
     messages.add(1, range(1), 70_000, None)
     assert taken(messages, 1) == [(0, 65535)]
 
 
-def test_what_only_memory_has_is_held_until_it_is_released() -> None:
+def test_message_of_a_memory_log_is_held_until_it_is_released() -> None:
     batch = Batch([records([b"a", b"b", b"c"])])
     messages = DeferredMessages()
     messages.add(1, range(2), 0, batch)
@@ -107,7 +107,7 @@ def test_what_only_memory_has_is_held_until_it_is_released() -> None:
     assert (len(messages), messages.held(0), list(messages)) == (0, None, [])
 
 
-def test_a_copy_does_not_change_with_what_it_was_made_of() -> None:
+def test_copy_does_not_change_with_its_original() -> None:
     messages = DeferredMessages()
     messages.add(1, range(5), 0, None)
     copy = messages.copy()
@@ -116,7 +116,7 @@ def test_a_copy_does_not_change_with_what_it_was_made_of() -> None:
     assert [list(block.sequence) for block in copy] == [[0, 1, 2, 3, 4]]
 
 
-def test_what_is_saved_is_little_endian_on_any_machine() -> None:
+def test_saved_form_is_little_endian_on_any_machine() -> None:
     block = Block(array("Q", [1]), array("Q", [2]), array("H", [3]))
     assert block.text() == "AQAAAAAAAAACAAAAAAAAAAMA"
     restored = Block.from_text(block.text())
@@ -124,7 +124,7 @@ def test_what_is_saved_is_little_endian_on_any_machine() -> None:
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "any"])
-def test_a_deferred_message_takes_less_than_100_bytes(order: str) -> None:
+def test_deferred_message_takes_less_than_100_bytes(order: str) -> None:
     count, chance = 30_000, random.Random(7)
     kinds: dict[str, Callable[[int], int]] = {
         "ascending": lambda n: NOW + n * SECOND,
@@ -141,13 +141,13 @@ def test_a_deferred_message_takes_less_than_100_bytes(order: str) -> None:
     finally:
         tracemalloc.stop()
     assert len(messages) == count
-    assert used / count < 30  # 18 are needed; 100 may be
+    assert used / count < 30  # 18 are needed; 100 may be used
 
 
-# ---------------------------------------------------------------------- what waits in a topic
+# ---------------------------------------------------------------------- messages that wait in a topic
 
 
-def test_what_waits_in_a_topic() -> None:
+def test_messages_that_wait_in_a_topic() -> None:
     batch = Batch([records([b"a"])])
     rows = [
         Waiting(range(3, 5), NOW),

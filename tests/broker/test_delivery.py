@@ -1,4 +1,4 @@
-"""How deliveries are shared out over a poller's rounds: what waits, what stands in line, and for how long."""
+"""Tests for the distribution of deliveries over a poller's rounds: what waits, and for how long."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,18 +21,18 @@ from trio_nsq.protocol.messages import pack_messages
 from trio_nsq.reactor import Poller
 
 BUFFERED = (16_384, 250)
-"""output_buffer_size and output_buffer_timeout, in ms, as clients have them by default."""
+"""The defaults of output_buffer_size and output_buffer_timeout, in ms."""
 UNBUFFERED = (1, 0)
 
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
 class Client:
-    """A client of a channel, and what was sent to it."""
+    """A client of a channel, and the messages sent to it."""
 
     def __init__(self, channel: Channel, buffer: tuple[int, int], ready: int) -> None:
         self.bodies: list[bytes] = []
@@ -53,11 +53,11 @@ class Client:
 
 
 class SetClock:
-    """What limits turns. A test sets it.
+    """The clock that limits turns, set by the test.
 
     Attributes:
         now_s: The time.
-        step_s: Seconds that each reading adds.
+        step_s: Added at each reading.
     """
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class SetClock:
 
 
 class Rounds:
-    """A topic whose messages are delivered, in rounds that a test makes.
+    """A topic with deliveries, in rounds that a test makes.
 
     Attributes:
-        turns: The clock that limits turns, and how long deliveries wait.
+        turns: The clock that limits turns, and the waits of deliveries.
     """
 
     def __init__(self, delivery: Delivery, broker: Broker, poller: Poller, turns: SetClock) -> None:
@@ -84,11 +84,11 @@ class Rounds:
         self._next_id = 1
 
     def client(self, channel: str = "c", buffer: tuple[int, int] = UNBUFFERED, ready: int = 100) -> Client:
-        """A client of a channel."""
+        """Add a client of a channel."""
         return Client(self._topic.add_channel(channel), buffer, ready)
 
     def rested(self, clock: trio.testing.MockClock, clients: list[Client]) -> None:
-        """All have had a message, so long ago that a next one would go at once but for others that are served."""
+        """Wait until the next message of each client could be sent at once, but for other clients."""
         self.round(b"before")
         self.pause()
         for client in clients:
@@ -97,7 +97,7 @@ class Rounds:
         clock.jump(0.3)
 
     def round(self, *bodies: bytes) -> None:
-        """A round in which this is published, and somebody always has something to send."""
+        """Run a round in which these messages are published and other data waits."""
         self._poller.in_round = True
         if bodies:
             record = next_record(self._topic, pack_messages(bodies), self._next_id)
@@ -109,7 +109,9 @@ class Rounds:
         self._poller.in_round = False
 
     def served_by_round(self, clients: list[Client], rounds: int, *bodies: bytes) -> list[int]:
-        """How many clients have got something by the end of the round in which this is published, and of the next."""
+        """Return how many clients got a message by the end of the round with these publishes, and of the
+        next.
+        """
         served: list[int] = []
         for number in range(rounds):
             self.round(*bodies if not number else ())
@@ -117,14 +119,14 @@ class Rounds:
         return served
 
     def pause(self) -> None:
-        """Nobody has anything to send, until everything is done."""
+        """Run rounds without input until everything is done."""
         while self._delivery.idle():
             pass
 
 
 @asynccontextmanager
 async def delivering(pacing: Pacing) -> AsyncIterator[Rounds]:
-    """One topic, whose log is in memory."""
+    """Run one topic with a log in memory."""
     turns = SetClock()
     options, poller = BrokerOptions(data_path=Path("/nowhere"), pacing=pacing), Poller(pacing, turns)
     broker = Broker(options, lambda name: MemoryLog())
@@ -144,15 +146,15 @@ async def test_deliveries_wait_for_a_pause(clock: trio.testing.MockClock) -> Non
         assert client.bodies == [b"x"] * 10
 
 
-async def test_deliveries_do_not_wait_for_ever(clock: trio.testing.MockClock) -> None:
-    """Nor longer because more comes."""
+async def test_deliveries_wait_for_a_limited_time(clock: trio.testing.MockClock) -> None:
+    """New messages do not extend it."""
     async with delivering(Pacing(waiting_s=0)) as rounds:
         client = rounds.client(buffer=BUFFERED)
         rounds.rested(clock, [client])
         rounds.round(b"x")
         assert client.bodies == [b"x"]
     async with delivering(Pacing(waiting_s=0.2)) as rounds:
-        client = rounds.client(buffer=(1_000_000_000, 250), ready=1_000_000_000)  # which nothing fills
+        client = rounds.client(buffer=(1_000_000_000, 250), ready=1_000_000_000)  # too large to be filled
         rounds.rested(clock, [client])
         for _ in range(3):
             rounds.round(b"x")
@@ -169,21 +171,21 @@ async def test_deliveries_without_a_buffer_do_not_wait() -> None:
         assert client.bodies == [b"x"]
 
 
-async def test_many_channels_are_served_a_few_in_each_round() -> None:
+async def test_some_of_many_channels_are_served_in_each_round() -> None:
     async with delivering(Pacing(channels_per_turn=1)) as rounds:
         clients = [rounds.client(f"c{n}") for n in range(4)]
-        # One when it is stored, and one of those in line at the end of each round.
+        # One when it is stored, and one from the queue at the end of each round.
         assert rounds.served_by_round(clients, 4, b"x") == [2, 3, 4, 4]
 
 
-async def test_many_clients_of_a_channel_are_served_a_few_in_each_turn() -> None:
+async def test_some_of_many_clients_of_a_channel_are_served_in_each_turn() -> None:
     async with delivering(Pacing(grants_per_turn=1)) as rounds:
         clients = [rounds.client(ready=1) for _ in range(64)]
-        # So many at a time, whatever they get.
+        # This many at a time, whatever they get.
         assert rounds.served_by_round(clients, 4, *[b"x"] * 64) == [32, 48, 64, 64]
 
 
-async def test_deliveries_that_have_waited_for_too_long_keep_nobody_waiting_for_a_turn(
+async def test_late_deliveries_do_not_wait_for_a_turn(
     clock: trio.testing.MockClock,
 ) -> None:
     async with delivering(Pacing(waiting_s=0, turn_s=1.5)) as rounds:

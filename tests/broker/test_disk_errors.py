@@ -1,4 +1,6 @@
-"""A disk that is full or failing: publishers are told, nothing acknowledged is lost, and it goes on by itself."""
+"""Tests for a full or failing disk: publishers get errors, no acknowledged message is lost, and the broker
+recovers.
+"""
 
 from pathlib import Path
 
@@ -44,7 +46,7 @@ async def test_failed_sync_refuses_the_publish(tmp_path: Path) -> None:
             assert [(await client.message()).body for _ in range(2)] == [b"before", b"after"]
 
 
-async def test_disk_full_while_making_a_topic(tmp_path: Path) -> None:
+async def test_disk_full_while_creating_a_topic(tmp_path: Path) -> None:
     files = FailingFiles()
     async with running_broker(tmp_path / "d", files=files) as bound:
         files.full_after = 0

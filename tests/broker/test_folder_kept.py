@@ -1,4 +1,4 @@
-"""A data folder that an earlier commit of this format wrote opens with all that is in it."""
+"""Test that a data folder written by an earlier commit with this format opens with all its content."""
 
 import zipfile
 from pathlib import Path
@@ -9,24 +9,25 @@ from broker.api import OK, Api
 from broker.support import connected, running_broker
 
 KEPT = Path(__file__).parent / "folders" / "format-2.zip"
-"""Made by `qcli serve --sync=always --max-bytes-per-file=3000 --max-req-timeout=8760h`, and stopped in good order.
+"""Made by `qcli serve --sync=always --max-bytes-per-file=3000 --max-req-timeout=8760h`, and stopped cleanly.
 
-orders: 43 messages, "orders NUMBER ...", in four segments. 40 and 41 are batch 7 of producer "loader"; 42 is deferred
-    by 364 days. Channel billing (max_attempts 2, dead letters to "dead") has finished 1, 2, 3 and 8, has 5 deferred by
-    360 days, and has moved six others to "dead". Channel paused is paused; paused and behind have had nothing.
+orders: 43 messages, "orders NUMBER ...", in four segments. 40 and 41 are batch 7 of producer "loader"; 42 is
+deferred by 364 days. Channel billing (max_attempts 2, dead letters to "dead") has finished 1, 2, 3 and 8, has
+5 deferred by 360 days, and has moved six others to "dead". Channel paused is paused; no message was delivered
+by paused and behind.
 dead: those six, for channels dead-letters and reader.
-still: "still NUMBER"; paused after 5 messages, with 3 more that channel c has not got yet.
+still: "still NUMBER"; paused after 5 messages, with 3 more that channel c has not got.
 """
 
 
-def test_the_folder_is_of_this_format() -> None:
+def test_folder_has_the_current_format() -> None:
     with zipfile.ZipFile(KEPT) as archive:
         names = archive.namelist()
         assert len([name for name in names if name.startswith("topics/orders.topic/000")]) == 4
 
 
 async def consumed(address: str, topic: str, channel: str, count: int) -> list[int]:
-    """The numbers of messages that a channel has ready, all finished."""
+    """Return the numbers of the ready messages of a channel, and finish them."""
     found = []
     async with connected(address) as client:
         await client.subscribe(topic, channel, ready_count=100)
@@ -38,7 +39,7 @@ async def consumed(address: str, topic: str, channel: str, count: int) -> list[i
     return found
 
 
-async def test_it_opens_with_all_that_is_in_it(tmp_path: Path) -> None:
+async def test_folder_opens_with_all_its_content(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with zipfile.ZipFile(KEPT) as archive:
         archive.extractall(data)
@@ -57,7 +58,7 @@ async def test_it_opens_with_all_that_is_in_it(tmp_path: Path) -> None:
             for topic in topics.values()
             for channel in topic["channels"]
         }
-        # What is deferred is due some day.
+        # Deferred messages become due later.
         left = {key: channel["depth"] + channel["deferred_count"] for key, channel in channels.items()}
         assert left == {
             ("orders", "billing"): 33,
@@ -84,5 +85,5 @@ async def test_it_opens_with_all_that_is_in_it(tmp_path: Path) -> None:
         behind = await consumed(bound.tcp_address, "orders", "behind", channels["orders", "behind"]["depth"])
         assert behind[:42] == list(range(42))
     for path, content in before.items():
-        if (data / path).exists():  # retention deletes what is finished
+        if (data / path).exists():  # retention deletes finished files
             assert (data / path).read_bytes().startswith(content)

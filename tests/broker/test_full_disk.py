@@ -1,4 +1,4 @@
-"""A full disk: what the broker refuses, what it does all the same, and how it finds out that there is room again."""
+"""Tests for a full disk: refused and permitted operations, and the recovery."""
 
 import errno
 import gc
@@ -20,7 +20,7 @@ from trio_nsq.log import Files
 
 FULL = "No space left on device"
 _REFUSALS = 20
-"""One may be because something is just being saved in the spare room."""
+"""One may be temporary, while a state is saved in the spare room."""
 FAST: dict[str, Any] = {"checkpoint_interval_ms": 10}
 
 
@@ -33,7 +33,7 @@ def logs(tmp_path: Path, topic: str = "t") -> list[str]:
 
 
 async def fill(api: Api) -> list[bytes]:
-    """Publish until there is no room for a small message; returns what was accepted."""
+    """Publish until a small message does not fit; return the accepted messages."""
     accepted: list[bytes] = []
     for size in (100_000, 10_000, 1000):
         refusals = 0
@@ -56,7 +56,7 @@ async def finish(client: RawClient, bodies: list[bytes]) -> None:
 
 
 async def until_well(api: Api) -> None:
-    """Nobody publishes, and it says that all is well."""
+    """Wait, without publishing, until the broker reports that it is healthy."""
     with trio.fail_after(PATIENCE_S):
         while True:
             answer = await api.get("/ping")
@@ -65,11 +65,11 @@ async def until_well(api: Api) -> None:
             await trio.lowlevel.checkpoint()
 
 
-# ---------------------------------------------------------------------- the room
+# ---------------------------------------------------------------------- spare room
 
 
 class FullFiles(Files):
-    """Real files; nothing can be allocated if it is full."""
+    """Real files; if the disk is full, nothing can be allocated."""
 
     full = False
 
@@ -80,7 +80,7 @@ class FullFiles(Files):
 
 
 class UnwritableFiles(FullFiles):
-    """The same; nothing can be written either."""
+    """Nothing can be written either."""
 
     def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
         if self.full:
@@ -88,7 +88,7 @@ class UnwritableFiles(FullFiles):
         super().write(fd, offset, parts)
 
 
-async def test_topics_in_memory_are_published_to_on_a_full_disk(tmp_path: Path) -> None:
+async def test_ephemeral_topics_accept_messages_on_a_full_disk(tmp_path: Path) -> None:
     files = UnwritableFiles()
     async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=10**9) as api:
         await api.tcp.publish("t", b"makes the segment")
@@ -104,7 +104,7 @@ async def test_topics_in_memory_are_published_to_on_a_full_disk(tmp_path: Path) 
 
 
 def no_room_once(path: Path) -> Any:
-    """Something that finds no room before the spare room is given up."""
+    """Return a job that fails once, before the spare room is released."""
 
     def work() -> str:
         if path.exists():
@@ -114,7 +114,7 @@ def no_room_once(path: Path) -> Any:
     return work
 
 
-def test_nothing_is_appended_while_the_room_is_not_whole(tmp_path: Path) -> None:
+def test_nothing_is_appended_while_the_room_is_incomplete(tmp_path: Path) -> None:
     files, path = FullFiles(), tmp_path / "spare-room"
     room = SpareRoom(path, files)
     room.start()
@@ -134,7 +134,7 @@ def test_nothing_is_appended_while_the_room_is_not_whole(tmp_path: Path) -> None
     assert path.stat().st_size == SPARE_BYTES
 
 
-def test_the_room_is_used_when_no_append_is_under_way(tmp_path: Path) -> None:
+def test_room_is_used_only_without_a_running_append(tmp_path: Path) -> None:
     path = tmp_path / "spare-room"
     room = SpareRoom(path, Files())
     room.start()
@@ -144,15 +144,15 @@ def test_the_room_is_used_when_no_append_is_under_way(tmp_path: Path) -> None:
     while not room.closed_because:
         pass
     assert path.exists()
-    assert room.begin_append().endswith("No space left on device")  # a second one is not let in
-    assert not room.shortage  # but that is over in a moment
+    assert room.begin_append().endswith("No space left on device")  # a second one must wait
+    assert not room.shortage  # but that takes a moment only
     room.end_append()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert room.begin_append() == ""
 
 
-def test_what_fails_for_another_reason_does_not_use_the_room(tmp_path: Path) -> None:
+def test_other_errors_do_not_use_the_room(tmp_path: Path) -> None:
     room = SpareRoom(tmp_path / "spare-room", Files())
     room.start()
 
@@ -164,7 +164,7 @@ def test_what_fails_for_another_reason_does_not_use_the_room(tmp_path: Path) -> 
     assert room.begin_append() == ""
 
 
-def test_a_room_that_cannot_be_had_for_another_reason_keeps_no_message_away(
+def test_room_that_cannot_be_allocated_for_another_reason_does_not_block_publishes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     room = SpareRoom(tmp_path / "missing" / "spare-room", Files())
@@ -173,22 +173,22 @@ def test_a_room_that_cannot_be_had_for_another_reason_keeps_no_message_away(
     assert "a full disk may stay full" in caplog.text
 
 
-def test_the_room_grows_with_the_states_that_are_saved(tmp_path: Path) -> None:
+def test_room_grows_with_the_saved_states(tmp_path: Path) -> None:
     room = SpareRoom(tmp_path / "spare-room", Files())
     room.start()
     room.replace(tmp_path / "state", bytes(2_000_000))
     assert (tmp_path / "spare-room").stat().st_size == 4_000_000
     room = SpareRoom(tmp_path / "spare-room", Files())
     room.start()
-    assert (tmp_path / "spare-room").stat().st_size == 4_000_000  # the state is still there
+    assert (tmp_path / "spare-room").stat().st_size == 4_000_000  # the state still exists
 
 
-# ---------------------------------------------------------------------- the broker
+# ---------------------------------------------------------------------- with a broker
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_a_file_that_is_finished_goes_although_it_is_the_last(tmp_path: Path, sync: str) -> None:
-    """And sequences go on behind it, also after a restart."""
+async def test_finished_last_file_is_deleted(tmp_path: Path, sync: str) -> None:
+    """The sequences continue after it, also after a restart."""
     files = small_files(tmp_path)
     async with running_api(tmp_path / "d", files=files, sync=sync, **FAST) as api:
         accepted = await fill(api)
@@ -208,8 +208,8 @@ async def test_a_file_that_is_finished_goes_although_it_is_the_last(tmp_path: Pa
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_what_goes_is_free_at_once(tmp_path: Path, sync: str) -> None:
-    """Not when the garbage collector comes by, who has little to do in an idle broker."""
+async def test_deleted_files_free_their_space_at_once(tmp_path: Path, sync: str) -> None:
+    """Not only at the next garbage collection, which is rare in an idle broker."""
     files = small_files(tmp_path)
     gc.disable()
     try:
@@ -223,8 +223,8 @@ async def test_what_goes_is_free_at_once(tmp_path: Path, sync: str) -> None:
         gc.enable()
 
 
-async def test_what_was_refused_is_not_kept_in_memory(tmp_path: Path) -> None:
-    """Nor until the garbage collector comes by."""
+async def test_refused_messages_are_not_kept_in_memory(tmp_path: Path) -> None:
+    """Nor until the next garbage collection."""
     files, body = small_files(tmp_path), bytes(300_000)
     async with running_api(tmp_path / "d", files=files) as api:
         await fill(api)
@@ -252,7 +252,7 @@ async def test_emptying_a_channel_makes_room(tmp_path: Path) -> None:
         assert (await api.post("/pub", body=bytes(100_000), topic="t"))[0] == 200
 
 
-async def test_what_is_kept_stays_on_a_full_disk(tmp_path: Path) -> None:
+async def test_kept_messages_stay_on_a_full_disk(tmp_path: Path) -> None:
     files = small_files(tmp_path)
     async with running_api(tmp_path / "d", files=files, **FAST) as api:
         await api.post("/topic/create", topic="t")
@@ -262,12 +262,12 @@ async def test_what_is_kept_stays_on_a_full_disk(tmp_path: Path) -> None:
         await finish(api.tcp, accepted)
         await api.tcp.send(b"CLS\n")
         assert await api.tcp.frame() == (0, b"CLOSE_WAIT")
-        assert (await api.post("/channel/pause", topic="t", channel="c"))[0] == 200  # it is saved
+        assert (await api.post("/channel/pause", topic="t", channel="c"))[0] == 200  # saved
         assert logs(tmp_path) == [f"{0:020}.log"]
 
 
-async def test_a_broker_starts_on_a_full_disk_without_spare_room(tmp_path: Path) -> None:
-    """As one leaves it that is killed while it uses the room, if others take it: there is no free byte."""
+async def test_broker_starts_on_a_full_disk_without_spare_room(tmp_path: Path) -> None:
+    """As after a kill while the spare room was in use, if others then took the space: there is no free byte."""
     files = small_files(tmp_path)
     bodies = [b"%d" % number for number in range(3)]
     async with running_api(tmp_path / "d", files=files) as api:
@@ -293,8 +293,8 @@ async def test_a_broker_starts_on_a_full_disk_without_spare_room(tmp_path: Path)
         await finish(api.tcp, [b"accepted"])
 
 
-async def test_what_a_power_cut_took_is_saved_before_its_sequences_are_used_again(tmp_path: Path) -> None:
-    """With a state that is ahead of the log, and a disk that is too full to save another."""
+async def test_state_is_saved_before_lost_sequences_are_reused(tmp_path: Path) -> None:
+    """After a power cut the state is ahead of the log, and the disk is too full to save another state."""
     files = small_files(tmp_path)
     async with running_api(tmp_path / "d", files=files) as api:
         await api.tcp.publish("t", b"lost")
@@ -316,7 +316,7 @@ async def test_what_a_power_cut_took_is_saved_before_its_sequences_are_used_agai
         await client.nothing_more()
 
 
-async def test_a_new_topic_does_not_take_what_others_need(tmp_path: Path) -> None:
+async def test_new_topic_does_not_take_the_room_of_others(tmp_path: Path) -> None:
     files = small_files(tmp_path)
     async with running_api(tmp_path / "d", files=files) as api:
         await api.post("/topic/create", topic="t")
@@ -328,7 +328,7 @@ async def test_a_new_topic_does_not_take_what_others_need(tmp_path: Path) -> Non
         assert (await api.post("/channel/create", topic="t", channel="c"))[0] == 200
 
 
-async def test_a_topic_that_only_an_ephemeral_channel_had_is_forgotten_when_it_can_have_no_message(
+async def test_empty_topic_of_a_deleted_ephemeral_channel_is_forgotten(
     tmp_path: Path,
 ) -> None:
     class NoStates(FailingFiles):

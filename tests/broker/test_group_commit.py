@@ -1,4 +1,4 @@
-"""Group commit: which thread syncs which log, when, and how many threads there are."""
+"""Tests for group commit: which thread syncs which log, when, and the number of threads."""
 
 import threading
 from collections import Counter
@@ -25,9 +25,9 @@ class Committing:
 
     Attributes:
         committer: The committer.
-        files: Where the logs are: the sync of a topic can be made to wait.
-        now_s: What the committer's clock shows.
-        synced: How many syncs of each topic the committer has told of.
+        files: The files of the logs: the sync of a topic can be held.
+        now_s: The committer's clock.
+        synced: How many syncs of each topic the committer has reported.
     """
 
     def __init__(self, folder: Path, nursery: trio.Nursery, pacing: Pacing) -> None:
@@ -46,7 +46,7 @@ class Committing:
             self.synced[result.topic.name] += 1
 
     def write(self, *names: str) -> None:
-        """Write a message to each of these topics, and request a sync of it."""
+        """Write a message to each of these topics, and request a sync."""
         for name in names:
             topic = self._topic(name)
             topic.log.write(
@@ -63,26 +63,26 @@ class Committing:
 
     @contextmanager
     def a_round(self) -> Iterator[None]:
-        """Clients are served, and may ask for more: nothing begins before the end of the round."""
+        """Run a poller round: requests of clients are collected, and start at its end."""
         self._poller.in_round = True
         yield
         self._poller.in_round = False
 
     def hold(self, *names: str) -> list[threading.Event]:
-        """Let syncs of these topics, that begin from now on, wait until the events are set."""
+        """Hold syncs of these topics that start from now on, until the events are set."""
         for name in names:
-            self._topic(name)  # to begin its file takes a sync, too
+            self._topic(name)  # first, because creating its file takes a sync, too
             self.files.gates[name] = threading.Event()
         return [self.files.gates[name] for name in names]
 
     async def idle(self) -> None:
-        """Wait until all is synced."""
+        """Wait until everything is synced."""
         await self.committer.until_all_idle()
         await settle()
 
     @property
     def threads(self) -> int:
-        """How many there are: each has a task that waits for it."""
+        """Return the number of threads: each has a task that waits for it."""
         return len(self._nursery.child_tasks)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Committing:
 
 @asynccontextmanager
 async def committing(folder: Path, **pacing: Any) -> AsyncIterator[Committing]:
-    """A committer whose threads end at the end."""
+    """Run a committer, whose threads exit at the end."""
     async with trio.open_nursery() as nursery:
         made = Committing(folder, nursery, Pacing(**pacing))
         yield made
@@ -103,11 +103,11 @@ async def committing(folder: Path, **pacing: Any) -> AsyncIterator[Committing]:
 
 
 def threads(least: int, most: int | None = None) -> dict[str, int]:
-    """So many threads; more than the least if syncs take longer than `commit_s`."""
+    """Set the number of threads; above the minimum only if syncs take longer than `commit_s`."""
     return {"min_commit_threads": least, "max_commit_threads": most or least}
 
 
-async def test_what_is_synced_is_told_while_a_thread_goes_on_with_other_topics(tmp_path: Path) -> None:
+async def test_syncs_are_reported_while_the_thread_continues_with_other_topics(tmp_path: Path) -> None:
     async with committing(tmp_path, tell_s=-1, **threads(1)) as running:
         running.write("t1", "t2", "t3")
         await running.idle()
@@ -130,12 +130,12 @@ async def test_threads_stay_until_the_end(tmp_path: Path) -> None:
             assert (running.synced["t"], running.threads) == (count, 1)
 
 
-async def test_the_slower_the_disk_the_more_threads_and_no_more_than_it_takes(tmp_path: Path) -> None:
+async def test_slower_disks_get_more_threads_up_to_a_limit(tmp_path: Path) -> None:
     async with committing(tmp_path, commit_s=1, **threads(1, 4)) as running:
         names = [f"t{number}" for number in range(5)]
 
         async def all_at_once() -> tuple[int, list[threading.Event]]:
-            """How many threads sync when every topic needs it."""
+            """Return how many threads sync at once if every topic needs it."""
             gates = running.hold(*names)
             with running.a_round():
                 running.write(*names)
@@ -167,7 +167,7 @@ async def test_the_slower_the_disk_the_more_threads_and_no_more_than_it_takes(tm
             gate.set()
 
 
-async def test_a_commit_does_not_wait_longer_because_others_come(tmp_path: Path) -> None:
+async def test_later_requests_do_not_delay_a_commit(tmp_path: Path) -> None:
     async with committing(tmp_path, gather_s=0.001) as running:
         for name in ("t1", "t2", "t3"):
             with running.a_round():
@@ -181,7 +181,7 @@ async def test_a_commit_does_not_wait_longer_because_others_come(tmp_path: Path)
     assert running.synced == {"t1": 1, "t2": 1, "t3": 1}
 
 
-async def test_as_many_threads_begin_as_there_is_work_for(tmp_path: Path) -> None:
+async def test_enough_threads_start_for_the_requests(tmp_path: Path) -> None:
     async with committing(tmp_path, **threads(4)) as running:
         names = [f"t{number}" for number in range(5)]
         gates = running.hold(*names)
@@ -200,7 +200,7 @@ async def test_as_many_threads_begin_as_there_is_work_for(tmp_path: Path) -> Non
     assert running.synced == dict.fromkeys(names, 1)
 
 
-async def test_nobody_waits_for_the_commit_of_others_while_a_thread_is_idle(tmp_path: Path) -> None:
+async def test_idle_thread_takes_waiting_topics(tmp_path: Path) -> None:
     async with committing(tmp_path, **threads(2)) as running:
         gates = running.hold("t1", "t2")
         running.write("t1")
@@ -218,7 +218,7 @@ async def test_nobody_waits_for_the_commit_of_others_while_a_thread_is_idle(tmp_
         gate.set()
 
 
-async def test_a_topic_that_nobody_publishes_to_is_left_to_other_threads(tmp_path: Path) -> None:
+async def test_idle_topic_is_left_to_other_threads(tmp_path: Path) -> None:
     async with committing(tmp_path, commit_s=1, tell_s=10**9, **threads(1, 2)) as running:
         first, slow = running.hold("t1", "slow")
         running.write("t1")
@@ -226,7 +226,7 @@ async def test_a_topic_that_nobody_publishes_to_is_left_to_other_threads(tmp_pat
         running.write("pausing", "slow")
         first.set()  # now the thread has all three
         await until(lambda: running.files.syncing == ["slow"])
-        running.now_s += 100  # so another thread may begin
+        running.now_s += 100  # so another thread may start
         running.write("slow")
         (slower,) = running.hold("slow")
         slow.set()

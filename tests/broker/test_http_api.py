@@ -1,4 +1,4 @@
-"""The broker's HTTP endpoints, through a client nobody here wrote."""
+"""Tests for the broker's HTTP endpoints, with httpx."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ async def test_ping_and_info(tmp_path: Path) -> None:
         info = (await api.get("/info")).json()
         assert info["version"] == __version__
         assert info["broadcast_address"] == "here"
-        assert info["tcp_port"] > 2  # those bound; the others are for discovery
+        assert info["tcp_port"] > 2  # the bound ports; the others are for discovery
         assert info["http_port"] > 2
         assert info["max_heartbeat_interval"] == 60_000_000_000
         assert list(info) == [
@@ -187,7 +187,7 @@ async def test_stats_fields_are_nsqds(tmp_path: Path) -> None:
         assert bare["producers"] is None
 
 
-async def test_ping_says_what_is_wrong_until_a_write_succeeds(tmp_path: Path) -> None:
+async def test_ping_reports_an_error_until_a_write_succeeds(tmp_path: Path) -> None:
     files = FailingFiles()
     async with running_api(tmp_path / "d", files=files) as api:
         files.full_after = 0
@@ -203,7 +203,7 @@ async def test_ping_says_what_is_wrong_until_a_write_succeeds(tmp_path: Path) ->
         assert (await api.get("/ping")).text == "OK"
 
 
-async def test_mistake_of_ours_ends_one_http_connection(
+async def test_bug_ends_one_http_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(*args: object) -> None:

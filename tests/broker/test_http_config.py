@@ -1,4 +1,4 @@
-"""`/config`: every option of nsqd's, in nsqd's encoding; two of them can be changed."""
+"""Tests for `/config`: nsqd's options in nsqd's encoding; two of them can be changed."""
 
 import http.client
 import json
@@ -40,9 +40,9 @@ NO_KEYS = [
 ]
 
 DEFAULTS = [
-    "--broadcast-tcp-port=1",  # the ports bound are not the same ones
+    "--broadcast-tcp-port=1",  # the bound ports differ
     "--broadcast-http-port=2",
-    "--tls-min-version=tls1.0",  # where we differ
+    "--tls-min-version=tls1.0",  # documented differences
     "--log-prefix=",
 ]
 CHANGED = [
@@ -62,7 +62,7 @@ CHANGED = [
 
 
 def answer(broker: Broker, key: str) -> tuple[int, dict[str, str], bytes]:
-    """Status, the headers that say what is in it, and the value, byte for byte."""
+    """Return the status, the content headers and the value, byte for byte."""
     connection = http.client.HTTPConnection(broker.http_address, timeout=20)
     try:
         connection.request("GET", f"/config/{key}")
@@ -77,7 +77,7 @@ def answer(broker: Broker, key: str) -> tuple[int, dict[str, str], bytes]:
 
 @pytest.mark.interop
 @pytest.mark.parametrize("flags", [DEFAULTS, CHANGED], ids=["defaults", "changed"])
-def test_every_option_reads_as_in_nsqd(tmp_path: Path, flags: list[str]) -> None:
+def test_every_option_is_encoded_as_in_nsqd(tmp_path: Path, flags: list[str]) -> None:
     both = ["--broadcast-address=127.0.0.1", *flags]
     with nsqd(tmp_path / "nsqd", *both) as theirs, qcli_serve(tmp_path / "ours", *both) as ours:
         for key in KEYS + NO_KEYS:
@@ -91,13 +91,13 @@ def test_every_option_reads_as_in_nsqd(tmp_path: Path, flags: list[str]) -> None
 
 
 async def put(api: Api, option: str, value: bytes) -> tuple[int, str]:
-    """Status and text of a PUT."""
+    """Return the status and the text of a PUT."""
     response = await api.send("PUT", f"/config/{option}", body=value)
     return response.status_code, response.text
 
 
 async def get(api: Api, option: str) -> str:
-    """The text of a GET."""
+    """Return the text of a GET."""
     return (await api.get(f"/config/{option}")).text
 
 
@@ -149,7 +149,7 @@ async def test_nsqlookupd_addresses_can_be_changed(tmp_path: Path) -> None:
         ("nope", b"", 413, "INVALID_VALUE"),
     ],
 )
-async def test_bad_changes_change_nothing(
+async def test_invalid_changes_change_nothing(
     tmp_path: Path, option: str, value: bytes, status: int, code: str
 ) -> None:
     async with running_api(tmp_path / "d", nsqlookupd_tcp_addresses=()) as api:
@@ -158,7 +158,7 @@ async def test_bad_changes_change_nothing(
         assert await get(api, option) == before
 
 
-async def test_settings_of_topics_are_not_changed_here_and_it_says_where(tmp_path: Path) -> None:
+async def test_settings_of_topics_are_refused_with_a_hint(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         for option in ("retention_time", "retention_bytes"):
             status, text = await put(api, option, b"5")
@@ -167,7 +167,7 @@ async def test_settings_of_topics_are_not_changed_here_and_it_says_where(tmp_pat
             assert "PUT /topic/settings" in text
 
 
-async def test_no_password_is_shown(tmp_path: Path) -> None:
+async def test_passwords_are_hidden(tmp_path: Path) -> None:
     async with running_auth_server(auth_answer(authorization(".*", ".*", "admin"))) as server:
         addresses = (f"http://user:hidden@{server.address}/auth", "https://hidden@there:2", "127.0.0.1:3")
         async with running_api(tmp_path / "d", auth_http_addresses=addresses) as api:
@@ -176,7 +176,7 @@ async def test_no_password_is_shown(tmp_path: Path) -> None:
             assert json.loads(await get(api, "auth_http_addresses")) == shown
 
 
-async def test_our_own_options_can_be_read_too(tmp_path: Path) -> None:
+async def test_own_options_can_be_read_too(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", sync="interval", checkpoint_interval_ms=5) as api:
         assert await get(api, "sync") == "interval"
         assert await get(api, "checkpoint_interval") == "5000000"
@@ -192,13 +192,13 @@ async def test_our_own_options_can_be_read_too(tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-def test_statsd_prefix_is_filled_in_as_nsqd_does(tmp_path: Path, template: str, prefix: str) -> None:
+def test_statsd_prefix_is_expanded_as_in_nsqd(tmp_path: Path, template: str, prefix: str) -> None:
     options = BrokerOptions(tmp_path, broadcast_address="10.0.0.1")
     bound = BoundAddresses("0.0.0.0:4150", "0.0.0.0:4151")
     assert Broadcast.of(options, bound).statsd_prefix(template) == prefix
 
 
-def test_broadcast_ports_are_those_bound_unless_given(tmp_path: Path) -> None:
+def test_broadcast_ports_are_the_bound_ones_by_default(tmp_path: Path) -> None:
     unix = BoundAddresses("/run/nsq.sock", None)
     bound = BoundAddresses("0.0.0.0:4150", "[::]:4151")
     options = BrokerOptions(tmp_path, broadcast_address="here")

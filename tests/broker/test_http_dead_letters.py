@@ -1,4 +1,4 @@
-"""/dead_letters and /channel/pub."""
+"""Tests for /dead_letters and /channel/pub."""
 
 import json
 from collections import deque
@@ -23,7 +23,7 @@ async def post(api: Api, path: str) -> tuple[int, Any]:
 
 
 async def bury(api: Api, source: str, *bodies: bytes, topic: str = "dead") -> None:
-    """Let these messages fail in a channel, which is made if need be."""
+    """Let these messages fail in a channel, which is created if missing."""
     name, _, channel = source.partition("/")
     await configure(api, name, channel, max_attempts=1, dead_letter_topic=topic)
     async with client_of(api) as client, client_of(api) as reader:
@@ -62,7 +62,7 @@ async def test_counts_by_origin_and_reason(tmp_path: Path) -> None:
         ]
 
 
-async def test_letters_are_selected(tmp_path: Path) -> None:
+async def test_selection_of_letters(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await bury(api, "t/c", b"1", b"2")
         await bury(api, "t/d", b"3")
@@ -83,7 +83,7 @@ async def test_letters_are_selected(tmp_path: Path) -> None:
         assert await bodies(api, id=every[0]["id"], **{"from": start}) == []
 
 
-async def test_requeued_to_the_channel_it_came_from_and_to_no_other(tmp_path: Path) -> None:
+async def test_letter_requeued_to_its_channel_goes_to_no_other(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, client_of(api) as other:
         await bury(api, "t/c", b"a")
         await other.subscribe("t", "later", 9)
@@ -104,7 +104,7 @@ async def test_requeued_to_the_channel_it_came_from_and_to_no_other(tmp_path: Pa
         assert (await api.channel("t", "c"))["depth"] == (await api.channel("t", "later"))["depth"] == 0
 
 
-async def test_requeued_to_the_topic(tmp_path: Path) -> None:
+async def test_letter_requeued_to_the_topic(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, client_of(api) as other:
         await bury(api, "t/c", b"a")
         await other.subscribe("t", "later", 9)
@@ -113,7 +113,7 @@ async def test_requeued_to_the_topic(tmp_path: Path) -> None:
         assert (await api.tcp.message()).body == (await other.message()).body == b"a"
 
 
-async def test_a_letter_whose_channel_is_gone_stays(tmp_path: Path) -> None:
+async def test_letter_of_a_deleted_channel_stays(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await bury(api, "t/gone", b"a", b"b")
         await bury(api, "t/c", b"c")
@@ -142,7 +142,7 @@ async def test_a_letter_whose_channel_is_gone_stays(tmp_path: Path) -> None:
         assert await api.depth("t") == 2
 
 
-async def test_what_is_in_flight_stays(tmp_path: Path) -> None:
+async def test_letter_in_flight_stays(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await bury(api, "t/c", b"a", b"b")
         await api.tcp.subscribe("dead", "dead-letters", 1)
@@ -155,7 +155,7 @@ async def test_what_is_in_flight_stays(tmp_path: Path) -> None:
         await api.tcp.nothing_more()
 
 
-async def test_dropped(tmp_path: Path) -> None:
+async def test_dropped_letters(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await bury(api, "t/c", b"1", b"2", b"3", b"4")
         second, third = [letter["id"] for letter in await letters(api)][1:3]
@@ -173,11 +173,11 @@ async def test_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("path", "done"), [("drop", "dropped"), ("requeue", "requeued")])
-async def test_next_sequence_skips_no_letter_when_one_read_returns_more_than_asked_for(
+async def test_next_sequence_skips_no_letter_if_a_read_returns_more_than_max_messages(
     tmp_path: Path, path: str, done: str
 ) -> None:
     async with running_api(tmp_path / "d") as api:
-        for body in (b"1", b"2", b"3", b"4"):  # a record each
+        for body in (b"1", b"2", b"3", b"4"):  # one record each
             await bury(api, "t/c", body)
         start: int | None = 0
         counts: list[int] = []
@@ -189,7 +189,7 @@ async def test_next_sequence_skips_no_letter_when_one_read_returns_more_than_ask
         assert await bodies(api) == []
 
 
-async def test_a_request_does_what_it_can_in_its_time_and_says_where_to_go_on(
+async def test_request_has_a_time_limit_and_reports_where_to_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_dead_letters, "PATIENCE_S", 1e-9)
@@ -206,7 +206,7 @@ async def test_a_request_does_what_it_can_in_its_time_and_says_where_to_go_on(
         assert await bodies(api) == ["1", "3"]
 
 
-async def test_others_have_their_turns_while_many_messages_are_looked_through(
+async def test_clients_are_served_during_a_search_of_many_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_api(tmp_path / "d") as api:
@@ -239,7 +239,7 @@ async def test_others_have_their_turns_while_many_messages_are_looked_through(
         assert [row["count"] for row in found["origins"]] == [10]
 
 
-async def test_a_full_disk_leaves_letters_where_they_are(tmp_path: Path) -> None:
+async def test_full_disk_keeps_letters(tmp_path: Path) -> None:
     files = FailingFiles()
     async with running_api(tmp_path / "d", files=files) as api:
         await bury(api, "t/c", b"a")
@@ -280,7 +280,7 @@ async def test_letters_of_an_ephemeral_topic(tmp_path: Path) -> None:
         ("POST", "/channel/pub?topic=t&channel=c", 400, "MSG_EMPTY"),
     ],
 )  # fmt: skip
-async def test_what_is_refused(tmp_path: Path, method: str, target: str, status: int, error: str) -> None:
+async def test_refused_requests(tmp_path: Path, method: str, target: str, status: int, error: str) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -291,10 +291,10 @@ async def test_what_is_refused(tmp_path: Path, method: str, target: str, status:
         assert (answer.status_code, answer.json()) == (status, {"message": error})
 
 
-# ---------------------------------------------------------------------- for one channel only
+# ---------------------------------------------------------------------- messages for one channel
 
 
-async def test_a_publish_for_one_channel(tmp_path: Path) -> None:
+async def test_publish_for_one_channel(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         for channel in ("a", "b"):
@@ -321,7 +321,7 @@ async def test_a_publish_for_one_channel(tmp_path: Path) -> None:
         await api.tcp.nothing_more()
 
 
-async def test_letters_are_json_that_everybody_can_read(tmp_path: Path) -> None:
+async def test_letters_are_valid_json(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await bury(api, "t/c", b"\xff\0")
         answer = await api.get("/dead_letters/messages", topic="dead")

@@ -1,4 +1,4 @@
-"""`/debug`: where every task stands, a profile, memory."""
+"""Tests for `/debug`: tasks, profile and memory."""
 
 import gc
 import pstats
@@ -13,7 +13,7 @@ from broker.support import PATIENCE_S, connected, running_broker, settle
 from trio_nsq.broker.api.debug import task_tree
 
 
-async def test_index_tells_what_there_is(tmp_path: Path) -> None:
+async def test_index_lists_the_pages(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         index = await api.get("/debug")
         assert index.status_code == 200
@@ -28,7 +28,7 @@ async def test_index_tells_what_there_is(tmp_path: Path) -> None:
         assert (await api.get("/debug/")).headers["location"] == "/debug"
 
 
-async def test_tasks_tells_where_each_task_stands(tmp_path: Path) -> None:
+async def test_tasks_shows_the_stack_of_each_task(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await settle()
         lines = (await api.get("/debug/tasks")).text.splitlines()
@@ -41,7 +41,7 @@ async def test_tasks_tells_where_each_task_stands(tmp_path: Path) -> None:
         assert lines[timers + 4].strip().startswith("Event.wait (trio._sync:")
 
 
-async def test_tasks_that_are_alike_are_told_once() -> None:
+async def test_equal_tasks_are_shown_once() -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(trio.sleep_forever, name="sleeper")
@@ -52,7 +52,7 @@ async def test_tasks_that_are_alike_are_told_once() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_profile_tells_what_takes_the_time(
+async def test_profile_shows_where_time_is_spent(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with running_api(tmp_path / "d", sync="interval") as api, trio.open_nursery() as nursery:
@@ -80,7 +80,7 @@ async def test_profile_for_pstats(tmp_path: Path, autojump_clock: trio.testing.M
         assert functions["unrolled_run"].ncalls
 
 
-async def test_profiles_one_at_a_time(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_one_profile_at_a_time(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     async with running_broker(tmp_path / "d") as bound:
         host, _, port = bound.http_address.rpartition(":") if bound.http_address else ("", "", "")
         request = b"GET /debug/profile?seconds=300 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -91,15 +91,15 @@ async def test_profiles_one_at_a_time(tmp_path: Path, autojump_clock: trio.testi
                 await stream.send_all(request)
                 answers.append(b"".join([bytes(data) async for data in stream]).partition(b"\r\n")[0])
 
-        for _ in range(2):  # what is refused does not bar the way
+        for _ in range(2):  # a refused request does not block the next
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask)
                 nursery.start_soon(ask)
         assert answers == [b"HTTP/1.1 409 Conflict", b"HTTP/1.1 200 OK"] * 2
 
 
-async def test_profile_does_not_hold_up_a_stop(tmp_path: Path) -> None:
-    """By the real clock, for a stop writes files, and meanwhile a mock clock would jump."""
+async def test_profile_does_not_delay_a_stop(tmp_path: Path) -> None:
+    """By the real clock: a stop writes files, during which a mock clock would jump."""
     async with running_broker(tmp_path / "d") as bound:
         assert bound.http_address is not None
         async with connected(bound.http_address, greeting=b"") as client:
@@ -121,13 +121,13 @@ async def test_profile_does_not_hold_up_a_stop(tmp_path: Path) -> None:
         ({"seconds": "1", "format": "pprof"}, "INVALID_FORMAT"),
     ],
 )
-async def test_bad_profile(tmp_path: Path, query: dict[str, str], code: str) -> None:
+async def test_invalid_profile(tmp_path: Path, query: dict[str, str], code: str) -> None:
     async with running_api(tmp_path / "d") as api:
         response = await api.get("/debug/profile", **query)
         assert (response.status_code, response.json()["message"]) == (400, code)
 
 
-async def test_memory_tells_of_the_process_and_of_the_cache(tmp_path: Path) -> None:
+async def test_memory_shows_the_process_and_the_cache(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", cache_bytes=1_000_000) as api:
         await api.tcp.publish("big", b"x" * 100_000)
         await api.tcp.publish("small", b"x")
@@ -159,7 +159,7 @@ async def test_free_memory_collects_garbage(tmp_path: Path) -> None:
 
 
 async def post(api: Api, path: str) -> dict[str, int]:
-    """The JSON answer of a POST that succeeds."""
+    """Return the JSON answer of a successful POST."""
     response = await api.send("POST", path)
     assert response.status_code == 200
     answer: dict[str, int] = response.json()
@@ -177,14 +177,16 @@ async def post(api: Api, path: str) -> dict[str, int]:
     ],
 )
 @pytest.mark.parametrize(("method", "path"), [("POST", "/debug/freememory"), ("GET", "/debug/profile")])
-async def test_web_pages_are_refused(tmp_path: Path, method: str, path: str, name: str, value: str) -> None:
+async def test_requests_of_web_pages_are_refused(
+    tmp_path: Path, method: str, path: str, name: str, value: str
+) -> None:
     async with running_api(tmp_path / "d") as api:
         response = await api.send(method, path, {name: value})
         assert response.status_code == 403
         assert response.json()["message"].startswith("NOT_FOR_WEB_PAGES")
 
 
-async def test_an_address_typed_into_a_browser_is_answered(tmp_path: Path) -> None:
+async def test_address_typed_into_a_browser_is_answered(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         response = await api.send(
             "GET", "/debug/tasks", {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}
@@ -202,7 +204,7 @@ async def test_an_address_typed_into_a_browser_is_answered(tmp_path: Path) -> No
         ("PUT", "/debug/setblockrate?rate=1"),
     ],
 )
-async def test_nsqds_own_paths_lead_to_ours(tmp_path: Path, method: str, path: str) -> None:
+async def test_paths_of_nsqd_point_to_ours(tmp_path: Path, method: str, path: str) -> None:
     async with running_api(tmp_path / "d") as api:
         response = await api.send(method, path)
         assert response.status_code == 404

@@ -1,4 +1,4 @@
-"""/channel/deferred, and how far a message may be deferred."""
+"""Tests for /channel/deferred, and for the limits of deferring."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ async def defer(api: Api, body: bytes, defer_ms: int) -> None:
     assert await api.post("/pub", body=body, topic="t", defer=defer_ms) == (200, "OK")
 
 
-async def test_listed_with_their_times(tmp_path: Path) -> None:
+async def test_list_with_due_times(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await make(api, "c")
         await defer(api, b"third", 3 * DAY_MS)
@@ -54,7 +54,7 @@ async def test_listed_with_their_times(tmp_path: Path) -> None:
         assert await deferred(api) == found
 
 
-async def test_what_a_consumer_sends_back_with_a_delay_is_listed_with_its_attempts(tmp_path: Path) -> None:
+async def test_messages_requeued_with_a_delay_are_listed_with_their_attempts(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.publish("t", b"a")
         await api.tcp.subscribe("t", "c", 1)
@@ -67,7 +67,7 @@ async def test_what_a_consumer_sends_back_with_a_delay_is_listed_with_its_attemp
         assert await deferred(api) == []
 
 
-async def test_cancelled_in_one_channel_for_good(tmp_path: Path) -> None:
+async def test_cancelled_in_one_channel_permanently(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await make(api, "c", "other")
         for number in range(20):
@@ -88,7 +88,7 @@ async def test_cancelled_in_one_channel_for_good(tmp_path: Path) -> None:
         assert len(await deferred(api, "other")) == 20
 
 
-async def test_what_is_not_deferred_is_not_cancelled(tmp_path: Path) -> None:
+async def test_messages_that_are_not_deferred_are_not_cancelled(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await make(api, "c")
         await api.tcp.publish("t", b"a")
@@ -112,17 +112,17 @@ async def test_what_is_not_deferred_is_not_cancelled(tmp_path: Path) -> None:
          "INVALID_ID: at most 1000 ids"),
     ],
 )  # fmt: skip
-async def test_what_is_refused(tmp_path: Path, method: str, target: str, status: int, error: str) -> None:
+async def test_refused_requests(tmp_path: Path, method: str, target: str, status: int, error: str) -> None:
     async with running_api(tmp_path / "d") as api:
         await make(api, "c")
         answer = await api.send(method, target)
         assert (answer.status_code, answer.json()) == (status, {"message": error})
 
 
-async def test_what_was_carried_forward_is_found_by_its_id(
+async def test_carried_forward_message_is_found_by_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file it was published to is gone; a backlog of others is not searched for it."""
+    """The file of its publish was deleted; the backlog of other messages is not searched."""
     monkeypatch.setattr(retention, "PINNED_BYTES", 20_000)
     monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 0.1)
     data_path = tmp_path / "d"
@@ -139,10 +139,10 @@ async def test_what_was_carried_forward_is_found_by_its_id(
         assert (await api.channel("t", "c"))["deferred_count"] == 0
 
 
-# ---------------------------------------------------------------------- how far
+# ---------------------------------------------------------------------- limits of deferring
 
 
-async def test_a_publisher_may_defer_for_a_year(tmp_path: Path) -> None:
+async def test_publisher_may_defer_for_a_year(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await make(api, "c")
         await api.tcp.send(dpub("t", 365 * DAY_MS, b"a"))
@@ -154,7 +154,7 @@ async def test_a_publisher_may_defer_for_a_year(tmp_path: Path) -> None:
         assert [each["body"] for each in await deferred(api)] == ["a", "b"]
 
 
-async def test_for_as_long_as_it_may(tmp_path: Path) -> None:
+async def test_publisher_may_defer_up_to_the_maximum(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", limits=Limits(max_defer_ms=5000)) as api:
         await make(api, "c")
         await defer(api, b"a", 5000)
@@ -163,7 +163,7 @@ async def test_for_as_long_as_it_may(tmp_path: Path) -> None:
         assert await api.tcp.error() == "E_INVALID DPUB timeout 5001 out of range 0-5000"
 
 
-async def test_a_consumer_is_cut_to_max_req_timeout(tmp_path: Path) -> None:
+async def test_delay_of_a_consumer_is_limited_to_max_req_timeout(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.publish("t", b"a")
         await api.tcp.subscribe("t", "c", 1)

@@ -1,4 +1,4 @@
-"""Status and error code of every mistake there is to make, over all endpoints, beside nsqd's."""
+"""Tests for the status and error code of every error of every endpoint, compared with nsqd."""
 
 import http.client
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Bro
 
 
 def answer(broker: Broker, method: str, target: str) -> tuple[int, str | None, str | None, bytes]:
-    """Status, Allow, Content-Type and body."""
+    """Return the status, Allow, Content-Type and body."""
     connection = http.client.HTTPConnection(broker.http_address, timeout=20)
     try:
         connection.request(method, target)
@@ -71,12 +71,12 @@ def answer(broker: Broker, method: str, target: str) -> tuple[int, str | None, s
 
 
 @pytest.mark.interop
-def test_every_mistake_is_answered_as_by_nsqd(pair: tuple[Broker, Broker]) -> None:
+def test_every_error_is_answered_as_by_nsqd(pair: tuple[Broker, Broker]) -> None:
     found: list[dict[str, object]] = []
     for broker in pair:
         answers: dict[str, object] = {}
         for method, target in MISTAKES:
-            broker.create("known", "known")  # an unknown channel may have been made
+            broker.create("known", "known")  # an unknown channel may have been created
             answers[f"{method} {target}"] = answer(broker, method, target)
         found.append(answers)
     theirs, ours = found
@@ -84,7 +84,7 @@ def test_every_mistake_is_answered_as_by_nsqd(pair: tuple[Broker, Broker]) -> No
     assert ours == theirs
 
 
-async def test_what_is_being_deleted_is_exiting(tmp_path: Path) -> None:
+async def test_topic_being_deleted_is_exiting(tmp_path: Path) -> None:
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files) as api, trio.open_nursery() as nursery:
         await api.tcp.publish("t", b"makes the segment")

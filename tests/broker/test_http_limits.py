@@ -1,4 +1,4 @@
-"""How much a request may carry, told before it is read; and connections that go on."""
+"""Tests for limits of requests, which are checked before the body is read, and for connections that continue."""
 
 from pathlib import Path
 
@@ -37,7 +37,9 @@ PUB, MPUB = b"/pub?topic=t", b"/mpub?topic=t"
         ),
     ],
 )
-async def test_too_big_is_refused_before_it_has_come(tmp_path: Path, request_: bytes, code: bytes) -> None:
+async def test_too_large_request_is_refused_before_it_arrives(
+    tmp_path: Path, request_: bytes, code: bytes
+) -> None:
     async with running_broker(tmp_path / "d", limits=LIMITS) as bound:
         assert bound.http_address is not None
         async with connected(bound.http_address, request_) as client:
@@ -54,7 +56,9 @@ async def test_too_big_is_refused_before_it_has_come(tmp_path: Path, request_: b
         chunked(MPUB, *[b"x" * 999 + b"\n"] * 3, b""),
     ],
 )
-async def test_largest_is_taken_and_the_connection_goes_on(tmp_path: Path, request_: bytes) -> None:
+async def test_largest_request_is_accepted_and_the_connection_continues(
+    tmp_path: Path, request_: bytes
+) -> None:
     async with running_broker(tmp_path / "d", limits=LIMITS) as bound:
         assert bound.http_address is not None
         async with connected(bound.http_address, request_ * 2) as client:
@@ -85,7 +89,7 @@ async def test_refused_requests_do_not_end_the_connection(tmp_path: Path) -> Non
             assert await raw_answer(client) == (200, b"OK")
 
 
-async def test_body_is_asked_for_where_the_client_waits(tmp_path: Path) -> None:
+async def test_body_is_requested_if_the_client_waits(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d", limits=LIMITS) as bound:
         assert bound.http_address is not None
         request = raw_post(PUB, b"Content-Length: 4", b"Expect: 100-continue")

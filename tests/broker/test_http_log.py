@@ -1,4 +1,4 @@
-"""What the log tells of requests, connections, a start and a stop; as nsqd words it, where it says the same."""
+"""Tests for the log lines of requests, connections, start and stop, in nsqd's words where possible."""
 
 import logging
 import re
@@ -17,9 +17,7 @@ def info_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
 
 
-async def test_requests_are_logged_but_for_publishes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_requests_are_logged_except_publishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with running_api(tmp_path / "d") as api:
         for method, path in [
@@ -66,13 +64,13 @@ async def test_requests_are_logged_but_for_publishes(
         (61.5, "61.500s"),
     ],
 )
-def test_time_a_request_took(caplog: pytest.LogCaptureFixture, elapsed_s: float, text: str) -> None:
+def test_duration_of_a_request(caplog: pytest.LogCaptureFixture, elapsed_s: float, text: str) -> None:
     caplog.set_level("INFO")
     log_unless_publish(Request("GET", "/a b", {}, {}, b"", "1.2.3.4:5", "/a%20b?c"), 200, elapsed_s)
     assert info_lines(caplog) == [f"200 GET /a%20b?c (1.2.3.4:5) {text}"]
 
 
-async def test_request_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with running_broker(tmp_path / "d") as bound:
         assert bound.http_address is not None
@@ -85,9 +83,7 @@ async def test_request_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCap
     assert line.startswith("400 - - (127.0.0.1:")
 
 
-async def test_connections_are_logged_as_they_come_and_go(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_connects_and_disconnects_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with running_broker(tmp_path / "d") as bound:
         async with connected(bound.tcp_address) as client:
@@ -117,7 +113,7 @@ async def test_start_and_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     ]
 
 
-async def test_what_was_found_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_findings_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.publish("other", b"x")
         await client.subscribe("t", "c")
@@ -135,7 +131,7 @@ async def test_what_was_found_at_the_start(tmp_path: Path, caplog: pytest.LogCap
         assert cut.startswith(f"{segment}: cut 4 bytes of an unfinished record at byte ")
 
 
-async def test_bye_is_the_last_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bye_is_the_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with AsyncExitStack() as stack:
         async with running_broker(tmp_path / "d") as bound:

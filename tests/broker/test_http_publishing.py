@@ -1,4 +1,4 @@
-"""Publishes over HTTP, which are begun in the poller's turn: what they share with others, and what they wait for."""
+"""Tests for publishes over HTTP, which start in the poller's turn: sharing with others, and waiting."""
 
 import os
 import socket
@@ -36,13 +36,13 @@ PING = raw_post(b"/ping", method=b"GET")
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
 @asynccontextmanager
 async def http(bound: BoundAddresses, *sent: bytes) -> AsyncIterator[RawClient]:
-    """A connection; every request given is answered with OK."""
+    """A connection; every request must be answered with OK."""
     assert bound.http_address is not None
     async with connected(bound.http_address, b"".join(sent)) as client:
         for _ in sent:
@@ -56,14 +56,14 @@ def publish(topic: str, body: bytes) -> bytes:
 
 
 async def bodies(bound: BoundAddresses, topic: str, count: int) -> list[bytes]:
-    """So many messages of a topic, by a channel of their own."""
+    """Return this many messages of a topic, through a new channel."""
     async with connected(bound.tcp_address) as client:
         await client.subscribe(topic, "c", count)
         return [(await client.message()).body for _ in range(count)]
 
 
 @BOTH_SYNCS
-async def test_publishes_take_no_task(tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_publishes_need_no_task(tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_tasks = []
 
     async def pub(self: Publishing, request: Request) -> Response:
@@ -83,11 +83,11 @@ async def test_publishes_take_no_task(tmp_path: Path, sync: str, monkeypatch: py
             await client.send(request)
             assert await raw_answer(client) == OK
         assert await bodies(bound, "t", 6) == [b"0", b"1", b"2", b"3", b"4", b"5"]
-    assert in_tasks == [b"0"]  # the first publish of a topic takes one
+    assert in_tasks == [b"0"]  # the first publish of a topic needs one
 
 
 @BOTH_SYNCS
-async def test_what_asks_for_more_than_to_be_stored_or_is_wrong(tmp_path: Path, sync: str) -> None:
+async def test_other_and_invalid_publishes(tmp_path: Path, sync: str) -> None:
     async with running_broker(tmp_path / "d", sync=sync) as bound, http(bound) as client:
         numbered = b"/pub?topic=t&producer=p&number=1"
         requests = {
@@ -123,8 +123,10 @@ async def test_pipelined_publishes_to_two_topics_in_turn(tmp_path: Path, sync: s
         assert await bodies(bound, "b", count // 2) == [b"%d" % n for n in range(1, count, 2)]
 
 
-async def test_what_clients_publish_in_one_round_is_one_record(tmp_path: Path) -> None:
-    """Over HTTP or not, with --sync=interval; they send before the broker looks, as all this is one task."""
+async def test_publishes_of_one_round_are_one_record(tmp_path: Path) -> None:
+    """Over HTTP or TCP, with --sync=interval. They are sent before the broker looks, because everything is
+    one task.
+    """
     pacing = Pacing(turn_s=60)  # a round may take long on a busy machine
     async with (
         running_broker(tmp_path / "d", sync="interval", pacing=pacing) as bound,
@@ -146,7 +148,7 @@ async def test_what_clients_publish_in_one_round_is_one_record(tmp_path: Path) -
     assert record_counts(tmp_path / "d") == [1] * 5 + [5]
 
 
-async def test_what_is_behind_a_publish_waits_for_the_log_and_others_do_not(tmp_path: Path) -> None:
+async def test_requests_after_a_publish_wait_for_the_log_and_others_do_not(tmp_path: Path) -> None:
     files = HeldFiles()
     async with running_broker(tmp_path / "d", files=files) as bound:
         async with http(bound, publish("t", b"makes the file")) as client, http(bound) as other:
@@ -169,7 +171,7 @@ async def test_what_is_behind_a_publish_waits_for_the_log_and_others_do_not(tmp_
 
 
 @BOTH_SYNCS
-async def test_a_client_that_leaves_before_its_answer_has_published(tmp_path: Path, sync: str) -> None:
+async def test_client_that_disconnects_before_its_answer_has_published(tmp_path: Path, sync: str) -> None:
     files = HeldFiles()
     async with running_broker(tmp_path / "d", files=files, sync=sync) as bound:
         async with http(bound, publish("t", b"makes the file")) as other:
@@ -191,7 +193,7 @@ async def test_a_client_that_leaves_before_its_answer_has_published(tmp_path: Pa
 
 
 @BOTH_SYNCS
-async def test_a_publish_that_the_disk_refuses_is_told_why_and_the_connection_goes_on(
+async def test_publish_refused_by_the_disk_names_the_reason_and_the_connection_continues(
     tmp_path: Path, sync: str
 ) -> None:
     files = FailingFiles()
@@ -209,7 +211,7 @@ async def test_a_publish_that_the_disk_refuses_is_told_why_and_the_connection_go
             assert await bodies(bound, "t", 3) == [b"1", b"2", b"4"]
 
 
-async def test_a_client_that_always_has_more_does_not_keep_others_waiting(tmp_path: Path) -> None:
+async def test_client_with_endless_requests_does_not_delay_others(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with http(bound) as greedy, http(bound) as other, connected(bound.tcp_address) as third:
             async with trio.open_nursery() as nursery:
@@ -227,8 +229,8 @@ async def drain(client: RawClient) -> None:
         pass
 
 
-async def test_times_that_a_client_has(tmp_path: Path, clock: trio.testing.MockClock) -> None:
-    """While the log stores what it published, none runs."""
+async def test_deadlines_during_a_publish(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    """None runs while the log stores the message."""
     files = HeldFiles()
     async with running_broker(tmp_path / "d", files=files) as bound:
         async with http(bound, publish("t", b"x")) as resting, http(bound, publish("t", b"x")) as sending:
@@ -242,7 +244,7 @@ async def test_times_that_a_client_has(tmp_path: Path, clock: trio.testing.MockC
             await settle()
             clock.jump(REQUEST_TIMEOUT_S)
             assert await sending.exactly(1) is None
-            await resting.send(PING)  # a second before its time is over
+            await resting.send(PING)  # a second before its deadline
             assert await raw_answer(resting) == OK
             files.hold("sync")
             await resting.send(publish("t", b"z"))

@@ -1,4 +1,4 @@
-"""/topic/read and /topic/bounds, through a client nobody here wrote."""
+"""Tests for /topic/read and /topic/bounds, with httpx."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ from trio_nsq.log.records import RecordBatch
 
 
 async def read(api: Api, **query: Any) -> list[dict[str, Any]]:
-    """The lines of /topic/read for topic t."""
+    """Return the lines of /topic/read for topic t."""
     answer = await api.get("/topic/read", topic="t", **query)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/x-ndjson; charset=utf-8"
@@ -28,12 +28,12 @@ async def read(api: Api, **query: Any) -> list[dict[str, Any]]:
 
 
 async def sequences(api: Api, **query: Any) -> list[int]:
-    """Those of the messages."""
+    """Return the sequences of the messages."""
     return [line["sequence"] for line in await read(api, **query)]
 
 
 async def read_raw(api: Api, **query: Any) -> list[RecordBatch]:
-    """What is in the raw form of /topic/read for topic t."""
+    """Return the decoded raw form of /topic/read for topic t."""
     answer = await api.get("/topic/read", topic="t", format="raw", **query)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/octet-stream"
@@ -44,18 +44,18 @@ async def read_raw(api: Api, **query: Any) -> list[RecordBatch]:
 
 
 async def publish_numbers(api: Api, count: int, start: int = 0) -> None:
-    """Messages that say their sequence, each in a record of its own."""
+    """Publish messages whose bodies are their sequences, one per record."""
     for number in range(start, start + count):
         await api.tcp.publish("t", b"%d" % number)
 
 
 def places(answer: httpx.Response) -> tuple[int, int, int | None]:
-    """First, start and end sequence, of the headers."""
+    """Return the first, start and end sequence in the headers."""
     first, start, end = (answer.headers.get(f"x-nsq-{name}-sequence") for name in ("first", "start", "end"))
     return int(first), int(start), int(end) if end is not None else None
 
 
-# ---------------------------------------------------------------------- what it says
+# ---------------------------------------------------------------------- content
 
 
 async def test_json_lines(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ async def test_json_lines(tmp_path: Path) -> None:
             assert (message.id.decode(), message.timestamp_ns) == (line["id"], line["timestamp_ns"])
 
 
-async def test_raw_is_what_lies_on_disk(tmp_path: Path) -> None:
+async def test_raw_form_equals_the_file(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", max_bytes_per_file=200) as api:
         await publish_numbers(api, 10)
         await api.tcp.publish("t", b"a", b"b", b"c")
@@ -90,7 +90,7 @@ async def test_raw_is_what_lies_on_disk(tmp_path: Path) -> None:
         assert len(files) > 3
         assert answer.content == b"".join(path.read_bytes() for path in files)
         assert [batch.base_sequence for batch in await read_raw(api)] == list(range(11))
-        # Records come whole: what was not asked for is for the reader to leave out.
+        # Records are complete: the reader leaves out what it did not request.
         assert [batch.base_sequence for batch in await read_raw(api, until="11", **{"from": 9})] == [9, 10]
         assert [batch.base_sequence for batch in await read_raw(api, **{"from": 12})] == [10]
 
@@ -122,7 +122,7 @@ async def test_raw_is_what_lies_on_disk(tmp_path: Path) -> None:
         ({"wait": "0"}, range(10), 0, 10),
     ],
 )  # fmt: skip
-async def test_from_here_to_there(
+async def test_range_of_sequences(
     tmp_path: Path, query: dict[str, str], expected: range | list[int], start: int, end: int
 ) -> None:
     async with running_api(tmp_path / "d") as api:
@@ -147,7 +147,7 @@ async def test_by_time(tmp_path: Path) -> None:
             assert bounds["at_sequence"] == number
 
 
-async def test_max_bytes_is_about_the_answer(tmp_path: Path) -> None:
+async def test_max_bytes_limits_the_answer_approximately(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await publish_numbers(api, 10)
         lines = (await api.get("/topic/read", topic="t")).content.splitlines(keepends=True)
@@ -160,7 +160,7 @@ async def test_max_bytes_is_about_the_answer(tmp_path: Path) -> None:
         assert len(await read_raw(api, max_messages=4)) == 4
 
 
-async def test_a_raw_record_that_is_larger_than_asked_for_comes_if_it_is_the_first(tmp_path: Path) -> None:
+async def test_raw_record_larger_than_max_bytes_is_sent_if_it_is_the_first(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.publish("t", b"a", b"b", b"c")
         await api.tcp.publish("t", b"d")
@@ -190,7 +190,7 @@ async def test_a_raw_record_that_is_larger_than_asked_for_comes_if_it_is_the_fir
          "-1h30m, or @TIME: Unix seconds or RFC 3339"),
     ],
 )  # fmt: skip
-async def test_what_is_refused(tmp_path: Path, target: str, status: int, error: str) -> None:
+async def test_refused_requests(tmp_path: Path, target: str, status: int, error: str) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         answer = await api.send("GET", target)
@@ -224,7 +224,7 @@ async def test_bounds(tmp_path: Path) -> None:
         }
 
 
-async def test_nothing_changes_for_channels_and_topics(tmp_path: Path) -> None:
+async def test_reading_changes_no_channel_or_topic(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.publish("t", b"a", b"b")
         await read(api)
@@ -243,7 +243,7 @@ async def streamed(api: Api, **query: Any) -> AsyncIterator[httpx.Response]:
         yield answer
 
 
-async def test_what_is_published_meanwhile_comes_at_once(tmp_path: Path) -> None:
+async def test_new_message_is_sent_at_once(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await publish_numbers(api, 1)
         async with streamed(api, wait="60s", until="4") as answer:
@@ -252,10 +252,10 @@ async def test_what_is_published_meanwhile_comes_at_once(tmp_path: Path) -> None
             for number in range(1, 5):
                 assert json.loads(await anext(lines))["body"] == str(number - 1)
                 await publish_numbers(api, 1, number)
-            assert [line async for line in lines] == []  # the end is reached: nothing is waited for any more
+            assert [line async for line in lines] == []  # the end is reached: no more waiting
 
 
-async def test_it_ends_when_nothing_came_for_so_long(tmp_path: Path) -> None:
+async def test_answer_ends_after_the_idle_time(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await publish_numbers(api, 2)
         began_s = trio.current_time()
@@ -266,7 +266,7 @@ async def test_it_ends_when_nothing_came_for_so_long(tmp_path: Path) -> None:
             assert await answer.aread() == b""
 
 
-async def test_enough_is_enough_without_waiting(tmp_path: Path) -> None:
+async def test_max_messages_ends_the_wait(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await publish_numbers(api, 3)
         with trio.fail_after(PATIENCE_S):
@@ -274,7 +274,7 @@ async def test_enough_is_enough_without_waiting(tmp_path: Path) -> None:
             assert len(await read_raw(api, wait="60s", max_messages=3)) == 3
 
 
-async def test_every_message_comes_once_while_others_publish(tmp_path: Path) -> None:
+async def test_each_message_is_sent_once_during_publishes(tmp_path: Path) -> None:
     """With small segments, so that files begin and end meanwhile."""
     async with running_broker(tmp_path / "d", max_bytes_per_file=2000) as bound:
         total, publishers = 400, 4
@@ -311,7 +311,7 @@ async def test_every_message_comes_once_while_others_publish(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_a_stop_does_not_wait_for_who_waits(tmp_path: Path, sync: str) -> None:
+async def test_stop_does_not_wait_for_readers(tmp_path: Path, sync: str) -> None:
     began_s = trio.current_time()
     async with running_api(tmp_path / "d", sync=sync) as api:
         await publish_numbers(api, 1)
@@ -327,7 +327,7 @@ async def test_a_stop_does_not_wait_for_who_waits(tmp_path: Path, sync: str) -> 
     assert trio.current_time() - began_s < PATIENCE_S
 
 
-# ---------------------------------------------------------------------- what is not there (any more)
+# ---------------------------------------------------------------------- missing messages
 
 
 async def test_after_a_restart(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ async def test_after_a_restart(tmp_path: Path) -> None:
         assert [line["sequence"] for line in after] == list(range(12))
 
 
-async def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
+async def test_damage_in_the_middle_is_reported(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await publish_numbers(api, 3)
         await api.tcp.publish("t", b"bad", b"luck")
@@ -358,7 +358,7 @@ async def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
         assert (await api.get("/topic/bounds", topic="t")).json()["next_sequence"] == 7
 
 
-async def test_what_is_no_longer_kept_is_told(tmp_path: Path) -> None:
+async def test_deleted_messages_are_reported(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", max_bytes_per_file=1) as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -371,12 +371,12 @@ async def test_what_is_no_longer_kept_is_told(tmp_path: Path) -> None:
         gap, line = (json.loads(line) for line in answer.content.splitlines())
         assert gap == {"topic": "t", "gap": "discarded", "first_sequence": 2, "next_sequence": 9}
         assert line["sequence"] == 9
-        for words in ("earliest", "-1h", "@0"):  # nobody asked for what is gone
+        for words in ("earliest", "-1h", "@0"):  # they are before the requested start
             assert await sequences(api, **{"from": words}) == [9]
         assert (await read(api, until=5, **{"from": 2}))[0]["next_sequence"] in (5, 9)
 
 
-async def test_segments_that_go_under_a_slow_reader(tmp_path: Path) -> None:
+async def test_segments_deleted_during_a_slow_read(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", max_bytes_per_file=1_000_000, cache_bytes=1_000_000) as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -386,7 +386,7 @@ async def test_segments_that_go_under_a_slow_reader(tmp_path: Path) -> None:
         async with streamed(api) as answer:
             lines = answer.aiter_lines()
             assert json.loads(await anext(lines))["sequence"] == 0
-            await settle()  # it has sent what fits between us
+            await settle()  # it has sent what fits into the buffers in between
             await api.post("/channel/empty", topic="t", channel="c")
             found = [json.loads(line) async for line in lines]
         at = 1
