@@ -286,6 +286,29 @@ def test_second_value_is_refused(run_here: Run, nowhere: Cli, line: str, option:
     assert refused.err.endswith(f"Error: {option} is given 2 times, and takes one value.\n")
 
 
+@pytest.mark.parametrize("option", ["--nsqd-http-address", "--nsqd-tcp-address"])
+@pytest.mark.parametrize("in_environment", [False, True])
+def test_list_for_one_broker_is_explained(run_here: Run, option: str, in_environment: bool) -> None:
+    variable = f"QCLI_{option[2:].upper().replace('-', '_')}"
+    cli = Cli("127.0.0.1:1", "127.0.0.1:1", {variable: "h:1,h:2"} if in_environment else {})
+    result = run_here(cli, "replay", "a", "b", *([] if in_environment else [option, "h:1,h:2"]))
+    assert result.code == ExitCode.USAGE
+    assert "'h:1,h:2' is a list; this command takes one broker. Run it for each of them." in result.err
+
+
+@pytest.mark.parametrize(("line", "says"), [("pub t", "messages go to"), ("tail t", "messages come from")])
+def test_http_address_alone_is_noted(run_here: Run, tmp_path: Path, line: str, says: str) -> None:
+    no_certificate = tmp_path / "garbage.pem"  # ends the command before it connects to the default address
+    no_certificate.write_text("")
+    args = [*line.split(), "--tls-cert", str(no_certificate), "--nsqd-http-address", "127.0.0.1:1"]
+    note = (
+        f"Note: --nsqd-http-address is not for all requests: {says} 127.0.0.1:4150, see --nsqd-tcp-address.\n"
+    )
+    for tcp_address, noted in (("", True), ("127.0.0.1:1", False)):
+        result = run_here(Cli(tcp_address, "127.0.0.1:1"), *args)
+        assert (result.code, note in result.err) == (1, noted), result.err
+
+
 def test_servers_use_the_last_value_as_in_go(tmp_path: Path) -> None:
     flags = ["-max-msg-size", "1000", "--max-msg-size=2000", "--snappy", "--snappy=false"]
     with qcli_serve(tmp_path / "data", *flags) as broker:

@@ -1,11 +1,14 @@
 """Options for the addresses of brokers and discovery services."""
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import click
 
 from ..framework import params
 from ..framework.options import Decorator, all_of, option, several
+from ..framework.output import print_diagnostic
 from .connection_options import http_connection
 
 TCP_OPTION = "--nsqd-tcp-address"
@@ -20,6 +23,21 @@ DEFAULT_HTTP_ADDRESS = "127.0.0.1:4151"
 BROKER = "Which broker"
 MAY_BE_SEVERAL = "Several: with commas, or repeat the option."
 
+
+def _of_one_broker(convert: Callable[[str], str]) -> Callable[[str], str]:
+    """Return a converter for the address of a command that takes one broker: its error explains a list."""
+
+    @wraps(convert)
+    def converted(text: str) -> str:
+        if "," in text:
+            raise click.BadParameter(
+                f"{text!r} is a list; this command takes one broker. Run it for each of them."
+            )
+        return convert(text)
+
+    return converted
+
+
 _TCP: dict[str, Any] = {
     "envvar": TCP_VARIABLE,
     "metavar": "HOST:PORT",
@@ -33,7 +51,14 @@ _HTTP: dict[str, Any] = {
 
 def tcp_address(text: str) -> Decorator:
     """Return `--nsqd-tcp-address` with this help."""
-    return option(BROKER, TCP_OPTION, type=params.tcp_address, default=DEFAULT_TCP_ADDRESS, help=text, **_TCP)
+    return option(
+        BROKER,
+        TCP_OPTION,
+        type=_of_one_broker(params.tcp_address),
+        default=DEFAULT_TCP_ADDRESS,
+        help=text,
+        **_TCP,
+    )
 
 
 def tcp_addresses(text: str) -> Decorator:
@@ -61,7 +86,8 @@ def check_tcp_address(text: str) -> None:
 
 def http_address(text: str) -> Decorator:
     """Return `--nsqd-http-address` with this help."""
-    return option(BROKER, HTTP_OPTION, default=DEFAULT_HTTP_ADDRESS, help=text, **_HTTP)
+    one = {**_HTTP, "type": _of_one_broker(params.http_address)}
+    return option(BROKER, HTTP_OPTION, default=DEFAULT_HTTP_ADDRESS, help=text, **one)
 
 
 def http_addresses(text: str) -> Decorator:
@@ -74,6 +100,26 @@ def http_addresses(text: str) -> Decorator:
         help=f"{text} {MAY_BE_SEVERAL}",
         **_HTTP,
     )
+
+
+def note_default_tcp_address(what: str) -> None:
+    """Print a note if the command line sets the HTTP address only, and the TCP address is the default.
+
+    A user who knows one address may expect that the command uses that broker for everything.
+
+    Args:
+        what: What the command does with the TCP address, such as `messages go to`.
+    """
+    sources: dict[str, click.core.ParameterSource | None] = {}
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        if {TCP_OPTION, HTTP_OPTION} & set(param.opts) and param.name:
+            sources[param.opts[0]] = ctx.get_parameter_source(param.name)
+    typed, default = click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.DEFAULT
+    if (sources[HTTP_OPTION], sources[TCP_OPTION]) == (typed, default):
+        print_diagnostic(
+            f"Note: {HTTP_OPTION} is not for all requests: {what} {DEFAULT_TCP_ADDRESS}, see {TCP_OPTION}."
+        )
 
 
 def lookupd_addresses(text: str) -> Decorator:

@@ -2,7 +2,13 @@
 
 import click
 
-from ...broker.address_options import HTTP_OPTION, TCP_OPTION, http_addresses, tcp_addresses
+from ...broker.address_options import (
+    HTTP_OPTION,
+    TCP_OPTION,
+    http_addresses,
+    note_default_tcp_address,
+    tcp_addresses,
+)
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
 from ...framework.command import DocumentedCommand
@@ -111,6 +117,7 @@ def command(options: PubOptions) -> int:
     """
     options.check()
     brokers = options.brokers()
+    note_default_tcp_address("messages go to")
 
     import time
 

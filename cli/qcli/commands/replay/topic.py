@@ -12,6 +12,7 @@ from trio_nsq.client import BrokerError, ConnectionFailed, Producer
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.wording import count_of
 
+from ...broker.address_options import note_default_tcp_address
 from ...broker.connection_options import ConnectOptions
 from ...broker.failures import connection_failure, refused
 from ...broker.topic_log import reading_errors, report_start
@@ -34,6 +35,8 @@ def replay_topic(options: ReplayOptions) -> ExitCode:
         output.print_diagnostic(
             f"Note: {options.source} is a topic here; for the {kind} of this name, write ./{options.source}"
         )
+    if not options.dry_run:
+        note_default_tcp_address("messages go to")
     begun_s = time.monotonic()
     result = trio.run(_replay, options)
     return _conclude(options, result, time.monotonic() - begun_s)

@@ -2,7 +2,12 @@
 
 import click
 
-from ...broker.address_options import http_addresses, lookupd_addresses, tcp_addresses
+from ...broker.address_options import (
+    http_addresses,
+    lookupd_addresses,
+    note_default_tcp_address,
+    tcp_addresses,
+)
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_source
 from ...framework.command import DocumentedCommand
@@ -120,6 +125,8 @@ def command(options: TailOptions) -> int:
         from .read_log import tail_log
 
         return trio.run(tail_log, options)
+    if not options.lookupd_addresses:
+        note_default_tcp_address("messages come from")
     from .consume import tail_channels
 
     return trio.run(tail_channels, options)
