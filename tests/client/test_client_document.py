@@ -38,6 +38,12 @@ def printed_by(words: str, broker: Broker) -> str:
     return printed.getvalue()
 
 
+def test_all_programs_of_the_page_have_a_test() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
+    programs = [block for block in blocks if "import " in block]
+    assert len(programs) == 5  # four have a test below, and one in test_consumer_document.py
+
+
 def depth(broker: Broker, channel: str) -> int:
     stats = broker.channel_stats("clicks", channel)
     assert stats["in_flight_count"] == 0

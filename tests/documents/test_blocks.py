@@ -1,8 +1,12 @@
-"""The command blocks of README and docs run as they are: in order, in a fresh folder, against a real broker.
+"""Run the blocks of README and docs as they are: in order, in a fresh folder, with a real broker.
 
-`sh` blocks hold command lines. `console` blocks hold command lines after `$ ` and their output, compared except for
-numbers, ids and spacing; a line `...` stands for any lines. Complete Python programs run as well. The comment
-`<!-- not run: REASON -->` before a block excludes it.
+- `sh` blocks are command lines.
+- `console` blocks are command lines after `$ ` and their output. Output is compared except for numbers, ids and
+  spacing. A line `...` stands for any lines.
+- `python` blocks run if they are complete programs, that is, if they import something.
+
+The comment `<!-- not run: REASON -->` before a block excludes it. tests/client runs the programs of python-client.md
+and also checks the state of the broker after each.
 """
 
 import os
@@ -30,11 +34,11 @@ PAGES = [
     *sorted(
         path
         for path in (ROOT / "docs").rglob("*.md")
-        if "commands" not in path.parts and "decisions" not in path.parts
+        if not {"commands", "decisions", "python-client.md"} & set(path.parts)
     ),
 ]
 TIMEOUT_S = 600
-"""A page may start Spark on a busy machine."""
+"""A page may start Spark while other processes use the machine."""
 _FENCE = re.compile(
     r"(?P<skip><!-- not run: [^\n]+ -->\n)?^```(?P<kind>sh|console|python)\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
@@ -46,14 +50,14 @@ _END = "--end-of-command--"
 
 @dataclass
 class Step:
-    """A command line of a page, and what it prints; None: that is not shown."""
+    """A command line of a page and the output that the page shows; None: the page shows no output."""
 
     line: str
     output: list[str] | None = None
 
 
 def steps_of(page: Path) -> list[Step]:
-    """The command lines of a page that can run here."""
+    """Return the command lines of a page, without excluded blocks."""
     steps: list[Step] = []
     for block in _FENCE.finditer(page.read_text()):
         if block["skip"]:
@@ -69,7 +73,7 @@ def steps_of(page: Path) -> list[Step]:
 
 
 def console_steps(text: str) -> Iterator[Step]:
-    """The commands of a `console` block, each with its output."""
+    """Yield the commands of a `console` block, each with its output."""
     step: Step | None = None
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -87,7 +91,7 @@ def console_steps(text: str) -> Iterator[Step]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that were free a moment ago."""
+    """Return ports of the loopback interface that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -96,7 +100,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def script(steps: list[Step], ports: dict[int, int]) -> str:
-    """A bash script of all steps, with these ports in place of NSQ's; a server is waited for."""
+    """Return a bash script of all steps that uses these ports instead of NSQ's, and waits until each server listens."""
     lines = ["set -e"]
     for step in steps:
         line = re.sub(
@@ -112,7 +116,7 @@ def script(steps: list[Step], ports: dict[int, int]) -> str:
 
 
 def wrapper(ports: dict[int, int]) -> str:
-    """A `qcli` whose servers listen on these ports unless a page says otherwise."""
+    """Return a script `qcli` that makes servers listen on these ports, unless the page sets addresses."""
     return f"""#!/bin/sh
 case "$1" in
 serve)
@@ -128,13 +132,13 @@ exec {shlex.quote(sys.executable)} -m qcli "$@"
 
 
 def comparable(lines: list[str]) -> str:
-    """Output without what differs from run to run."""
+    """Return output without the parts that differ between runs."""
     text = "\n".join(" ".join(line.split()) for line in lines)
     return re.sub(r"[-─━]{2,}", "--", _NUMBER.sub("0", text)).strip()
 
 
 def same(shown: list[str], printed: list[str]) -> bool:
-    """Whether output is as a page shows it; its line `...` stands for any lines."""
+    """Whether output matches what a page shows."""
     parts = re.split(r"^\.\.\.$", "\n".join(shown), flags=re.MULTILINE)
     pattern = r"\s*.*\s*".join(re.escape(comparable(part.splitlines())) for part in parts)
     return re.fullmatch(pattern, comparable(printed), re.DOTALL) is not None
@@ -143,7 +147,7 @@ def same(shown: list[str], printed: list[str]) -> bool:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if steps_of(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_a_page_runs_in_order(page: Path, tmp_path: Path) -> None:
+def test_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
     steps = steps_of(page)
     folder = tmp_path / "page"
     folder.mkdir()
@@ -173,7 +177,7 @@ def test_a_page_runs_in_order(page: Path, tmp_path: Path) -> None:
             "PYTHONUNBUFFERED": "1",
         }
         with (tmp_path / "output").open("wb") as output, (tmp_path / "lines").open("wb") as ran:
-            # Background servers of the page belong to its session, and end with it.
+            # Servers in the background belong to the session, and are killed with it.
             process = subprocess.Popen(
                 ["bash", "-c", script(steps, ports), "bash", str(ran.fileno())],
                 cwd=folder,
@@ -197,7 +201,7 @@ def test_a_page_runs_in_order(page: Path, tmp_path: Path) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a page's processes, and wait until its servers are gone."""
+    """Kill all processes of a page."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -205,7 +209,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def test_output_is_compared_except_for_numbers() -> None:
+def test_numbers_and_spacing_are_not_compared() -> None:
     assert same(["1,000 messages (31.1 KiB) in 0.10 s"], ["5 messages (1.0 KiB)   in 9 s"])
     assert same(["a", "...", "d"], ["a", "b", "c", "d"])
     assert not same(["channel created"], ["channel deleted"])

@@ -1,4 +1,4 @@
-"""docs/reference/openapi.yaml and a running broker agree: paths, methods, statuses, headers and bodies."""
+"""Compare docs/reference/openapi.yaml with a running broker: paths, methods, statuses, headers and bodies."""
 
 import http.client
 import json
@@ -36,7 +36,7 @@ ID = "0" * 16
 
 @dataclass(frozen=True)
 class Call:
-    """A request, and the status that it gets."""
+    """A request and its expected status."""
 
     method: str
     path: str
@@ -47,7 +47,7 @@ class Call:
 
 
 def call(line: str, body: bytes = b"", status: int = 200, **headers: str) -> Call:
-    """A `Call` from `METHOD /path name=value ...`."""
+    """Make a `Call` from `METHOD /path name=value ...`."""
     method, path, *query = line.split()
     return Call(
         method, path, dict(each.split("=", 1) for each in query), body, status, tuple(headers.items())
@@ -198,7 +198,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def resolve(thing: dict[str, Any]) -> dict[str, Any]:
-    """What a `$ref` leads to."""
+    """Follow a `$ref`."""
     found = thing
     if "$ref" in thing:
         found = SPEC
@@ -208,21 +208,21 @@ def resolve(thing: dict[str, Any]) -> dict[str, Any]:
 
 
 def operation_of(request: Call) -> tuple[str, str]:
-    """The key of a request's operation."""
+    """Return the key of a request in `OPERATIONS`."""
     path = "/config/{opt}" if request.path.startswith("/config/") else request.path
     return request.method, path
 
 
 def check(schema: dict[str, Any], value: Any) -> None:
-    """Raises ValidationError if a value does not fit a schema of the document."""
+    """Check a value against a schema of the document. Raises ValidationError."""
     Draft202012Validator({**schema, "components": SPEC["components"]}).validate(value)
 
 
-def test_the_document_is_valid() -> None:
+def test_document_is_valid() -> None:
     validate(SPEC)
 
 
-def test_paths_and_methods_are_the_broker_s(broker: Broker) -> None:
+def test_paths_and_methods_match_the_broker(broker: Broker) -> None:
     for path in SPEC["paths"]:
         methods = {method for method, each in OPERATIONS if each == path}
         with closing(http.client.HTTPConnection(broker.http_address)) as connection:
@@ -234,7 +234,7 @@ def test_paths_and_methods_are_the_broker_s(broker: Broker) -> None:
     assert routes - nsqd_only == set(SPEC["paths"])
 
 
-def test_answers_are_as_described(broker: Broker) -> None:
+def test_answers_match_the_document(broker: Broker) -> None:
     seen: set[tuple[tuple[str, str], int]] = set()
     used: set[tuple[tuple[str, str], str]] = set()
     for request in CALLS:
@@ -248,7 +248,7 @@ def test_answers_are_as_described(broker: Broker) -> None:
     documented = {
         (key, int(status)) for key, operation in OPERATIONS.items() for status in operation["responses"]
     }
-    # A full disk, a stopping broker, two profiles at once: other tests make these.
+    # A full disk, a broker that stops, two profiles at the same time: other tests cover these.
     assert {each for each in documented - seen if each[1] not in (409, 500, 503)} == set()
     parameters = {
         (key, resolve(parameter)["name"])
@@ -259,7 +259,7 @@ def test_answers_are_as_described(broker: Broker) -> None:
 
 
 def check_answer(broker: Broker, request: Call) -> None:
-    """Make a request, and compare the answer with its description."""
+    """Make a request, and compare the answer with the document."""
     with closing(http.client.HTTPConnection(broker.http_address, timeout=30)) as connection:
         target = f"{request.path}?{urlencode(request.query).replace('%25=', '%')}"
         connection.request(request.method, target, request.body, dict(request.headers))
@@ -287,7 +287,7 @@ def check_answer(broker: Broker, request: Call) -> None:
         check(schema, body.decode())
 
 
-def test_the_page_is_made_from_the_document(tmp_path: Path) -> None:
+def test_page_is_generated_from_the_document(tmp_path: Path) -> None:
     page = ROOT / "docs/reference/http-api.md"
     folder = tmp_path / "docs"
     (folder / "_ext").mkdir(parents=True)

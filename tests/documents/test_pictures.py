@@ -1,4 +1,4 @@
-"""The charts of the documentation are those that `make pictures` draws from the newest results."""
+"""Check that `make pictures` draws the charts of the documentation from the newest results."""
 
 import subprocess
 import sys

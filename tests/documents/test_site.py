@@ -1,4 +1,4 @@
-"""The documentation builds as a site without warnings: links between pages, references and docstrings included."""
+"""Build the documentation as a site. Sphinx checks links between pages, references and docstrings."""
 
 import shutil
 import subprocess
@@ -12,8 +12,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
-    # A copy, as the build writes the pages of commands beside the others.
+def test_site_builds_without_warnings(tmp_path: Path) -> None:
+    # A copy, because the build writes the pages of commands into the folder of the other pages.
     for name in ("docs", "bench"):
         ignored = shutil.ignore_patterns("_build", "results")
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)

@@ -1,4 +1,4 @@
-"""Terms that were replaced, and phrases that read like riddles, do not return."""
+"""Check that replaced terms and unclear phrases do not return."""
 
 import re
 from collections.abc import Iterator
@@ -30,12 +30,12 @@ RETIRED = {
 
 
 def is_generated(path: Path) -> bool:
-    """Whether `make docs` wrote it."""
+    """Whether `make docs` writes this file."""
     return path.is_relative_to(ROOT / "docs/_build") or path.is_relative_to(ROOT / "docs/reference/commands")
 
 
 def texts() -> Iterator[Path]:
-    """Sources, documents and manual pages of the project."""
+    """Yield sources, documents and manual pages of the project."""
     for folder in ("core", "cli", "docs", "man", "bench", "examples", "deploy"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in SUFFIXES and path.name not in EXCLUDED and not is_generated(path):
@@ -44,7 +44,7 @@ def texts() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("pattern", RETIRED)
-def test_a_retired_phrase_is_not_used(pattern: str) -> None:
+def test_retired_phrase_is_not_used(pattern: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in texts()
