@@ -56,6 +56,26 @@ def test_missing_channel_is_created(broker: Broker, qcli: Cli, topic: str, tmp_p
     assert depth(broker, topic) == 0
 
 
+def test_new_channel_after_the_messages_is_noted(
+    broker: Broker, qcli: Cli, topic: str, tmp_path: Path
+) -> None:
+    def exported(channel: str) -> tuple[int, bool]:
+        result = run_in_process(
+            qcli, "to-parquet", topic, str(tmp_path), "--channel", channel, "--format", "json"
+        )
+        assert result.code == 0, result.err
+        note = f"Note: channel {topic}/{channel} is new on {qcli.http_address} and begins after the newest message."
+        return result.records[0]["messages"], note in result.err
+
+    broker.create(topic)
+    qcli.publish(topic, numbers(20))
+    assert exported("first") == (20, False)
+    assert exported("second") == (0, True)
+    assert exported("second") == (0, False)
+    assert qcli("channel", "seek", f"{topic}/second", "--to", "earliest").code == 0
+    assert exported("second") == (0, False)  # the files have them
+
+
 @pytest.mark.parametrize(("fails", "left"), [(0, 40), (1, 30), (3, 10)])
 def test_channel_does_not_move_past_missing_ranges(
     broker: Broker, qcli: Cli, topic: str, tmp_path: Path, fails: int, left: int

@@ -17,7 +17,7 @@ from ..framework.options import option, output_format
 from ..framework.output import json_lines, write
 from ..framework.params import Source, channel_source, topic_name
 from ..framework.positions import POSITIONS_NOTE, BrokerPosition, refuse_sequence
-from ..terminal.confirm import confirm
+from ..terminal.confirm import UNCONFIRMED, confirm
 from .shared.admin_action import Action, action_command
 from .shared.stored_settings import settings_commands
 
@@ -145,6 +145,7 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
     exits={
         ExitCode.FAILURE: "The channel was not moved: it does not exist, you did not confirm, or the broker refused.",
         ExitCode.PARTIAL: "The channel was moved on some brokers only; standard error says what failed on the others.",
+        **UNCONFIRMED,
     },
     details={
         "Effect": "The channel restarts at the position. Other channels of the topic do not change. "

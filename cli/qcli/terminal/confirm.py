@@ -4,8 +4,14 @@ import sys
 
 import click
 
-from ..framework.errors import Failure
+from ..framework.errors import ExitCode, Failure
 from ..framework.output import is_terminal, print_diagnostic
+
+UNCONFIRMED = {
+    ExitCode.USAGE: f"{ExitCode.USAGE.meaning} Or the command must be confirmed, standard input is not a terminal, and "
+    "--yes is missing."
+}
+"""The meaning of an exit code for the commands that ask."""
 
 
 def confirm(question: str, what_it_does: str) -> None:

@@ -12,7 +12,7 @@ from ...framework.errors import ExitCode, Failure
 from ...framework.options import option
 from ...framework.output import print_diagnostic
 from ...framework.params import Source
-from ...terminal.confirm import confirm
+from ...terminal.confirm import UNCONFIRMED, confirm
 from .selection import WHAT, Selection, at_most_option, selection_options, topic_argument
 
 _DONE = {"requeue": "requeued", "drop": "dropped"}
@@ -70,6 +70,7 @@ def requeue(to_topic: bool, **selected: Any) -> None:
         ExitCode.FAILURE: "Nothing was dropped: there is no such dead-letter topic, you did not confirm, or the broker "
         "refused.",
         ExitCode.PARTIAL: "Some were dropped before a broker failed; standard error says which.",
+        **UNCONFIRMED,
     },
 )
 @topic_argument

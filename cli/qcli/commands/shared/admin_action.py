@@ -18,7 +18,7 @@ from ...framework.errors import ExitCode, Failure
 from ...framework.options import Decorator, all_of, option
 from ...framework.output import print_diagnostic
 from ...framework.params import Source, channel_source, topic_source
-from ...terminal.confirm import confirm
+from ...terminal.confirm import UNCONFIRMED, confirm
 
 if TYPE_CHECKING:
     from ...broker.admin_client import AdminClient
@@ -74,8 +74,10 @@ def action_command(kind: str, action: Action) -> DocumentedCommand:
     if action.destroys:
         options.append(option("Options", "--yes", "-y", is_flag=True, help="Do not ask for confirmation."))
     exits = {
-        ExitCode.FAILURE: f"Nothing was done: there is no such {kind}, or the broker refused.",
+        ExitCode.FAILURE: f"Nothing was done: there is no such {kind}, "
+        f"{'you did not confirm, ' if action.destroys else ''}or the broker refused.",
         ExitCode.PARTIAL: "The command succeeded for some names or brokers only; standard error lists the others.",
+        **(UNCONFIRMED if action.destroys else {}),
     }
     make = click.command(
         action.name, cls=DocumentedCommand, help=action.help, examples=action.example, exits=exits

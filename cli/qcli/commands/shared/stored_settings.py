@@ -15,7 +15,7 @@ from ...framework.errors import ExitCode
 from ...framework.options import Decorator, all_of, option, output_format
 from ...framework.output import json_lines, write
 from ...framework.params import BYTES_PER_UNIT, Source, byte_size, duration_text, retention_time
-from ...terminal.confirm import confirm
+from ...terminal.confirm import UNCONFIRMED, confirm
 from .admin_action import name_argument
 
 DEFAULT = "default"
@@ -224,8 +224,10 @@ def _set_command(kind: str) -> DocumentedCommand:
         "a restart of the broker. Other settings do not change." + _ASKS[kind],
         examples=_SET_EXAMPLES[kind],
         exits={
-            ExitCode.FAILURE: f"Nothing was changed: no such {kind}, no confirmation, or the broker refused.",
+            ExitCode.FAILURE: f"Nothing was changed: there is no such {kind}, "
+            f"{'you did not confirm, ' if _ASKS[kind] else ''}or the broker refused.",
             ExitCode.PARTIAL: "Settings were changed on some brokers only; standard error says what failed elsewhere.",
+            **(UNCONFIRMED if _ASKS[kind] else {}),
         },
         notes={"Settings": f"{about}. 0 turns a rule off, and {DEFAULT} selects the broker's default."},
     )(all_of(*options)(run))

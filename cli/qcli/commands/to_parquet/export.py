@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...framework.errors import ExitCode, Terminated
 from ..shared.engine import library_errors
-from .export_run import ExportRun, find_brokers, when_refused
+from .export_run import ExportRun, find_brokers, note_new_channel, when_refused
 
 if TYPE_CHECKING:
     from .options import ToParquetOptions
@@ -21,6 +21,7 @@ def export(options: ToParquetOptions) -> int:
     with library_errors(when_refused), ExitStack() as stack:
         addresses = find_brokers(options)
         if not options.consume:
+            note_new_channel(options, addresses)
             run = ExportRun(stack.enter_context(open_export(request, addresses)), options, stack)
         else:
             from .spool_run import SpoolExportRun, check_reachable

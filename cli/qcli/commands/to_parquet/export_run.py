@@ -17,6 +17,7 @@ from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.wording import count_of
 
 from ...broker.address_options import TCP_OPTION
+from ...broker.admin_client import AdminClient, channels_by_topic
 from ...broker.failures import lookupd_unreachable
 from ...broker.refusals import read_failure
 from ...broker.topic_log import report_gap
@@ -222,6 +223,22 @@ def find_brokers(options: ToParquetOptions) -> Sequence[str]:
             for each in brokers
         }
     )
+
+
+def note_new_channel(options: ToParquetOptions, addresses: Sequence[str]) -> None:
+    """Print a note for each broker where --channel is a new channel that begins after the topic's messages."""
+    for address in addresses if options.channel is not None and not options.quiet else ():
+        try:
+            topics = AdminClient(address).stats(options.topic)["topics"]
+        except Failure:
+            continue  # the export reports it, or waits for the broker
+        channels = channels_by_topic(topics).get(options.topic, [])
+        if channels and options.channel not in channels:  # the first channel gets all messages
+            source = f"{options.topic}/{options.channel}"
+            print_diagnostic(
+                f"Note: channel {source} is new on {address} and begins after the newest message. To export older "
+                f"messages too, run 'qcli channel seek {source} --to earliest', then the same command again."
+            )
 
 
 def when_refused(error: RequestRefused) -> Failure:
