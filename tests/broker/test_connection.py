@@ -253,7 +253,7 @@ async def test_bug_ends_one_connection(
 
 
 def reset(client: RawClient) -> None:
-    """End the connection with a reset."""
+    """Reset the connection."""
     client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 

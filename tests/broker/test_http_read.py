@@ -400,7 +400,7 @@ async def test_segments_deleted_during_a_slow_read(tmp_path: Path) -> None:
         assert gaps[-1]["next_sequence"] == first > 250
 
 
-async def test_a_deleted_topic_cuts_the_answer_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_deleted_topic_ends_the_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running_api(tmp_path / "d", max_bytes_per_file=1_000_000, cache_bytes=1_000_000) as api:
         for _ in range(200):
             await api.tcp.publish("t", b"x" * 100_000)
@@ -418,7 +418,7 @@ async def test_a_deleted_topic_cuts_the_answer_off(tmp_path: Path, caplog: pytes
     ]
 
 
-async def test_a_topic_that_is_deleted_while_it_is_waited_for(tmp_path: Path) -> None:
+async def test_topic_deleted_while_a_reader_waits(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await publish_numbers(api, 1)
         async with streamed(api, wait="60s") as answer:
@@ -446,13 +446,13 @@ async def test_ephemeral_topics(tmp_path: Path) -> None:
         assert bounds["segments"] == 0
 
 
-# ---------------------------------------------------------------------- the cost
+# ---------------------------------------------------------------------- cost
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["jsonl", "raw"])
-async def test_a_large_topic_is_read_in_little_memory(tmp_path: Path, form: str) -> None:
-    """By a reader that takes nothing for a while, and then little by little."""
+async def test_large_topic_is_read_in_little_memory(tmp_path: Path, form: str) -> None:
+    """By a reader that first reads nothing, and then little by little."""
     size = 0
     async with running_broker(tmp_path / "d", cache_bytes=1_000_000, mem_queue_size=10) as bound:
         async with connected(bound.tcp_address) as client:
@@ -478,7 +478,7 @@ async def test_a_large_topic_is_read_in_little_memory(tmp_path: Path, form: str)
     assert peak - before < 6_000_000
 
 
-async def test_others_have_their_turn_while_it_is_read(tmp_path: Path) -> None:
+async def test_clients_are_served_during_a_read(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         for _ in range(5):
             await api.tcp.publish("t", *(b"%d" % number for number in range(4000)))
@@ -499,8 +499,8 @@ async def test_others_have_their_turn_while_it_is_read(tmp_path: Path) -> None:
         assert turns >= 20_000 / 200
 
 
-async def test_reading_does_not_fill_the_brokers_memory(tmp_path: Path) -> None:
-    """What is read from outside is not what consumers want next."""
+async def test_reading_does_not_fill_the_cache(tmp_path: Path) -> None:
+    """Consumers will not need the same messages."""
     async with running_api(tmp_path / "d") as api:
         for number in range(50):
             await api.tcp.publish("t", b"%d " % number + b"x" * 10_000)

@@ -1,4 +1,4 @@
-"""/channel/peek and /channel/seek."""
+"""Tests for /channel/peek and /channel/seek."""
 
 import json
 import time
@@ -17,7 +17,7 @@ from trio_nsq.broker.state.seek import Seek
 
 
 async def prepare(api: Api, count: int = 6) -> None:
-    """Topic t with channel c, and messages that say their sequence, each in a record of its own."""
+    """Create topic t with channel c, and messages whose bodies are their sequences, one per record."""
     await api.post("/topic/create", topic="t")
     await api.post("/channel/create", topic="t", channel="c")
     for number in range(count):
@@ -46,7 +46,7 @@ def brief(lines: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
     return [(line["state"], line["body"], line["attempts"]) for line in lines]
 
 
-# ---------------------------------------------------------------------- peeking
+# ---------------------------------------------------------------------- peek
 
 
 async def test_peek(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ async def test_peek(tmp_path: Path) -> None:
             assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (2, 1, 2)
 
 
-async def test_peek_at_some(tmp_path: Path) -> None:
+async def test_peek_with_filters(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await prepare(api, 15)
         await api.tcp.send(dpub("t", 30_000, b"later"))
@@ -103,14 +103,14 @@ async def test_peek_at_some(tmp_path: Path) -> None:
          "deferred"),
     ],
 )  # fmt: skip
-async def test_what_peek_refuses(tmp_path: Path, target: str, status: int, error: str) -> None:
+async def test_invalid_peeks(tmp_path: Path, target: str, status: int, error: str) -> None:
     async with running_api(tmp_path / "d") as api:
         await prepare(api, 0)
         answer = await api.send("GET", f"/channel/peek{target}")
         assert (answer.status_code, answer.json()) == (status, {"message": error})
 
 
-async def test_peek_at_damage(tmp_path: Path) -> None:
+async def test_peek_at_damaged_messages(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await prepare(api, 2)
         await api.tcp.publish("t", b"bad", b"luck")
@@ -126,8 +126,8 @@ async def test_peek_at_damage(tmp_path: Path) -> None:
         assert [line.get("body") for line in lines] == ["0", "1", None, None, "4"]
 
 
-async def test_peek_at_an_ephemeral_topic(tmp_path: Path) -> None:
-    """Of which the log may have lost what the channel still has."""
+async def test_peek_in_an_ephemeral_topic(tmp_path: Path) -> None:
+    """Its log may have dropped messages that the channel still has."""
     async with running_api(tmp_path / "d", mem_queue_size=2) as api:
         await api.post("/topic/create", topic="t#ephemeral")
         await api.post("/channel/create", topic="t#ephemeral", channel="c")
@@ -145,7 +145,7 @@ async def test_peek_at_an_ephemeral_topic(tmp_path: Path) -> None:
             assert lines[2]["timestamp_ns"] == message.timestamp_ns
 
 
-async def test_peek_at_scattered_and_at_many(tmp_path: Path) -> None:
+async def test_peek_at_scattered_and_many_messages(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", max_bytes_per_file=3000) as api:
         await prepare(api, 300)
         async with connected(tcp_address(api)) as client:
@@ -162,7 +162,7 @@ async def test_peek_at_scattered_and_at_many(tmp_path: Path) -> None:
         assert found == list(range(0, 300, 7))
 
 
-# ---------------------------------------------------------------------- moving
+# ---------------------------------------------------------------------- seek
 
 
 async def test_seek_back(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ async def test_seek_back(tmp_path: Path) -> None:
         assert [(await api.tcp.message()).body for _ in range(2)] == [b"4", b"5"]
 
 
-async def test_consumers_get_what_comes_again_at_once(tmp_path: Path) -> None:
+async def test_consumers_get_redelivered_messages_at_once(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await prepare(api)
         await api.tcp.subscribe("t", "c", ready_count=10)
@@ -206,7 +206,7 @@ async def test_consumers_get_what_comes_again_at_once(tmp_path: Path) -> None:
         assert (stats["depth"], stats["in_flight_count"]) == (0, 0)
 
 
-async def test_a_dry_run_moves_nothing(tmp_path: Path) -> None:
+async def test_dry_run_moves_nothing(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await prepare(api)
         told = (await seek(api, "4", dry_run="true")).json()
@@ -232,22 +232,22 @@ async def test_a_dry_run_moves_nothing(tmp_path: Path) -> None:
         ("-0", 6, None),
     ],
 )
-async def test_to_what_is_not_there(tmp_path: Path, to: str, sequence: int, limited_by: str | None) -> None:
+async def test_seek_beyond_the_log(tmp_path: Path, to: str, sequence: int, limited_by: str | None) -> None:
     async with running_api(tmp_path / "d", max_bytes_per_file=1) as api:
         await prepare(api)
-        assert (await seek(api, "4")).json()["skipped"] == 4  # and the files of these are gone
+        assert (await seek(api, "4")).json()["skipped"] == 4  # and their files are deleted
         assert (await api.get("/topic/bounds", topic="t")).json()["first_sequence"] == 4
         answer = (await seek(api, to)).json()
         assert (answer["to_sequence"], answer["limited_by"]) == (sequence, limited_by)
 
 
-async def test_all_that_was_ever_published_is_no_limit(tmp_path: Path) -> None:
+async def test_number_of_published_messages_is_no_limit(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await prepare(api)
         assert (await seek(api, "-1h")).json()["limited_by"] is None
 
 
-async def test_by_time(tmp_path: Path) -> None:
+async def test_seek_by_time(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await prepare(api)
         for number, line in enumerate(await peek(api)):
@@ -266,15 +266,15 @@ async def test_by_time(tmp_path: Path) -> None:
         ("?topic=t&channel=c&to=-1", 400, "INVALID_TO: '1' is not a duration such as 500ms, 2s or 1m30s"),
     ],
 )
-async def test_what_seek_refuses(tmp_path: Path, target: str, status: int, error: str) -> None:
+async def test_invalid_seeks(tmp_path: Path, target: str, status: int, error: str) -> None:
     async with running_api(tmp_path / "d") as api:
         await prepare(api, 0)
         answer = await api.send("POST", f"/channel/seek{target}")
         assert (answer.status_code, answer.json()) == (status, {"message": error})
 
 
-async def test_it_is_on_disk_when_it_is_answered(tmp_path: Path) -> None:
-    """Not only at the next checkpoint, of which there is none here."""
+async def test_seek_is_saved_before_the_answer(tmp_path: Path) -> None:
+    """Not only with the next checkpoint, of which there is none here."""
     async with running_api(tmp_path / "d", checkpoint_interval_ms=10**9) as api:
         await prepare(api)
         await seek(api, "4")
@@ -284,7 +284,7 @@ async def test_it_is_on_disk_when_it_is_answered(tmp_path: Path) -> None:
         assert [line["body"] for line in await peek(api)] == ["4", "5"]
 
 
-async def test_a_disk_that_cannot_save_it(tmp_path: Path) -> None:
+async def test_disk_that_cannot_save_the_seek(tmp_path: Path) -> None:
     files = FailingFiles()
     async with running_api(tmp_path / "d", files=files) as api:
         await prepare(api)
@@ -296,8 +296,8 @@ async def test_a_disk_that_cannot_save_it(tmp_path: Path) -> None:
         assert (await seek(api, "3")).json()["from_sequence"] == 0  # it was not moved
 
 
-async def test_what_a_save_is_about_to_delete_is_not_gone_back_to(tmp_path: Path) -> None:
-    """The save began before, and knows nothing of where the channel goes now."""
+async def test_seek_back_to_messages_that_a_running_save_deletes(tmp_path: Path) -> None:
+    """The save began before, and does not know the new position."""
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files, max_bytes_per_file=1) as api:
         await prepare(api)
@@ -323,8 +323,8 @@ async def test_what_a_save_is_about_to_delete_is_not_gone_back_to(tmp_path: Path
         assert [line["body"] for line in await peek(api)] == ["5"]
 
 
-async def test_a_deferred_message_that_the_channel_never_had_comes_in_time(tmp_path: Path) -> None:
-    """It was published before the channel was made."""
+async def test_deferred_message_from_before_the_channel_is_delivered_when_due(tmp_path: Path) -> None:
+    """It was published before the channel was created."""
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="other")
@@ -341,7 +341,7 @@ async def test_a_deferred_message_that_the_channel_never_had_comes_in_time(tmp_p
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-async def test_others_have_their_turns_while_many_messages_are_looked_through(
+async def test_clients_are_served_during_a_search_of_many_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool
 ) -> None:
     async with running_api(tmp_path / "d") as api:

@@ -1,4 +1,4 @@
-"""/topic/settings and /channel/settings."""
+"""Tests for /topic/settings and /channel/settings."""
 
 import json
 from dataclasses import asdict
@@ -19,7 +19,7 @@ async def put(api: Api, target: str, changes: dict[str, Any]) -> httpx.Response:
     return await api.send("PUT", target, body=json.dumps(changes).encode())
 
 
-async def test_settings_are_told_and_changed(tmp_path: Path) -> None:
+async def test_settings_are_read_and_changed(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -32,7 +32,7 @@ async def test_settings_are_told_and_changed(tmp_path: Path) -> None:
         assert (await put(api, TOPIC, {})).json() == asdict(TopicSettings(ttl_ms=5))
 
 
-async def test_a_dry_run_changes_nothing_and_tells_what_would_be_dropped(tmp_path: Path) -> None:
+async def test_dry_run_changes_nothing_and_reports_what_would_be_dropped(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -48,7 +48,7 @@ async def test_a_dry_run_changes_nothing_and_tells_what_would_be_dropped(tmp_pat
         assert (await put(api, f"{TOPIC}&dry_run=false", changes)).json() == asdict(settings)
 
 
-async def test_a_dry_run_for_a_channel_changes_nothing(tmp_path: Path) -> None:
+async def test_dry_run_for_a_channel_changes_nothing(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -68,7 +68,7 @@ async def test_a_dry_run_for_a_channel_changes_nothing(tmp_path: Path) -> None:
         assert refused_loop.text == (await put(api, "/channel/settings?topic=dead&channel=d", back)).text
 
 
-async def test_settings_outlast_a_restart(tmp_path: Path) -> None:
+async def test_settings_survive_a_restart(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -96,7 +96,7 @@ async def test_settings_outlast_a_restart(tmp_path: Path) -> None:
          "dead_letter_topic"),
     ],
 )  # fmt: skip
-async def test_what_is_refused(tmp_path: Path, target: str, body: bytes, status: int, error: str) -> None:
+async def test_invalid_settings(tmp_path: Path, target: str, body: bytes, status: int, error: str) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")

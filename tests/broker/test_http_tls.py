@@ -1,4 +1,4 @@
-"""HTTPS, and what plain HTTP answers where TLS is required."""
+"""Tests for HTTPS, and for plain HTTP to a broker that requires TLS."""
 
 import json
 import ssl
@@ -30,13 +30,13 @@ async def https_client(bound: BoundAddresses, context: ssl.SSLContext) -> AsyncI
 
 
 async def get(address: str | None, path: str) -> httpx.Response:
-    """A GET over plain HTTP."""
+    """Send a GET over plain HTTP."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         return await client.get(f"http://{address}{path}")
 
 
 async def raw(address: str | None, request: bytes) -> tuple[bytes, bytes]:
-    """Send a request over plain HTTP; the head and body of the answer, once the broker has closed."""
+    """Send a request over plain HTTP; return the head and body of the answer, after the broker has closed."""
     assert address is not None
     host, _, port = address.rpartition(":")
     with trio.fail_after(PATIENCE_S):
@@ -63,10 +63,10 @@ async def test_https_serves_the_same_api(
         too_big = await client.post("/pub", params={"topic": "t"}, content=body + b"x")
         assert (too_big.status_code, too_big.json()) == (413, {"message": "MSG_TOO_BIG"})
         assert "200 GET /ping (127.0.0.1:" in caplog.text
-        assert (await get(bound.http_address, "/ping")).text == "OK"  # where TLS is not required
+        assert (await get(bound.http_address, "/ping")).text == "OK"  # if TLS is not required
 
 
-async def test_many_at_once(tmp_path: Path, certificates: Certificates) -> None:
+async def test_many_connections_at_once(tmp_path: Path, certificates: Certificates) -> None:
     async with (
         running_broker(tmp_path / "d", **certificates.options) as bound,
         https_client(bound, certificates.client_context()) as client,
@@ -82,12 +82,12 @@ async def test_many_at_once(tmp_path: Path, certificates: Certificates) -> None:
         assert texts == ["OK"] * 20
 
 
-async def test_no_certificate_no_https(tmp_path: Path) -> None:
+async def test_without_a_certificate_there_is_no_https(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d", https_address="127.0.0.1:0") as bound:
         assert bound.https_address is None
 
 
-async def test_https_can_be_off(tmp_path: Path, certificates: Certificates) -> None:
+async def test_https_can_be_disabled(tmp_path: Path, certificates: Certificates) -> None:
     async with running_broker(tmp_path / "d", **certificates.options, https_address="") as bound:
         assert bound.https_address is None
 
@@ -104,7 +104,7 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("case", REQUESTS)
-async def test_every_plain_request_is_sent_to_https(
+async def test_every_plain_request_is_redirected_to_https(
     tmp_path: Path, certificates: Certificates, case: str
 ) -> None:
     async with running_broker(tmp_path / "d", **certificates.options, tls_required="true") as bound:
@@ -126,14 +126,14 @@ async def test_head_is_refused_without_a_body(tmp_path: Path, certificates: Cert
         assert body == b""
 
 
-async def test_https_port_is_zero_where_there_is_none(tmp_path: Path, certificates: Certificates) -> None:
+async def test_https_port_is_zero_without_https(tmp_path: Path, certificates: Certificates) -> None:
     options: dict[str, Any] = {**certificates.options, "tls_required": "true", "https_address": ""}
     async with running_broker(tmp_path / "d", **options) as bound:
         _, body = await raw(bound.http_address, REQUESTS["ping"])
         assert json.loads(body) == {"message": "TLS_REQUIRED", "https_port": 0}
 
 
-async def test_tls_required_of_tcp_alone_leaves_http_as_it_is(
+async def test_tls_required_for_tcp_only_does_not_affect_http(
     tmp_path: Path, certificates: Certificates
 ) -> None:
     async with running_broker(tmp_path / "d", **certificates.options, tls_required="tcp-https") as bound:
@@ -174,7 +174,7 @@ async def test_policy_for_client_certificates(
                 assert "http: TLS handshake error from 127.0.0.1:" in caplog.text
 
 
-async def test_plain_http_at_the_https_port(
+async def test_plain_http_to_the_https_port(
     tmp_path: Path, certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_broker(tmp_path / "d", **certificates.options) as bound:
@@ -185,7 +185,7 @@ async def test_plain_http_at_the_https_port(
             assert (await client.get("/ping")).text == "OK"
 
 
-async def test_handshake_that_does_not_come_is_not_waited_for(
+async def test_missing_handshake_times_out(
     tmp_path: Path,
     certificates: Certificates,
     caplog: pytest.LogCaptureFixture,
@@ -198,7 +198,7 @@ async def test_handshake_that_does_not_come_is_not_waited_for(
         assert "not complete within 5 s" in caplog.text
 
 
-async def test_session_cut_in_the_middle_of_a_request(tmp_path: Path, certificates: Certificates) -> None:
+async def test_session_closed_within_a_request(tmp_path: Path, certificates: Certificates) -> None:
     async with running_broker(tmp_path / "d", **certificates.options) as bound:
         assert bound.https_address is not None
         host, _, port = bound.https_address.rpartition(":")
@@ -214,10 +214,10 @@ async def test_session_cut_in_the_middle_of_a_request(tmp_path: Path, certificat
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_request_that_comes_with_the_end_of_the_handshake(
+async def test_request_that_arrives_with_the_end_of_the_handshake(
     tmp_path: Path, certificates: Certificates, version: ssl.TLSVersion
 ) -> None:
-    """Clients send their first request at once; often the broker finds both in one read."""
+    """Clients send their first request at once, so the broker often gets both in one read."""
     context = certificates.client_context()
     context.minimum_version = context.maximum_version = version
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

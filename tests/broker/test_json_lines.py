@@ -1,4 +1,4 @@
-"""Messages of a log as JSON lines."""
+"""Tests for messages of a log as JSON lines."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ def lines_of(batch: RecordBatch, indexes: range) -> list[dict[str, Any]]:
 @given(
     st.lists(st.binary(min_size=1, max_size=20) | st.text(min_size=1).map(str.encode), min_size=1), st.data()
 )
-def test_each_message_has_its_line(bodies: list[bytes], data: st.DataObject) -> None:
+def test_one_line_per_message(bodies: list[bytes], data: st.DataObject) -> None:
     batch = RecordBatch(100, 2**64 - 1000, 7, 0, pack_messages(bodies))
     start = data.draw(st.integers(0, len(bodies)))
     indexes = range(start, data.draw(st.integers(start, len(bodies))))
@@ -37,12 +37,12 @@ def test_each_message_has_its_line(bodies: list[bytes], data: st.DataObject) -> 
         place = (line["topic"], line["id"], line["timestamp_ns"], line["attempts"], line["sequence"])
         assert place == ("t#ephemeral", f"{2**64 - 1000 + index:016x}", 7, 0, 100 + index)
         assert line["due_ns"] is None
-        # As one by itself is written, which says the same.
+        # Equal to the line of a single message.
         alone = message_line("t#ephemeral", line["id"], 7, 0, line["sequence"], None, bodies[index])
         assert json.loads(alone) == line
 
 
-def test_what_only_one_channel_gets_says_so() -> None:
+def test_message_for_one_channel_has_its_channel() -> None:
     batch = RecordBatch(0, 1, 7, 9, pack_messages([b"a"]), metadata_for_channel("c"))
     (line,) = lines_of(batch, range(1))
     assert list(line.items()) == [
@@ -57,13 +57,13 @@ def test_what_only_one_channel_gets_says_so() -> None:
     ]
 
 
-def test_other_notes_do_not_show() -> None:
+def test_other_metadata_is_not_shown() -> None:
     metadata = metadata_for_dead_letters([Origin("t", "c", "0" * 16, 1, 5, 1, Reason.REQUEUED)])
     (line,) = lines_of(RecordBatch(0, 1, 7, 0, pack_messages([b"a"]), metadata), range(1))
     assert list(line) == ["topic", "id", "timestamp_ns", "attempts", "sequence", "due_ns", "body"]
 
 
-def test_a_gap() -> None:
+def test_gap() -> None:
     assert json.loads(gap_line("t", Gap(3, 5, "damaged"), state="fresh")) == {
         "topic": "t",
         "gap": "damaged",

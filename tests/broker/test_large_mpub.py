@@ -1,5 +1,6 @@
-"""An MPUB of a great many small messages: how it lies in the log, what delivering a part of it costs, and for how long
-others wait meanwhile."""
+"""Tests for an MPUB of very many small messages: its records, the cost of delivering a part, and delays of
+others.
+"""
 
 import gc
 import time
@@ -19,7 +20,7 @@ from trio_nsq.protocol.bulk import COMPILED
 
 OK = (200, b"OK")
 MOST = 2048
-"""Messages in a record."""
+"""Messages per record."""
 MOST_BYTES = 256 * 1024
 
 
@@ -28,7 +29,7 @@ def binary(*bodies: bytes) -> bytes:
 
 
 def stored(folder: Path, topic: str = "t") -> list[RecordBatch]:
-    """All records of a topic of a broker that has stopped."""
+    """Return all records of a topic of a stopped broker."""
     log = DiskLog(folder / "topics" / f"{topic}.topic")
     found: list[RecordBatch] = []
     while records := log.read(found[-1].next_sequence if found else 0):
@@ -38,7 +39,7 @@ def stored(folder: Path, topic: str = "t") -> list[RecordBatch]:
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_records_are_bounded_and_linked(tmp_path: Path, sync: str) -> None:
+async def test_records_are_limited_and_linked(tmp_path: Path, sync: str) -> None:
     small = [b"%d" % n for n in range(2 * MOST + 5)]
     large = [b"x" * 100_000] * 5
     async with running_broker(tmp_path, sync=sync) as bound, connected(bound.tcp_address) as client:
@@ -61,7 +62,7 @@ async def test_records_are_bounded_and_linked(tmp_path: Path, sync: str) -> None
     assert [firsts[0] + record.base_sequence for record in records] == firsts
 
 
-async def test_a_batch_number_is_in_the_first_record_only(tmp_path: Path) -> None:
+async def test_batch_number_is_in_the_first_record_only(tmp_path: Path) -> None:
     body = binary(*[b"x"] * (MOST + 1))
     path = b"/mpub?topic=t&binary=true&producer=p&number=7"
     async with running_broker(tmp_path) as bound, connected(bound.http_address or "", b"") as client:
@@ -75,8 +76,8 @@ async def test_a_batch_number_is_in_the_first_record_only(tmp_path: Path) -> Non
     assert [record.count for record in stored(tmp_path)] == [MOST, 1]
 
 
-def test_a_record_of_an_earlier_version_is_delivered_in_parts(tmp_path: Path) -> None:
-    """It may hold a million messages."""
+def test_record_of_an_earlier_version_is_delivered_in_parts(tmp_path: Path) -> None:
+    """It may have a million messages."""
     fixture = Fixture(DiskLog(tmp_path), mem_queue_size=0, cache_bytes=0)
     fixture.store(*[b"%d" % n for n in range(10 * MOST)])
     fixture = fixture.restarted(None)
@@ -91,7 +92,7 @@ def test_a_record_of_an_earlier_version_is_delivered_in_parts(tmp_path: Path) ->
 
 
 class _Steps(trio.abc.Instrument):
-    """Takes note of how much of the processor's time the longest step of any task takes, and all of them together."""
+    """Measures the processor time of the longest step of any task, and of all steps together."""
 
     def __init__(self) -> None:
         self.longest_s = self.total_s = 0.0
@@ -107,16 +108,16 @@ class _Steps(trio.abc.Instrument):
 
 
 @pytest.mark.parametrize("form", ["lines", "binary"])
-async def test_others_have_their_turn_while_a_large_mpub_is_read(tmp_path: Path, form: str) -> None:
+async def test_clients_are_served_while_a_large_mpub_is_read(tmp_path: Path, form: str) -> None:
     if form == "binary" and not COMPILED:
         pytest.skip("reading sizes is worth a step of its own only where it is compiled")
     body = b"ab\n" * 1_600_000 if form == "lines" else pack(">i", 10**6) + b"\0\0\0\1x" * 10**6
     path = b"/mpub?topic=t" + (b"&binary=true" if form == "binary" else b"")
     gc.collect()
-    gc.freeze()  # looking through what earlier tests have left may take longer than any step
+    gc.freeze()  # a garbage collection of earlier tests' objects may take longer than any step
     try:
         async with running_broker(tmp_path) as bound, connected(bound.http_address or "", b"") as client:
-            for _ in range(3):  # the machine may slow down a step; one that is too long is so each time
+            for _ in range(3):  # a step may be slow by chance, but a too long one is slow each time
                 steps = _Steps()
                 trio.lowlevel.add_instrument(steps)
                 await client.send(raw_post_with_length(path, body))
@@ -129,7 +130,7 @@ async def test_others_have_their_turn_while_a_large_mpub_is_read(tmp_path: Path,
     raise AssertionError(f"a step takes {steps.longest_s:.3f} s of {steps.total_s:.3f} s")
 
 
-async def test_a_large_mpub_that_is_wrong_at_its_end_is_not_stored(tmp_path: Path) -> None:
+async def test_large_mpub_with_an_error_at_its_end_is_not_stored(tmp_path: Path) -> None:
     bodies = [b"x"] * 50_000
     async with running_broker(tmp_path) as bound, connected(bound.http_address or "", b"") as client:
         for wrong in (
@@ -145,7 +146,7 @@ async def test_a_large_mpub_that_is_wrong_at_its_end_is_not_stored(tmp_path: Pat
     assert stored(tmp_path) == []
 
 
-async def test_lines_of_a_large_mpub(tmp_path: Path) -> None:
+async def test_lines_of_a_large_http_mpub(tmp_path: Path) -> None:
     lines = [b"%d" % n * (n % 7) for n in range(50_000)]
     async with running_broker(tmp_path) as bound, connected(bound.http_address or "", b"") as client:
         await client.send(raw_post_with_length(b"/mpub?topic=t", b"\n".join(lines)))

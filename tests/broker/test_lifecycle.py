@@ -1,4 +1,4 @@
-"""Topics and channels are paused, emptied and deleted while clients use them (broker semantics: pause and so on)."""
+"""Tests for pausing, emptying and deleting topics and channels while clients use them."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from broker.support import HeldFiles, RawClient, Received, bodies, connected, dp
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
@@ -22,16 +22,18 @@ async def fin(client: RawClient, message: Received) -> None:
 
 
 async def counts(api: Api, topic: str = "t", channel: str = "c") -> tuple[int, int, int]:
-    """Depth, in flight and deferred."""
+    """Return the depth, in-flight and deferred counts."""
     described = await api.channel(topic, channel)
     return described["depth"], described["in_flight_count"], described["deferred_count"]
 
 
-# ---------------------------------------------------------------------- pausing
+# ---------------------------------------------------------------------- pause
 
 
-async def test_paused_channel_goes_on_but_for_sending(tmp_path: Path, clock: trio.testing.MockClock) -> None:
-    """Messages arrive, are finished, requeued, touched, come due and time out; nothing is sent until the end of it."""
+async def test_paused_channel_does_everything_but_send(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    """Messages arrive, are finished, requeued and touched, become due and time out; nothing is sent until
+    unpaused.
+    """
     async with running_api(tmp_path / "d", sync="interval") as api, connected(address(api)) as client:
         await client.send(identify(msg_timeout=5000, heartbeat_interval=60_000, output_buffer_size=-1))
         await client.ok()
@@ -67,7 +69,7 @@ async def test_paused_channel_goes_on_but_for_sending(tmp_path: Path, clock: tri
         await client.nothing_more()
 
 
-async def test_paused_channel_does_not_hold_up_its_neighbours(tmp_path: Path) -> None:
+async def test_paused_channel_does_not_affect_others(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, connected(address(api)) as other:
         await api.tcp.subscribe("t", "paused", ready_count=10)
         await other.subscribe("t", "other", ready_count=10)
@@ -89,7 +91,7 @@ async def test_client_that_subscribes_to_a_paused_channel_waits(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("level", ["topic", "channel"])
-async def test_pausing_while_a_new_subscription_is_saved(tmp_path: Path, level: str) -> None:
+async def test_pause_while_a_new_subscription_is_saved(tmp_path: Path, level: str) -> None:
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files) as api:
         await api.tcp.publish("t", b"waiting")
@@ -106,13 +108,13 @@ async def test_pausing_while_a_new_subscription_is_saved(tmp_path: Path, level: 
             nursery.start_soon(pause)
             await settle()
             files.release()
-        # The channel is not there before it is on disk.
+        # The channel does not exist before it is saved.
         assert answers == [DONE if level == "topic" else (404, "CHANNEL_NOT_FOUND")]
         await api.tcp.ok()
-        assert await bodies(api.tcp, 1) == [b"waiting"]  # it was the channel's before the topic was paused
+        assert await bodies(api.tcp, 1) == [b"waiting"]  # the channel got it before the pause of the topic
 
 
-async def test_topic_paused_with_consumers_finishes_what_is_out(tmp_path: Path) -> None:
+async def test_paused_topic_lets_consumers_finish(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, connected(address(api)) as client:
         await client.subscribe("t", "c", ready_count=1)
         await client.publish("t", b"1", b"2")
@@ -131,7 +133,7 @@ async def test_topic_paused_with_consumers_finishes_what_is_out(tmp_path: Path) 
 # ---------------------------------------------------------------------- emptying
 
 
-async def test_emptied_channel_serves_all_its_consumers_anew(tmp_path: Path) -> None:
+async def test_emptied_channel_serves_all_its_consumers_again(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, connected(address(api)) as first:
         async with connected(address(api)) as second:
             for client in (first, second):
@@ -154,7 +156,7 @@ async def test_emptied_channel_serves_all_its_consumers_anew(tmp_path: Path) -> 
             assert sorted(await bodies(first, 2) + await bodies(second, 2)) == [b"a", b"b", b"c", b"d"]
 
 
-async def test_emptied_topic_leaves_what_its_channels_have(tmp_path: Path) -> None:
+async def test_emptied_topic_does_not_affect_its_channels(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, connected(address(api)) as client:
         await client.subscribe("t", "c", ready_count=1)
         await client.publish("t", b"in flight", b"ready")
@@ -176,7 +178,7 @@ async def test_emptied_topic_leaves_what_its_channels_have(tmp_path: Path) -> No
 # ---------------------------------------------------------------------- deleting
 
 
-async def test_deleted_channel_closes_its_clients_alone(tmp_path: Path) -> None:
+async def test_deleted_channel_disconnects_only_its_clients(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, connected(address(api)) as doomed:
         async with connected(address(api)) as too, connected(address(api)) as kept:
             for client, channel in ((doomed, "doomed"), (too, "doomed"), (kept, "kept")):
@@ -193,8 +195,8 @@ async def test_deleted_channel_closes_its_clients_alone(tmp_path: Path) -> None:
             assert await bodies(api.tcp, 1) == [b"3"]
 
 
-async def test_client_of_a_deleted_channel_can_spoil_nothing(tmp_path: Path) -> None:
-    """What it sends in the moment of the deletion belongs to no channel of that name that comes after it."""
+async def test_client_of_a_deleted_channel_does_not_affect_a_new_one(tmp_path: Path) -> None:
+    """Its commands during the deletion do not apply to a later channel with this name."""
     async with running_api(tmp_path / "d") as api, connected(address(api)) as client:
         await client.subscribe("t", "c", ready_count=10)
         await client.publish("t", b"x")
@@ -213,7 +215,7 @@ async def test_client_of_a_deleted_channel_can_spoil_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("what", ["SUB t c\n", "PUB", "MPUB", "DPUB", "create", "channel", "pub"])
-async def test_whatever_comes_while_a_topic_is_deleted_is_refused(tmp_path: Path, what: str) -> None:
+async def test_requests_during_the_deletion_of_a_topic_are_refused(tmp_path: Path, what: str) -> None:
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files) as api, connected(address(api)) as client:
         await client.publish("t", b"old")
@@ -243,8 +245,8 @@ async def test_whatever_comes_while_a_topic_is_deleted_is_refused(tmp_path: Path
         assert await bodies(api.tcp, 1) == [b"new"]
 
 
-async def test_changes_that_meet_a_deletion_change_nothing_else(tmp_path: Path) -> None:
-    """They are refused, and the topic that is made anew is neither paused nor has it their channels."""
+async def test_changes_during_a_deletion_affect_nothing_else(tmp_path: Path) -> None:
+    """They are refused, and a recreated topic is neither paused nor has their channels."""
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files) as api, connected(address(api)) as client:
         await client.publish("t", b"old")

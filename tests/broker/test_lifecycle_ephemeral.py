@@ -1,4 +1,6 @@
-"""Ephemeral channels go with their last client, ephemeral topics with their last channel, whoever comes meanwhile."""
+"""Tests for ephemeral channels, deleted with their last client, and ephemeral topics, deleted with their last
+channel.
+"""
 
 import os
 from contextlib import AsyncExitStack
@@ -12,8 +14,8 @@ from broker.api import DONE, OK, address, running_api
 from broker.support import bodies, connected, dpub, pub, running_broker, settle
 
 
-async def test_race_between_the_last_to_leave_and_the_next_to_come(tmp_path: Path) -> None:
-    """Again and again: whoever comes is served, by the old channel or by a new one, and there is only one."""
+async def test_race_of_the_last_client_with_a_new_one(tmp_path: Path) -> None:
+    """Repeatedly: each new client is served by the old channel or a new one, and there is only one."""
     async with running_api(tmp_path / "d", sync="interval") as api, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(address(api))) for _ in range(50)]
         await clients[0].subscribe("t", "c#ephemeral", ready_count=1)
@@ -24,13 +26,14 @@ async def test_race_between_the_last_to_leave_and_the_next_to_come(tmp_path: Pat
             await coming.ok()
             body = str(id(coming)).encode()
             await api.tcp.publish("t", body)
-            while (message := await coming.message()).body != body:  # the one before did not finish its own
+            # The previous client did not finish its message.
+            while (message := await coming.message()).body != body:
                 await coming.send(b"FIN " + message.id + b"\n")
             await settle()
             assert (await api.channel("t", "c#ephemeral"))["client_count"] == 1
 
 
-async def test_many_who_come_and_go_at_once(tmp_path: Path) -> None:
+async def test_many_concurrent_clients(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", sync="interval") as api:
 
         async def come_and_go() -> None:
@@ -49,10 +52,10 @@ async def test_many_who_come_and_go_at_once(tmp_path: Path) -> None:
             nursery.start_soon(publish)
         await settle()
         for topic in (await api.stats())["topics"]:
-            assert topic["channels"] == []  # a publish may have made the topic anew
+            assert topic["channels"] == []  # a publish may have recreated the topic
 
 
-async def test_publish_to_an_ephemeral_topic_that_has_just_gone_makes_a_new_one(tmp_path: Path) -> None:
+async def test_publish_to_a_deleted_ephemeral_topic_recreates_it(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         async with connected(address(api)) as client:
             await client.subscribe("e#ephemeral", "c", ready_count=1)
@@ -68,7 +71,7 @@ async def test_publish_to_an_ephemeral_topic_that_has_just_gone_makes_a_new_one(
         await api.tcp.nothing_more()
 
 
-async def test_ephemeral_topic_lives_as_long_as_a_channel(tmp_path: Path) -> None:
+async def test_ephemeral_topic_exists_as_long_as_a_channel(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.publish("e#ephemeral", b"waits for its first channel")
         async with connected(address(api)) as client:
@@ -87,7 +90,7 @@ async def test_ephemeral_topic_lives_as_long_as_a_channel(tmp_path: Path) -> Non
     assert not [name for name in os.listdir(tmp_path / "d" / "topics") if name.startswith("e#")]
 
 
-async def test_nothing_ephemeral_is_there_after_a_restart(tmp_path: Path) -> None:
+async def test_nothing_ephemeral_survives_a_restart(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         async with running_api(tmp_path / "d") as api:
             clients = [await stack.enter_async_context(connected(address(api))) for _ in range(3)]
@@ -115,9 +118,7 @@ async def test_messages_wait_in_a_durable_topic_that_lost_its_only_ephemeral_cha
 
 
 @pytest.mark.parametrize("topic", ["t", "e#ephemeral"])
-async def test_what_was_to_come_due_in_a_channel_that_is_gone_troubles_nobody(
-    tmp_path: Path, topic: str
-) -> None:
+async def test_deadlines_of_a_deleted_channel_are_ignored(tmp_path: Path, topic: str) -> None:
     async with running_api(tmp_path / "d") as api:
         async with connected(address(api)) as client:
             await client.subscribe(topic, "c#ephemeral", ready_count=1)
@@ -143,7 +144,7 @@ async def test_consumer_limit_of_an_ephemeral_channel(tmp_path: Path) -> None:
                 "E_SUB_FAILED SUB failed consumers for t:c#ephemeral exceeds limit of 2"
             )
             assert await clients[2].frame() is None
-            await clients[3].subscribe("t", "another")  # the limit is each channel's own
+            await clients[3].subscribe("t", "another")  # the limit is per channel
             await clients[0].stream.aclose()
             await settle()
             await clients[4].subscribe("t", "c#ephemeral", ready_count=1)

@@ -1,4 +1,4 @@
-"""What an operator was told is done has been done, even if the broker is killed right after the answer."""
+"""Tests that acknowledged changes by an operator survive a kill directly after the answer."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from broker.support import RawClient, connected, dpub
 from interop.peers import Broker, qcli_serve
 
 pytestmark = pytest.mark.slow
-FLAGS = ("--checkpoint-interval=1h",)  # nothing is saved but what somebody waits for
+FLAGS = ("--checkpoint-interval=1h",)  # only saves that a client waits for
 
 
 def kill(broker: Broker) -> None:
@@ -19,7 +19,7 @@ def kill(broker: Broker) -> None:
 
 
 def topics(broker: Broker) -> dict[str, dict[str, Any]]:
-    """What /stats says of each topic, with its channels by name."""
+    """Return the entry of each topic in /stats, with its channels by name."""
     found = json.loads(broker.http("GET", "/stats", format="json"))["topics"]
     for topic in found:
         topic["channels"] = {channel["channel_name"]: channel for channel in topic["channels"]}
@@ -27,7 +27,7 @@ def topics(broker: Broker) -> dict[str, dict[str, Any]]:
 
 
 async def receives(broker: Broker, topic: str, *bodies: bytes, channel: str = "c") -> None:
-    """A new consumer gets these and nothing else."""
+    """Check that a new consumer gets exactly these messages."""
     async with connected(broker.tcp_address) as client:
         await client.subscribe(topic, channel, ready_count=100)
         assert [(await client.message()).body for _ in bodies] == list(bodies)
@@ -112,7 +112,7 @@ async def test_emptying_survives_a_kill(tmp_path: Path) -> None:
 
 
 async def test_subscription_survives_a_kill(tmp_path: Path) -> None:
-    """The channel that a SUB made was there before the message, and so it is afterwards."""
+    """The channel created by a SUB existed before the message, so it gets the message after the restart."""
     with qcli_serve(tmp_path / "d", *FLAGS) as broker:
         async with connected(broker.tcp_address) as client:
             await client.publish("t", b"before any channel")

@@ -1,4 +1,4 @@
-"""What clients may ask for is what the broker's options say, to the byte, the message and the millisecond."""
+"""Tests that limits are exactly those of the broker's options, to the byte, the message and the millisecond."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ LIMITS = Limits(
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
@@ -57,7 +57,7 @@ def clock() -> trio.testing.MockClock:
         ),
     ],
 )
-async def test_a_little_too_much_is_refused(
+async def test_slightly_too_much_is_refused(
     tmp_path: Path, refused: bytes, error: str, accepted: bytes
 ) -> None:
     async with running_broker(tmp_path / "d", limits=LIMITS) as bound:
@@ -83,7 +83,7 @@ async def test_ready_count(tmp_path: Path) -> None:
             assert await client.frame() is None
 
 
-async def test_over_http(tmp_path: Path) -> None:
+async def test_limits_over_http(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", limits=LIMITS) as api:
         assert await api.post("/pub", bytes(100), topic="t") == OK
         assert await api.post("/pub", bytes(101), topic="t") == (413, "MSG_TOO_BIG")
@@ -103,7 +103,7 @@ async def identified(client: Any, **fields: int) -> None:
 
 
 async def came_after(client: Any, clock: trio.testing.MockClock, milliseconds: int) -> bool:
-    """Whether the next message comes after just so long, and not a millisecond earlier."""
+    """Return whether the next message arrives after exactly this time, and not a millisecond earlier."""
     passed = 0
     for until in (milliseconds - 1, milliseconds):
         while passed < until:
@@ -118,9 +118,7 @@ async def came_after(client: Any, clock: trio.testing.MockClock, milliseconds: i
     return bool(await client.message())
 
 
-async def test_message_timeout_is_the_brokers_unless_the_client_asks(
-    tmp_path: Path, clock: trio.testing.MockClock
-) -> None:
+async def test_default_message_timeout_is_the_brokers(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with running_broker(tmp_path / "d", limits=LIMITS, sync="interval") as bound:
         async with connected(bound.tcp_address) as client:
             await identified(client)
@@ -129,7 +127,7 @@ async def test_message_timeout_is_the_brokers_unless_the_client_asks(
             assert await came_after(client, clock, 2000)
 
 
-async def test_touch_helps_up_to_the_longest_timeout(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+async def test_touch_extends_up_to_the_maximum_timeout(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with running_broker(tmp_path / "d", limits=LIMITS, sync="interval") as bound:
         async with connected(bound.tcp_address) as client:
             await identified(client)
@@ -144,7 +142,7 @@ async def test_touch_helps_up_to_the_longest_timeout(tmp_path: Path, clock: trio
             assert await came_after(client, clock, 500)
 
 
-async def test_requeue_delay_is_cut(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+async def test_requeue_delay_is_limited(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with running_broker(tmp_path / "d", limits=LIMITS, sync="interval") as bound:
         async with connected(bound.tcp_address) as client:
             await identified(client)

@@ -1,4 +1,6 @@
-"""A graceful stop answers or closes every client, whatever each is in the middle of, in a time no client decides on."""
+"""Tests that a clean stop answers or disconnects every client in any state, in a time that clients cannot
+extend.
+"""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +28,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @asynccontextmanager
 async def tcp(address: str | None, sent: bytes = b"") -> AsyncIterator[trio.SocketStream]:
-    """A connection that has sent so much and does nothing more."""
+    """Return a connection that has sent these bytes and then does nothing."""
     assert address is not None
     host, _, port = address.rpartition(":")
     stream = await trio.open_tcp_stream(host, int(port))
@@ -69,7 +71,7 @@ async def asked_for(bound: BoundAddresses) -> AbstractAsyncContextManager[trio.S
 
 
 async def lingering(bound: BoundAddresses) -> AbstractAsyncContextManager[trio.SocketStream]:
-    """Refused, and still sending."""
+    """A refused client that keeps sending."""
     return tcp(bound.tcp_address, b"  V2NOPE\n" + bytes(1000))
 
 
@@ -124,12 +126,12 @@ async def ended(stream: trio.SocketStream) -> None:
             while await stream.receive_some(65536):
                 pass
     except trio.BrokenResourceError:
-        pass  # it had not read everything
+        pass  # it had unread data
 
 
 @asynccontextmanager
 async def stopped_quickly(data_path: Path, **options: Any) -> AsyncIterator[BoundAddresses]:
-    """A broker whose stop, at the end, is timed."""
+    """Run a broker, and measure its stop at the end."""
     async with running_broker(data_path, **options) as bound:
         yield bound
         began_s = time.monotonic()
@@ -137,7 +139,7 @@ async def stopped_quickly(data_path: Path, **options: Any) -> AsyncIterator[Boun
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-async def test_no_client_holds_up_the_stop(
+async def test_no_client_delays_the_stop(
     tmp_path: Path, certificates: Certificates, situation: Callable[..., Any]
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -154,8 +156,8 @@ async def test_no_client_holds_up_the_stop(
         await ended(stream)
 
 
-async def test_client_that_does_not_read_does_not_hold_up_the_stop(tmp_path: Path) -> None:
-    """Neither one that gets messages, nor one that gets answers, nor one that gets a large page over HTTP."""
+async def test_client_that_does_not_read_does_not_delay_the_stop(tmp_path: Path) -> None:
+    """Whether it gets messages, answers, or a large page over HTTP."""
     body = bytes(500_000)
     async with AsyncExitStack() as stack:
         async with stopped_quickly(tmp_path / "d", sync="interval") as bound:
@@ -189,14 +191,14 @@ def post(path: str, body: bytes = b"") -> bytes:
 
 
 async def answer(stream: trio.SocketStream) -> bytes:
-    """All that comes until the connection ends."""
+    """Return everything until the connection ends."""
     received = b""
     while more := await stream.receive_some(65536):
         received += more
     return received
 
 
-async def test_publishes_under_way_are_answered(tmp_path: Path) -> None:
+async def test_running_publishes_are_answered(tmp_path: Path) -> None:
     files = HeldFiles()
     async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
         async with running_broker(tmp_path / "d", files=files) as bound:
@@ -221,8 +223,8 @@ async def let_go_when_all_wait(files: HeldFiles) -> None:
     files.release()
 
 
-async def test_what_comes_during_the_stop_is_refused(tmp_path: Path) -> None:
-    """While the stop waits for the disk: nothing is taken that would not be stored."""
+async def test_commands_during_the_stop_are_refused(tmp_path: Path) -> None:
+    """While the stop waits for the disk, nothing is accepted that would not be stored."""
     files = HeldFiles()
     refused: list[bytes] = []
     async with AsyncExitStack() as stack, trio.open_nursery() as nursery:

@@ -1,6 +1,7 @@
-"""Due messages move at their time, in its order, however many there are; by a clock that jumps to the next deadline.
+"""Tests that due messages move at their time and in order, however many there are, with a clock that jumps to
+the next deadline.
 
-The topics are ephemeral: no thread works for them, for the clock would jump while it does.
+The topics are ephemeral, so no thread works for them; the clock would jump meanwhile.
 """
 
 import random
@@ -27,7 +28,7 @@ def clock() -> trio.testing.MockClock:
 
 
 class Consumer:
-    """A client that notes when each message came."""
+    """A client that records when each message arrived."""
 
     def __init__(self, client: RawClient) -> None:
         self.client = client
@@ -35,7 +36,7 @@ class Consumer:
         self.ids: list[bytes] = []
 
     async def receive(self, count: int) -> None:
-        """Take so many messages, and finish none."""
+        """Receive this many messages, and finish none."""
         for _ in range(count):
             message = await self.client.message()
             self.came.append((trio.current_time(), message.body))
@@ -44,7 +45,7 @@ class Consumer:
 
 @asynccontextmanager
 async def broker(tmp_path: Path, **options: Any) -> AsyncIterator[BoundAddresses]:
-    """One that has nothing else to do: its checkpoints are far apart."""
+    """A broker without other work: checkpoints are far apart."""
     options = {"mem_queue_size": 100_000, "checkpoint_interval_ms": 10**9, **options}
     async with running_broker(tmp_path / "d", **options) as bound:
         yield bound
@@ -63,14 +64,12 @@ async def consumer(
 
 
 def jumping(clock: trio.testing.MockClock) -> float:
-    """Let the time pass from now on, as fast as it can; returns what time it is."""
+    """Let time pass as fast as possible from now on; return the time."""
     clock.autojump_threshold = 0
     return trio.current_time()
 
 
-async def test_deferred_publishes_come_in_the_order_of_their_times(
-    tmp_path: Path, clock: trio.testing.MockClock
-) -> None:
+async def test_deferred_publishes_arrive_by_due_time(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     delays_ms = random.Random(1).sample(range(1, 50_000), 500)
     async with broker(tmp_path) as bound, consumer(bound) as one:
         began_s = trio.current_time()
@@ -84,9 +83,7 @@ async def test_deferred_publishes_come_in_the_order_of_their_times(
             assert abs(at_s - began_s - int(body) / 1000) < ROUNDING_S
 
 
-async def test_requeued_messages_come_in_the_order_of_their_times(
-    tmp_path: Path, clock: trio.testing.MockClock
-) -> None:
+async def test_requeued_messages_arrive_by_due_time(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     delays_ms = random.Random(2).sample(range(1, 50_000), 300)
     async with broker(tmp_path) as bound, consumer(bound) as one:
         await one.client.publish(TOPIC, *[b"%d" % delay_ms for delay_ms in delays_ms])
@@ -103,9 +100,7 @@ async def test_requeued_messages_come_in_the_order_of_their_times(
             assert abs(at_s - began_s - int(body) / 1000) < ROUNDING_S
 
 
-async def test_each_consumers_messages_time_out_at_its_own_time(
-    tmp_path: Path, clock: trio.testing.MockClock
-) -> None:
+async def test_each_consumer_has_its_own_timeout(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     timeouts_ms = random.Random(3).sample(range(1000, 15_000), 50)
     async with AsyncExitStack() as stack:
         bound = await stack.enter_async_context(broker(tmp_path))
@@ -119,7 +114,7 @@ async def test_each_consumers_messages_time_out_at_its_own_time(
             await each.receive(5)
         began_s = trio.current_time()
         touched = consumers[0]
-        for message_id in touched.ids[3:]:  # they time out with the others, for no time has passed
+        for message_id in touched.ids[3:]:  # they time out with the others, because no time has passed
             await touched.client.send(b"TOUCH " + message_id + b"\n")
         await settle()
         assert jumping(clock) == began_s
@@ -132,7 +127,7 @@ async def test_each_consumers_messages_time_out_at_its_own_time(
                 assert abs(at_s - began_s - timeout_ms / 1000) < ROUNDING_S
 
 
-async def test_touched_messages_time_out_later_and_the_others_do_not(
+async def test_touched_messages_time_out_later_than_others(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with broker(tmp_path) as bound, consumer(bound, ready_count=3, msg_timeout_ms=10_000) as one:
@@ -151,8 +146,10 @@ async def test_touched_messages_time_out_later_and_the_others_do_not(
         assert all(abs(each) < ROUNDING_S for each in late_s)
 
 
-async def test_thousands_that_come_due_at_one_instant(tmp_path: Path, clock: trio.testing.MockClock) -> None:
-    """In many channels, and many in each: all of them at that instant, whatever becomes of them in steps."""
+async def test_thousands_of_messages_due_at_once(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    """In many channels, and many in each: all are delivered at that time, although they are processed in
+    steps.
+    """
     async with AsyncExitStack() as stack:
         bound = await stack.enter_async_context(broker(tmp_path))
         consumers = [await stack.enter_async_context(consumer(bound, f"c{n}")) for n in range(300)]
@@ -169,7 +166,7 @@ async def test_thousands_that_come_due_at_one_instant(tmp_path: Path, clock: tri
             assert all(abs(at_s - due_s) < ROUNDING_S for at_s, _ in each.came)
 
 
-async def test_thousands_in_flight_that_time_out_at_one_instant(
+async def test_thousands_of_messages_that_time_out_at_once(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with broker(tmp_path) as bound, consumer(bound, msg_timeout_ms=5000) as one:

@@ -1,4 +1,4 @@
-"""How many clients, topics and channels a broker has at most, and what those are told who come too late."""
+"""Tests for the maximum numbers of clients, topics and channels, and the errors beyond them."""
 
 import resource
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from broker.support import connected, pub, running_broker
 from trio_nsq.admission import connection_limit
 
 
-async def test_a_client_over_tcp_that_is_one_too_many_is_told(tmp_path: Path) -> None:
+async def test_tcp_client_beyond_the_limit_gets_an_error(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d", max_connections=2) as bound, AsyncExitStack() as stack:
         first, second = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(2)]
         await first.publish("t", b"one")
@@ -27,14 +27,14 @@ async def test_a_client_over_tcp_that_is_one_too_many_is_told(tmp_path: Path) ->
         await first.publish("t", b"four")
         await second.stream.aclose()
         with trio.fail_after(20):
-            while True:  # it takes the broker a moment to notice
+            while True:  # the broker notices it a moment later
                 async with connected(bound.tcp_address) as next_one:
                     await next_one.send(pub("t", b"five"))
                     if await next_one.frame() == (0, b"OK"):
                         break
 
 
-async def test_clients_over_tcp_leave_room_for_those_over_http(tmp_path: Path) -> None:
+async def test_tcp_clients_leave_room_for_http(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d", max_connections=1) as bound:
         async with connected(bound.tcp_address) as client, httpx.AsyncClient() as first:
             await client.publish("t", b"one")
@@ -47,7 +47,7 @@ async def test_clients_over_tcp_leave_room_for_those_over_http(tmp_path: Path) -
             assert answer.json() == {"message": text}
 
 
-async def test_a_client_over_https_that_is_one_too_many_gets_an_alert(
+async def test_https_client_beyond_the_limit_gets_an_alert(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificates = Certificates(tmp_path)
@@ -80,10 +80,10 @@ def few_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_the_default_leaves_descriptors_for_files(
+def test_default_leaves_descriptors_for_files(
     few_descriptors: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A quarter for logs, 64 for the rest; then half each for TCP and HTTP."""
+    """A quarter for logs, 64 for other uses; then half each for TCP and HTTP."""
     assert connection_limit(0) == (256 - 64 - 64) // 2
     assert connection_limit(0, 3) == (256 - 64 - 64) // 3
     assert connection_limit(3) == 3
@@ -92,13 +92,13 @@ def test_the_default_leaves_descriptors_for_files(
     assert "--max-connections is 1000, but the limit of open files allows only 64" in caplog.text
 
 
-async def test_new_topics_work_while_clients_have_all_their_descriptors(
+async def test_new_topics_work_while_clients_use_all_their_descriptors(
     tmp_path: Path, few_descriptors: None
 ) -> None:
     async with running_broker(tmp_path / "d", sync="interval") as bound, AsyncExitStack() as stack:
         publisher = await stack.enter_async_context(connected(bound.tcp_address))
         served = 1
-        for _ in range(80):  # each is two descriptors of this process, as both ends are in it
+        for _ in range(80):  # each takes two descriptors of this process, which has both ends
             try:
                 client = await stack.enter_async_context(connected(bound.tcp_address))
                 await client.send(b"IDENTIFY\n\0\0\0\2{}")
@@ -111,7 +111,7 @@ async def test_new_topics_work_while_clients_have_all_their_descriptors(
             await publisher.publish(f"t{number}", b"x")
 
 
-async def test_topics(tmp_path: Path) -> None:
+async def test_topic_limit(tmp_path: Path) -> None:
     reason = "there are 2 topics, as many as --max-topics allows"
     async with running_broker(tmp_path / "d", max_topics=2) as bound:
         base = f"http://{bound.http_address}"
@@ -130,18 +130,18 @@ async def test_topics(tmp_path: Path) -> None:
             assert await client.error() == f"E_PUB_FAILED PUB failed {reason}"
             assert (await http.post("/topic/delete?topic=one")).status_code == 200
             assert (await http.post("/topic/create?topic=three")).status_code == 200
-    # Those that are there are served, also if the limit was lowered.
+    # Existing topics are served, also if the limit was lowered.
     async with running_broker(tmp_path / "d", max_topics=1) as bound:
         async with connected(bound.tcp_address) as client:
             await client.publish("two", b"x")
             await client.publish("three", b"x")
 
 
-async def test_channels(tmp_path: Path) -> None:
+async def test_channel_limit(tmp_path: Path) -> None:
     reason = "topic t has 2 channels, as many as --max-channels allows"
     async with running_broker(tmp_path / "d", max_channels=2) as bound, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(6)]
-        for number, client in enumerate(clients):  # all at once: some are made when others ask
+        for number, client in enumerate(clients):  # all at once: some are created while others are requested
             await client.send(b"SUB t c%d\n" % number)
         answers = [await client.frame() for client in clients]
         assert answers.count((0, b"OK")) == 2

@@ -1,4 +1,4 @@
-"""Addresses to listen at: host and port, or the path of a unix socket."""
+"""Tests for addresses to listen at: host and port, or the path of a unix socket."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ from trio_nsq.listening import listen, loopback_host
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where paths are short enough: those of unix sockets end at about a hundred bytes."""
+    """A folder with a short path: those of unix sockets are limited to about a hundred bytes."""
     (tmp_path / "s").mkdir()
     monkeypatch.chdir(tmp_path / "s")
     return Path()
@@ -65,7 +65,7 @@ async def test_clients_are_served_at_paths(folder: Path, caplog: pytest.LogCaptu
     assert any(message.startswith("200 GET /info (@) ") for message in messages)
 
 
-async def test_client_that_has_a_path_is_known_by_it(folder: Path) -> None:
+async def test_client_with_a_path_is_shown_with_it(folder: Path) -> None:
     async with running_broker(folder / "d", **at_paths()), unix_http("./http") as http:
         with trio.socket.socket(trio.socket.AF_UNIX) as sock:
             await sock.bind("./cli\nent")
@@ -87,7 +87,7 @@ async def test_https_at_a_path(folder: Path) -> None:
         assert answer.json() == {"message": "TLS_REQUIRED", "https_port": 0}
 
 
-async def test_mode_is_what_the_umask_leaves_and_the_file_goes_at_the_stop(folder: Path) -> None:
+async def test_mode_follows_the_umask_and_the_file_is_removed_at_the_stop(folder: Path) -> None:
     before = os.umask(0o022)
     try:
         async with running_broker(folder / "d", **at_paths()):
@@ -99,7 +99,7 @@ async def test_mode_is_what_the_umask_leaves_and_the_file_goes_at_the_stop(folde
     assert sorted(os.listdir(folder)) == ["d"]
 
 
-async def test_file_left_behind_is_replaced(folder: Path) -> None:
+async def test_stale_file_is_replaced(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind("./tcp")
         left.listen()
@@ -115,7 +115,7 @@ async def test_socket_that_never_listened_is_replaced(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("backlog", [5, 0], ids=["answers", "too busy to answer"])
-async def test_socket_in_use_is_left_alone(folder: Path, backlog: int) -> None:
+async def test_socket_in_use_is_kept(folder: Path, backlog: int) -> None:
     waiting: list[socket.socket] = []
     with socket.socket(socket.AF_UNIX) as used:
         used.bind("./tcp")
@@ -135,7 +135,7 @@ async def test_socket_in_use_is_left_alone(folder: Path, backlog: int) -> None:
 
 
 def fill_backlog(path: str) -> Iterator[socket.socket]:
-    """Connect until no more can."""
+    """Connect until the queue is full."""
     while True:
         client = socket.socket(socket.AF_UNIX)
         client.setblocking(False)
@@ -145,14 +145,14 @@ def fill_backlog(path: str) -> Iterator[socket.socket]:
         yield client
 
 
-async def test_file_that_is_no_socket_is_left_alone(folder: Path) -> None:
+async def test_file_that_is_not_a_socket_is_kept(folder: Path) -> None:
     (folder / "tcp").write_text("mine")
     text = await refusal(folder / "d", **at_paths())
     assert text == "--tcp-address: ./tcp already exists and is not a socket"
     assert (folder / "tcp").read_text() == "mine"
 
 
-async def test_second_address_that_cannot_be_had_gives_up_the_first(folder: Path) -> None:
+async def test_failure_of_the_second_address_releases_the_first(folder: Path) -> None:
     before = open_files_before()
     text = await refusal(folder / "d", tcp_address="./tcp", http_address="./no/http")
     assert text == "--http-address: cannot listen on ./no/http: No such file or directory"
@@ -160,7 +160,7 @@ async def test_second_address_that_cannot_be_had_gives_up_the_first(folder: Path
     assert open_files() == before
 
 
-async def test_file_that_became_anothers_stays_at_the_stop(folder: Path) -> None:
+async def test_file_of_another_process_stays_at_the_stop(folder: Path) -> None:
     async with running_broker(folder / "d", **at_paths()):
         (folder / "tcp").unlink()
         (folder / "tcp").write_text("mine")
@@ -178,13 +178,13 @@ async def test_file_that_became_anothers_stays_at_the_stop(folder: Path) -> None
         ("203.0.113.1:0", "--flag: cannot listen on 203.0.113.1:0: "),
     ],
 )
-async def test_bad_address(folder: Path, address: str, text: str) -> None:
+async def test_invalid_address(folder: Path, address: str, text: str) -> None:
     with pytest.raises(StartupError) as refused:
         await listen("--flag", address)
     assert str(refused.value).startswith(text)
 
 
-async def test_no_host_is_every_interface(folder: Path) -> None:
+async def test_no_host_means_all_interfaces(folder: Path) -> None:
     listening = await listen("--flag", ":0")
     try:
         hosts = {listener.socket.getsockname()[0] for listener in listening.listeners}
@@ -206,5 +206,5 @@ async def test_no_host_is_every_interface(folder: Path) -> None:
         ("./127.0.0.1:1", None),
     ],
 )
-def test_what_only_this_machine_reaches(address: str, host: str | None) -> None:
+def test_loopback_addresses(address: str, host: str | None) -> None:
     assert loopback_host(address) == host

@@ -1,4 +1,4 @@
-"""`/metrics`, read by Prometheus' own parsers."""
+"""Tests for `/metrics`, with Prometheus' own parsers."""
 
 import errno
 import os
@@ -42,7 +42,7 @@ class Scrape:
         return self.samples["nsq_" + name, tuple(sorted(labels.items()))]
 
     def channel(self, name: str) -> float:
-        """Of channel `c` of topic `t`."""
+        """Return a sample of channel `c` of topic `t`."""
         return self("channel_" + name, topic="t", channel="c")
 
 
@@ -55,16 +55,16 @@ async def scrape(api: Api) -> Scrape:
 
 @asynccontextmanager
 async def subscribed(data_path: Path, ready_count: int = 0, **options: Any) -> AsyncIterator[Api]:
-    """A broker, and a consumer of channel `c` of topic `t`."""
+    """Run a broker, with a consumer of channel `c` of topic `t`."""
     async with running_api(data_path, **options) as api:
         await api.tcp.subscribe("t", "c", ready_count)
         yield api
 
 
-# ---------------------------------------------------------------------- forms
+# ---------------------------------------------------------------------- formats
 
 
-async def test_what_is_documented_is_what_is_there(tmp_path: Path) -> None:
+async def test_documented_metrics_equal_the_real_ones(tmp_path: Path) -> None:
     async with subscribed(tmp_path / "d", ready_count=1, **E2E) as api:
         await api.tcp.publish("t", b"x")
         await api.tcp.send(b"FIN %s\n" % (await api.tcp.message()).id)
@@ -83,7 +83,7 @@ async def test_what_is_documented_is_what_is_there(tmp_path: Path) -> None:
     assert found == documented
 
 
-async def test_openmetrics_if_that_is_asked_for(tmp_path: Path) -> None:
+async def test_openmetrics_on_request(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         response = await api.send("GET", "/metrics", OPENMETRICS)
         assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
@@ -94,7 +94,7 @@ async def test_openmetrics_if_that_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, OPENMETRICS])
-async def test_many_channels_come_in_pieces_under_one_heading(
+async def test_many_channels_are_sent_in_pieces_under_one_heading(
     tmp_path: Path, headers: dict[str, str]
 ) -> None:
     async with running_api(tmp_path / "d") as api:
@@ -112,7 +112,7 @@ async def test_many_channels_come_in_pieces_under_one_heading(
     assert len(re.findall("^# HELP nsq_channel_depth ", response.text, re.M)) == 1
 
 
-async def test_without_topics_there_are_headings_only(tmp_path: Path) -> None:
+async def test_without_topics_there_are_only_headings(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         found = await scrape(api)
     assert found.families["nsq_channel_depth"].samples == []
@@ -122,7 +122,7 @@ async def test_without_topics_there_are_headings_only(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- values
 
 
-async def test_of_the_broker(tmp_path: Path) -> None:
+async def test_metrics_of_the_broker(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         found = await scrape(api)
         assert (found("healthy"), found("connections"), found("producers")) == (1, 1, 0)
@@ -145,7 +145,7 @@ async def test_health(tmp_path: Path) -> None:
         assert (await scrape(api))("healthy") == 1
 
 
-async def test_of_topics_and_channels(tmp_path: Path) -> None:
+async def test_metrics_of_topics_and_channels(tmp_path: Path) -> None:
     async with subscribed(tmp_path / "d", ready_count=3) as api:
         await api.tcp.publish("t", *[b"%d" % n for n in range(10)])
         await api.tcp.send(dpub("t", 3_600_000, b"later"))
@@ -172,7 +172,7 @@ async def test_of_topics_and_channels(tmp_path: Path) -> None:
 
 
 async def test_timeouts(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    # Nothing that takes a thread, during which the clock would let time fly.
+    # No threads: the clock would jump meanwhile.
     async with running_api(tmp_path / "d") as api:
         await api.tcp.send(identify(msg_timeout=1000))
         await api.tcp.ok()
@@ -195,7 +195,7 @@ async def test_appends_and_syncs(tmp_path: Path) -> None:
         assert found("sync_duration_seconds_count") == 0
 
 
-async def test_syncs_on_a_schedule(tmp_path: Path) -> None:
+async def test_scheduled_syncs(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", sync="interval", sync_every=3, sync_timeout_ms=3_600_000) as api:
         for _ in range(2):
             await api.tcp.publish("t", b"x")
@@ -220,7 +220,7 @@ async def test_latency(tmp_path: Path) -> None:
         assert all(0 < sample.value < 60 for sample in samples)
 
 
-def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
+def test_bounds_of_a_histogram_are_inclusive() -> None:
     histogram = Histogram((0.1, 0.5))
     for duration_s in (0.05, 0.1, 0.3, 0.5, 2.0):
         histogram.observe(duration_s)
@@ -236,7 +236,7 @@ AGE = "oldest_message_age_seconds"
 
 
 class UnreadableFiles(Files):
-    """A real file system that cannot be read when told so."""
+    """A real file system whose reads can be made to fail."""
 
     unreadable = False
 
@@ -263,7 +263,7 @@ async def test_age_of_a_message_that_waits_then_is_in_flight_then_is_finished(tm
         assert (await scrape(api)).channel(AGE) == 0
 
 
-async def test_age_is_known_after_a_restart_and_from_disk(tmp_path: Path) -> None:
+async def test_age_after_a_restart_is_read_from_disk(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         for channel in "a", "b":
             await api.post("/topic/create", topic="t")
@@ -280,7 +280,7 @@ async def test_age_is_known_after_a_restart_and_from_disk(tmp_path: Path) -> Non
                 assert asked_s - published_s <= age_s <= asked_s - published_s + 20
 
 
-async def test_age_goes_down_when_the_oldest_is_finished(tmp_path: Path) -> None:
+async def test_age_decreases_when_the_oldest_is_finished(tmp_path: Path) -> None:
     async with subscribed(tmp_path / "d", ready_count=2) as api:
         await api.tcp.publish("t", b"old")
         oldest = await api.tcp.message()
@@ -302,9 +302,7 @@ async def test_age_in_memory_only(tmp_path: Path) -> None:
         assert 0 < (await scrape(api))("channel_" + AGE, topic="t#ephemeral", channel="c") < 20
 
 
-async def test_a_message_that_cannot_be_read_has_no_age(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unreadable_message_has_no_age(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.publish("t", b"x")
         await api.post("/channel/create", topic="t", channel="c")
@@ -319,7 +317,7 @@ async def test_a_message_that_cannot_be_read_has_no_age(
         assert (await scrape(api)).channel(AGE) > 0
 
 
-async def test_a_message_that_cannot_be_read_has_not_the_age_of_the_one_before(tmp_path: Path) -> None:
+async def test_unreadable_message_does_not_get_the_age_of_the_previous_one(tmp_path: Path) -> None:
     files = UnreadableFiles()
     async with subscribed(tmp_path / "d", files=files, mem_queue_size=0, cache_bytes=0) as api:
         assert (await scrape(api)).channel(AGE) == 0

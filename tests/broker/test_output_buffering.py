@@ -1,4 +1,4 @@
-"""output_buffer_size and output_buffer_timeout: how long messages wait for more (NSQ protocol: output buffering)."""
+"""Tests for output_buffer_size and output_buffer_timeout: how long messages wait for more."""
 
 import os
 import threading
@@ -30,13 +30,13 @@ from trio_nsq.broker.state.dispatcher import Dispatcher, Grant
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
 @asynccontextmanager
 async def one_that_waits(tmp_path: Path) -> AsyncIterator[tuple[BoundAddresses, Watched, RawClient]]:
-    """A broker, a consumer that has had `1` while `2` waits for more, and the client that has published them."""
+    """Run a broker, a consumer that has received `1` while `2` waits for more, and the publishing client."""
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
             await publisher.publish("t", b"1")
@@ -45,7 +45,7 @@ async def one_that_waits(tmp_path: Path) -> AsyncIterator[tuple[BoundAddresses, 
             yield bound, client, publisher
 
 
-async def test_after_a_pause_a_message_goes_at_once_and_the_next_waits(
+async def test_after_a_pause_a_message_is_sent_at_once_and_the_next_waits(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with running_broker(tmp_path / "d", sync="interval") as bound:
@@ -69,7 +69,7 @@ async def test_after_a_pause_a_message_goes_at_once_and_the_next_waits(
             assert await client.here() == [b"5"]
 
 
-async def test_a_full_buffer_does_not_wait(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+async def test_full_buffer_does_not_wait(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     frame = 34
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with watching(bound.tcp_address, output_buffer_size=200) as client:
@@ -85,7 +85,7 @@ async def test_a_full_buffer_does_not_wait(tmp_path: Path, clock: trio.testing.M
 
 
 @pytest.mark.parametrize("ready", [1, 3])
-async def test_the_last_message_that_a_client_can_take_does_not_wait(
+async def test_last_message_that_fits_the_window_does_not_wait(
     tmp_path: Path, clock: trio.testing.MockClock, ready: int
 ) -> None:
     async with running_broker(tmp_path / "d", sync="interval") as bound:
@@ -100,7 +100,7 @@ async def test_the_last_message_that_a_client_can_take_does_not_wait(
 
 
 @pytest.mark.parametrize("command", [b"RDY 0\n", b"RDY 1\n", b"CLS\n"])
-async def test_what_a_client_that_wants_no_more_was_to_wait_for_goes_to_another(
+async def test_message_held_for_a_client_with_rdy_0_goes_to_another(
     tmp_path: Path, clock: trio.testing.MockClock, command: bytes
 ) -> None:
     async with one_that_waits(tmp_path) as (bound, client, _):
@@ -112,7 +112,7 @@ async def test_what_a_client_that_wants_no_more_was_to_wait_for_goes_to_another(
             assert (message.body, message.attempts) == (b"2", 1)
 
 
-async def test_without_a_timer_a_client_that_wants_no_more_gets_what_was_held_back(
+async def test_without_a_timer_a_client_with_rdy_0_gets_its_held_messages(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with running_broker(tmp_path / "d", sync="interval") as bound:
@@ -124,7 +124,7 @@ async def test_without_a_timer_a_client_that_wants_no_more_gets_what_was_held_ba
                 assert await client.here() == [b"1"]
 
 
-async def test_in_a_paused_channel_messages_go_on_waiting(
+async def test_in_a_paused_channel_messages_keep_waiting(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with one_that_waits(tmp_path) as (bound, client, _):
@@ -136,7 +136,7 @@ async def test_in_a_paused_channel_messages_go_on_waiting(
             assert await client.here() == [b"2"]
 
 
-async def test_without_a_timer_a_pause_sends_what_was_held_back(
+async def test_without_a_timer_a_pause_sends_held_messages(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with running_broker(tmp_path / "d", sync="interval") as bound:
@@ -149,7 +149,9 @@ async def test_without_a_timer_a_pause_sends_what_was_held_back(
                 assert await client.here() == [b"1"]
 
 
-async def test_messages_that_wait_go_before_any_answer(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+async def test_held_messages_are_sent_before_any_answer(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
     async with one_that_waits(tmp_path) as (_, client, publisher):
         await client.send(pub("other", b"x"))
         assert (await client.message()).body == b"2"
@@ -161,7 +163,7 @@ async def test_messages_that_wait_go_before_any_answer(tmp_path: Path, clock: tr
         assert (await client.error()).startswith("E_FIN_FAILED")
 
 
-async def test_what_a_client_publishes_to_its_own_channel_goes_along_with_the_answer(
+async def test_message_published_by_its_consumer_is_sent_with_the_answer(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with one_that_waits(tmp_path) as (_, client, _):
@@ -171,7 +173,7 @@ async def test_what_a_client_publishes_to_its_own_channel_goes_along_with_the_an
         assert await client.here() == [b"3"]
 
 
-async def test_what_comes_while_a_clients_publish_is_stored_goes_along_with_the_answer(
+async def test_message_that_arrives_during_a_publish_is_sent_with_its_answer(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     files = TopicsFiles()
@@ -190,7 +192,7 @@ async def test_what_comes_while_a_clients_publish_is_stored_goes_along_with_the_
             assert await client.here() == [b"2"]
 
 
-async def test_finishing_is_no_answer(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+async def test_fin_has_no_answer(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
             await publisher.publish("t", b"1")
@@ -227,7 +229,7 @@ async def test_without_a_buffer_nothing_waits(tmp_path: Path, clock: trio.testin
                     assert await client.here() == [b"%d" % number]
 
 
-async def test_a_mistake_of_ours_in_one_channel_reaches_no_other(
+async def test_exception_in_one_channel_does_not_affect_others(
     tmp_path: Path,
     clock: trio.testing.MockClock,
     monkeypatch: pytest.MonkeyPatch,
@@ -260,10 +262,10 @@ async def test_a_mistake_of_ours_in_one_channel_reaches_no_other(
         assert (await first.here(), await second.here()) == ([b"2", b"3"], [b"3"])
 
 
-async def test_when_the_broker_stops_nothing_is_sent_to_whom_it_would_be_taken_from(
+async def test_stopping_broker_does_not_redeliver_to_clients_about_to_be_closed(
     tmp_path: Path, clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a client says in the very turn in which it is closed is obeyed, and answered."""
+    """Commands that arrive in the turn in which a client is closed are executed and answered."""
     close = Session.close
     async with AsyncExitStack() as stack:
         async with running_broker(tmp_path / "d", sync="interval") as bound:
@@ -285,7 +287,7 @@ async def test_when_the_broker_stops_nothing_is_sent_to_whom_it_would_be_taken_f
         assert [(await client.message()).attempts for _ in range(2)] == [2, 1]
 
 
-async def test_what_clients_have_when_the_broker_stops_does_not_go_from_one_to_the_next(
+async def test_messages_in_flight_at_the_stop_are_not_redelivered(
     tmp_path: Path,
 ) -> None:
     count = 5
@@ -300,10 +302,10 @@ async def test_what_clients_have_when_the_broker_stops_does_not_go_from_one_to_t
         assert [(await client.message()).attempts for _ in range(count)] == [2] * count
 
 
-async def test_what_a_pause_of_the_topic_has_held_back_goes_when_that_ends(
+async def test_messages_held_by_a_pause_of_the_topic_are_sent_when_it_ends(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    """Nobody has to send anything for that."""
+    """Without any command of a client."""
     async with (
         running_broker(tmp_path / "d", sync="interval") as bound,
         watching(bound.tcp_address) as client,
@@ -314,13 +316,13 @@ async def test_what_a_pause_of_the_topic_has_held_back_goes_when_that_ends(
         assert await client.here() == [b"1"]
         await api.post("/topic/pause?topic=t")
         await publisher.publish("t", b"2")
-        clock.jump(0.3)  # so long after a message another goes at once
+        clock.jump(0.3)  # after this time, another message is sent at once
         assert await client.here() == []
         await api.post("/topic/unpause?topic=t")
         assert await client.here() == [b"2"]
 
 
-async def test_a_stop_sends_what_is_held_back(tmp_path: Path) -> None:
+async def test_stop_sends_held_messages(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         async with running_broker(tmp_path / "d", sync="interval") as bound:
             client = await stack.enter_async_context(watching(bound.tcp_address, output_buffer_timeout=-1))
@@ -330,13 +332,13 @@ async def test_a_stop_sends_what_is_held_back(tmp_path: Path) -> None:
         assert await client.here() == [b"1"]
 
 
-async def test_a_buffer_that_is_just_full_is_sent(tmp_path: Path) -> None:
+async def test_exactly_full_buffer_is_sent(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.send(identify(output_buffer_size=68, output_buffer_timeout=-1))
         await client.ok()
         await client.subscribe("t", "c", ready_count=10)
         async with connected(bound.tcp_address) as publisher:
-            await publisher.publish("t", b"x" * 34)  # with the frame's head: 68 bytes
+            await publisher.publish("t", b"x" * 34)  # with the head of the frame: 68 bytes
             assert (await client.message()).body == b"x" * 34
             await publisher.publish("t", b"x" * 33)
             await settle()

@@ -1,4 +1,6 @@
-"""What clients send is obeyed in one task: its turns, and how it hands clients over."""
+"""Tests for the poller, which executes all clients' commands in one task: its turns, and the handover of
+clients.
+"""
 
 import gc
 import json
@@ -57,7 +59,7 @@ async def oks(client: RawClient, count: int) -> None:
 
 
 class Noted(QuietRounds):
-    """Notes the end of each round, and may do something then."""
+    """Records the end of each round, and may call a function then."""
 
     def __init__(self, served: list[str], on_end: Callable[[], None] = lambda: None) -> None:
         self._served = served
@@ -69,7 +71,7 @@ class Noted(QuietRounds):
 
 
 class Once(PolledEndpoint):
-    """A client that has sent something, and has said all when it has been served.
+    """A client that has sent something once, and is done when it has been served.
 
     Attributes:
         other: The client's end.
@@ -95,7 +97,7 @@ class Once(PolledEndpoint):
 
 
 class Talker(Once):
-    """A client whose socket has something new each time that it is served."""
+    """A client whose socket has new data each time that it is served."""
 
     def __init__(self, name: str, served: list[str], poller: Poller) -> None:
         super().__init__(name, served, poller)
@@ -107,7 +109,7 @@ class Talker(Once):
 
 
 async def run_for_rounds(poller: Poller, served: list[str], count: int, end: Callable[[], None]) -> list[str]:
-    """Who was served in each of the first rounds; `end` lets the poller's turn be over."""
+    """Return who was served in each of the first rounds; `end` may end the poller's turn."""
 
     def look() -> None:
         if served.count("round") == count:
@@ -121,7 +123,7 @@ async def run_for_rounds(poller: Poller, served: list[str], count: int, end: Cal
     return " ".join(served).split("round")[:count]
 
 
-async def test_a_client_that_sends_without_pause_has_one_turn_in_each_round() -> None:
+async def test_client_that_sends_continuously_has_one_turn_per_round() -> None:
     served: list[str] = []
     poller = Poller()
     talkers = [Talker("a", served, poller), Talker("b", served, poller)]
@@ -131,7 +133,7 @@ async def test_a_client_that_sends_without_pause_has_one_turn_in_each_round() ->
         talker.close()
 
 
-async def test_those_for_whom_a_turn_was_too_short_come_first_in_the_next() -> None:
+async def test_clients_left_by_a_short_turn_are_first_in_the_next() -> None:
     now_s = 1000.0
 
     class Slow(Talker):
@@ -149,11 +151,11 @@ async def test_those_for_whom_a_turn_was_too_short_come_first_in_the_next() -> N
         talker.close()
 
 
-async def test_what_others_send_while_many_are_served_belongs_to_the_same_round() -> None:
+async def test_data_that_arrives_while_many_are_served_belongs_to_the_same_round() -> None:
     now_s = 1000.0
 
     class Prompter(Talker):
-        """Lets another say something when it is served."""
+        """Lets another client send when it is served."""
 
         def serve_data(self, data: bytes | None) -> None:
             if "late" not in served:
@@ -176,9 +178,9 @@ async def test_what_others_send_while_many_are_served_belongs_to_the_same_round(
         talker.close()
 
 
-async def test_whoever_sends_again_in_the_round_in_which_he_was_served_is_served_again() -> None:
+async def test_client_that_sends_again_in_its_round_is_served_again() -> None:
     class Last(Once):
-        """The first hears of it when it is served."""
+        """The first client sends again when this one is served."""
 
         def serve_data(self, data: bytes | None) -> None:
             super().serve_data(data)
@@ -196,7 +198,7 @@ async def test_whoever_sends_again_in_the_round_in_which_he_was_served_is_served
         client.close()
 
 
-async def test_what_comes_while_it_is_waited_for_awake_is_served() -> None:
+async def test_data_that_arrives_while_busy_waiting_is_served() -> None:
     class SendOrBeBusy:
         left = 3
 
@@ -225,11 +227,11 @@ async def test_what_comes_while_it_is_waited_for_awake_is_served() -> None:
 
 @dataclass
 class Spinning(QuietRounds):
-    """Where the poller may wait awake, or not; and a clock that ticks when it is looked at, as such a wait does."""
+    """Controls whether the poller may busy-wait; its clock ticks when it is read, as such a wait does."""
 
     is_busy: bool = False
     others: trio.Nursery | None = None
-    """Where another task is to be run before the poller waits."""
+    """Whether another task is to run before the poller waits."""
     looks: int = 0
     sleep_s: float = 0
 
@@ -243,7 +245,7 @@ class Spinning(QuietRounds):
         return False
 
 
-async def test_nobody_is_waited_for_awake_while_others_need_the_event_loop() -> None:
+async def test_poller_does_not_busy_wait_while_others_need_the_event_loop() -> None:
     rounds = Spinning()
 
     async def waits(at_most_s: float = 100, sleep_s: float = 0) -> bool:
@@ -262,7 +264,7 @@ async def test_nobody_is_waited_for_awake_while_others_need_the_event_loop() -> 
 
     assert await waits()
     assert not await waits(at_most_s=0)
-    assert not await waits(sleep_s=10)  # it comes rarely
+    assert not await waits(sleep_s=10)  # it arrives rarely
     rounds.is_busy = True
     assert not await waits()
     rounds.is_busy = False
@@ -282,10 +284,10 @@ async def count_turns(turns: list[int]) -> None:
     ("topics", "compression"),
     [(("a", "b"), None), (("a#ephemeral", "b#ephemeral"), None), (("a#ephemeral", "b#ephemeral"), "deflate")],
 )
-async def test_pipelined_publishes_to_alternating_topics_let_others_have_their_turn(
+async def test_pipelined_publishes_to_alternating_topics_let_others_be_served(
     tmp_path: Path, topics: tuple[str, str], compression: str | None
 ) -> None:
-    """Each is a write, and what was read at once may be thousands."""
+    """Each is a separate write, and one read may return thousands."""
     pacing = Pacing(turn_s=0.000_1)
     async with running_broker(tmp_path / "d", sync="interval", pacing=pacing) as bound:
         async with connected(bound.tcp_address) as client:
@@ -302,7 +304,7 @@ async def test_pipelined_publishes_to_alternating_topics_let_others_have_their_t
             assert turns[0] > 200
 
 
-async def test_a_client_that_always_has_more_does_not_keep_others_waiting(tmp_path: Path) -> None:
+async def test_client_with_endless_data_does_not_delay_others(tmp_path: Path) -> None:
     """It fills each read."""
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with connected(bound.tcp_address) as greedy, connected(bound.tcp_address) as other:
@@ -318,12 +320,14 @@ async def test_a_client_that_always_has_more_does_not_keep_others_waiting(tmp_pa
 
 
 def write_at_once(client: RawClient, data: bytes) -> None:
-    """Send with no turn of the event loop in between."""
+    """Send within one turn of the event loop."""
     assert os.write(client.stream.socket.fileno(), data) == len(data)
 
 
 async def order_of_publishes(address: str, *sent: tuple[RawClient, bytes]) -> list[bytes]:
-    """What clients publish to `order`, each one message, when they send all this at once: in the order of the log."""
+    """Return the bodies in the topic `order`, in the order of the log, after clients have sent all these
+    messages at once.
+    """
     async with connected(address) as reader:
         await reader.publish("order", b"makes the file")
         await reader.subscribe("order", "c", ready_count=100)
@@ -337,7 +341,7 @@ async def order_of_publishes(address: str, *sent: tuple[RawClient, bytes]) -> li
 @pytest.mark.parametrize(
     "flood", [b"RDY 0\n", b"NOP\r\n", b"TOUCH 0123456789abcdef\n", b"REQ 0123456789abcdef 0\n"]
 )
-async def test_many_commands_at_once_let_others_have_their_turn(tmp_path: Path, flood: bytes) -> None:
+async def test_many_commands_at_once_let_others_be_served(tmp_path: Path, flood: bytes) -> None:
     async with running_broker(tmp_path / "d", sync="interval", pacing=Pacing(commands_s=0)) as bound:
         async with connected(bound.tcp_address) as one, connected(bound.tcp_address) as other:
             for client in (one, other):
@@ -347,7 +351,7 @@ async def test_many_commands_at_once_let_others_have_their_turn(tmp_path: Path, 
             assert await order_of_publishes(bound.tcp_address, many, few) == [b"from another", b"behind many"]
 
 
-async def test_a_flood_of_nops_is_one_command(tmp_path: Path) -> None:
+async def test_flood_of_nops_is_one_command(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d", sync="interval", pacing=Pacing(commands_s=0)) as bound:
         async with connected(bound.tcp_address) as one, connected(bound.tcp_address) as other:
             for behind in (b"NOP\n" * 10_000 + b"NOP", b""):
@@ -360,7 +364,7 @@ async def test_a_flood_of_nops_is_one_command(tmp_path: Path) -> None:
 
 @BOTH_SYNCS
 async def test_ten_thousand_pipelined_publishes_to_two_topics_in_turn(tmp_path: Path, sync: str) -> None:
-    """Neither do calls pile up, nor is anything lost or out of order."""
+    """No deep recursion, no loss, and in order."""
     async with running_broker(tmp_path / "d", sync=sync) as bound:
         async with connected(bound.tcp_address) as client, connected(bound.tcp_address) as reader:
             await client.publish("a", b"makes the file")
@@ -388,7 +392,7 @@ async def test_ten_thousand_pipelined_publishes_to_two_ephemeral_topics(tmp_path
 
 @BOTH_SYNCS
 @pytest.mark.parametrize("unix", [False, True])
-async def test_what_comes_together_with_the_end_is_obeyed_and_answered(
+async def test_commands_that_arrive_with_the_end_are_executed_and_answered(
     tmp_path: Path, sync: str, unix: bool
 ) -> None:
     place: dict[str, Any] = {"tcp_address": str(tmp_path / "socket")} if unix else {}
@@ -411,7 +415,7 @@ async def test_what_comes_together_with_the_end_is_obeyed_and_answered(
 
 @pytest.mark.parametrize("survives", [False, True])
 @BOTH_SYNCS
-async def test_commands_behind_a_refused_publish(tmp_path: Path, sync: str, survives: bool) -> None:
+async def test_commands_after_a_refused_publish(tmp_path: Path, sync: str, survives: bool) -> None:
     async with running_api(tmp_path / "d", sync=sync) as api:
         await api.post("/topic/create", topic="t")
         settings = json.dumps({"max_messages": 2}).encode()
@@ -434,7 +438,7 @@ async def test_commands_behind_a_refused_publish(tmp_path: Path, sync: str, surv
     assert sum(record_counts(tmp_path / "d")) == survives
 
 
-async def test_a_subscription_behind_a_refused_publish(tmp_path: Path) -> None:
+async def test_subscription_after_a_refused_publish(tmp_path: Path) -> None:
     defaults = TopicSettings(max_messages=1)
     async with running_broker(tmp_path / "d", topic_defaults=defaults) as bound:
         async with connected(bound.tcp_address) as client:
@@ -445,8 +449,8 @@ async def test_a_subscription_behind_a_refused_publish(tmp_path: Path) -> None:
             await client.ok()
 
 
-async def test_what_clients_publish_in_one_round_is_one_record(tmp_path: Path) -> None:
-    """With --sync=interval; they send before the broker looks, as all this is one task."""
+async def test_publishes_of_one_round_are_one_record(tmp_path: Path) -> None:
+    """With --sync=interval. They are sent before the broker looks, because everything is one task."""
     async with running_broker(tmp_path / "d", sync="interval") as bound, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(5)]
         for client in clients:
@@ -461,7 +465,7 @@ async def test_what_clients_publish_in_one_round_is_one_record(tmp_path: Path) -
 
 
 @BOTH_SYNCS
-async def test_a_client_that_may_have_sent_more_is_left_to_the_poller(
+async def test_client_that_may_have_sent_more_stays_with_the_poller(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed_over: list[Session] = []
@@ -476,7 +480,7 @@ async def test_a_client_that_may_have_sent_more_is_left_to_the_poller(
         await client.publish("t", b"makes the topic and the segment")
         handed_over.clear()
         for _ in range(3):
-            # All that is missing is read, and whether that was all there is nobody knows.
+            # All missing bytes are read, and there may be more.
             await client.publish("t", *[b"x" * 1000] * 300)
         await client.send(mpub("t", *[b"x" * 1000] * 300) + pub("t", b"behind it"))
         await oks(client, 2)
@@ -484,7 +488,7 @@ async def test_a_client_that_may_have_sent_more_is_left_to_the_poller(
 
 
 @BOTH_SYNCS
-async def test_what_comes_while_the_log_stores_is_read_afterwards(tmp_path: Path, sync: str) -> None:
+async def test_data_that_arrives_while_the_log_stores_is_read_afterwards(tmp_path: Path, sync: str) -> None:
     files = HeldFiles()
     async with (
         running_broker(tmp_path / "d", files=files, sync=sync, max_bytes_per_file=300_000) as bound,
@@ -492,15 +496,15 @@ async def test_what_comes_while_the_log_stores_is_read_afterwards(tmp_path: Path
     ):
         await client.publish("t", b"makes the segment")
         files.hold("write", "sync")
-        await client.send(mpub("t", *[b"x" * 1000] * 300))  # that is a new file: a thread writes it
+        await client.send(mpub("t", *[b"x" * 1000] * 300))  # a new file: a thread writes it
         await files.reached()
         await client.send(pub("t", b"behind it"))
-        await settle()  # the poller has heard of it, and can do nothing
+        await settle()  # the poller was notified, and cannot act yet
         files.release()
         await oks(client, 2)
 
 
-async def test_commands_that_come_while_the_log_stores_wait_for_it(tmp_path: Path) -> None:
+async def test_commands_that_arrive_while_the_log_stores_wait_for_it(tmp_path: Path) -> None:
     files = HeldFiles()
     async with running_broker(tmp_path / "d", files=files) as bound:
         async with connected(bound.tcp_address) as client:
@@ -517,8 +521,8 @@ async def test_commands_that_come_while_the_log_stores_wait_for_it(tmp_path: Pat
 
 
 @BOTH_SYNCS
-async def test_publishes_behind_a_new_file_wait_and_keep_their_order(tmp_path: Path, sync: str) -> None:
-    """A log that begins a file by itself is at it in a thread."""
+async def test_publishes_after_a_new_file_wait_and_keep_their_order(tmp_path: Path, sync: str) -> None:
+    """A thread creates a new file of the log."""
     options: dict[str, Any] = {"max_bytes_per_file": 2000, "sync": sync}
     async with running_broker(tmp_path / "d", **options) as bound:
         async with connected(bound.tcp_address) as one, connected(bound.tcp_address) as two:
@@ -532,8 +536,8 @@ async def test_publishes_behind_a_new_file_wait_and_keep_their_order(tmp_path: P
             assert [(await two.message()).body for _ in bodies] == bodies
 
 
-async def test_a_client_that_leaves_during_a_commit_takes_nothing_with_it(tmp_path: Path) -> None:
-    """What it had sent behind is not obeyed for a connection that is gone, and others go on."""
+async def test_client_that_disconnects_during_a_commit_affects_no_other(tmp_path: Path) -> None:
+    """Its later commands are not executed for a closed connection, and others continue."""
     files = HeldFiles()
     async with running_broker(tmp_path / "d", files=files) as bound:
         async with connected(bound.tcp_address) as other:
@@ -552,10 +556,10 @@ async def test_a_client_that_leaves_during_a_commit_takes_nothing_with_it(tmp_pa
     assert sum(record_counts(tmp_path / "d")) == 3
 
 
-# ---------------------------------------------------------------------- what threads have to tell, and what can wait
+# ---------------------------------------------------------------------- calls from threads, and idle work
 
 
-async def test_what_a_thread_has_to_tell_is_heard_in_a_round() -> None:
+async def test_calls_from_a_thread_run_in_a_round() -> None:
     heard: list[str] = []
     poller = Poller()
     async with trio.open_nursery() as nursery:
@@ -567,7 +571,7 @@ async def test_what_a_thread_has_to_tell_is_heard_in_a_round() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_round_is_over_whatever_happens_at_its_end() -> None:
+async def test_round_ends_even_if_its_end_raises() -> None:
     class Broken(QuietRounds):
         def end_round(self) -> None:
             raise ZeroDivisionError("a defect")
@@ -585,8 +589,8 @@ async def test_a_round_is_over_whatever_happens_at_its_end() -> None:
     assert not poller.in_round
 
 
-async def test_nothing_that_threads_have_to_tell_is_lost() -> None:
-    """However a call falls together with a round that just hears another, or with the poller going to sleep."""
+async def test_no_call_from_a_thread_is_lost() -> None:
+    """Also if it arrives while a round runs another one, or while the poller goes to sleep."""
     heard: list[int] = []
     poller = Poller()
     answered = threading.Event()
@@ -611,7 +615,7 @@ async def test_nothing_that_threads_have_to_tell_is_lost() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_threads_are_heard_while_the_poller_does_not_run() -> None:
+async def test_calls_from_threads_run_while_the_poller_does_not() -> None:
     heard: list[int] = []
     poller = Poller()
     await trio.to_thread.run_sync(poller.call_soon, heard.append, 1)
@@ -627,11 +631,11 @@ async def test_threads_are_heard_while_the_poller_does_not_run() -> None:
         assert heard[-1] == number
 
 
-async def test_what_can_wait_is_done_when_nobody_has_sent_anything() -> None:
+async def test_idle_work_is_done_when_no_client_has_sent_anything() -> None:
     order: list[str] = []
 
     class Leftover(QuietRounds):
-        """Work that can wait."""
+        """Work for idle times."""
 
         left = 3
 
@@ -658,11 +662,11 @@ async def test_what_can_wait_is_done_when_nobody_has_sent_anything() -> None:
     client.close()
 
 
-# ---------------------------------------------------------------------- beside other work at the log
+# ---------------------------------------------------------------------- other work of the log
 
 
 class HeldLog(MemoryLog):
-    """Begins a new file when it is let."""
+    """Creates a new file when it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -673,7 +677,7 @@ class HeldLog(MemoryLog):
 
 
 @BOTH_SYNCS
-async def test_what_is_published_while_a_file_is_begun_is_stored_afterwards(
+async def test_publish_during_the_creation_of_a_file_is_stored_afterwards(
     tmp_path: Path, sync: Literal["always", "interval"]
 ) -> None:
     log = HeldLog()
@@ -726,7 +730,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-async def test_a_closed_connection_is_freed_at_once(tmp_path: Path, end: str) -> None:
+async def test_closed_connection_is_freed_at_once(tmp_path: Path, end: str) -> None:
     async with running_broker(tmp_path / "d") as bound:
         async with connected(bound.tcp_address) as client:
             await client.publish("t", b"makes the file")
@@ -736,7 +740,7 @@ async def test_a_closed_connection_is_freed_at_once(tmp_path: Path, end: str) ->
             async with connected(bound.tcp_address) as client:
                 await client.send(ENDS[end])
                 await settle()
-            for _ in range(100):  # a thread may be saving what it subscribed to
+            for _ in range(100):  # a thread may be saving its subscription
                 await settle()
                 if connections() == before:
                     break

@@ -1,4 +1,4 @@
-"""Places in a log, as HTTP clients write them."""
+"""Tests for positions in a log, as in HTTP requests."""
 
 import pytest
 from hypothesis import given
@@ -35,7 +35,7 @@ NOW = 1_700_000_000 * SECOND
         ("@1969-01-01T00:00:00Z", Position("time", 0)),
     ],
 )
-def test_what_is_a_position(text: str, position: Position) -> None:
+def test_valid_positions(text: str, position: Position) -> None:
     assert parse_position(text, NOW) == position
 
 
@@ -59,7 +59,7 @@ def test_what_is_a_position(text: str, position: Position) -> None:
         ("@noon", "is neither Unix seconds"),
     ],
 )
-def test_what_is_none(text: str, error: str) -> None:
+def test_invalid_positions(text: str, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         parse_position(text, NOW)
 
@@ -78,18 +78,18 @@ def test_what_is_none(text: str, error: str) -> None:
         ("2m2m", 240 * SECOND),
     ],
 )
-def test_durations_are_go_s(text: str, ns: int) -> None:
+def test_durations_are_parsed_as_in_go(text: str, ns: int) -> None:
     assert parse_duration_ns(text) == ns
 
 
 @pytest.mark.parametrize("text", ["", "1", "s", ".s", "1 s", "-1s", "1S", "1s ", "1d"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration_ns(text)
 
 
 @given(st.text())
-def test_nothing_else_is_raised(text: str) -> None:
+def test_no_other_exception_is_raised(text: str) -> None:
     for start in ("", "-", "@"):
         try:
             parse_position(start + text, NOW)
@@ -111,15 +111,15 @@ def test_nothing_else_is_raised(text: str) -> None:
         ("-0", 9),
     ],
 )
-def test_what_it_is_in_a_log(text: str, sequence: int) -> None:
+def test_position_in_a_log(text: str, sequence: int) -> None:
     log = MemoryLog(first_sequence=5)
     for number in range(5, 9):
         log.append([batch(number, b"x")], sync=False)
     assert parse_position(text, 1_800_000_000 * SECOND).sequence_in(log) == sequence
 
 
-def test_a_time_in_a_log() -> None:
+def test_time_in_a_log() -> None:
     log = MemoryLog()
     for number in range(4):
-        log.append([batch(number, b"x")], sync=False)  # whose time is its sequence in nanoseconds past NOW
+        log.append([batch(number, b"x")], sync=False)  # message times are sequences, in nanoseconds after NOW
     assert [Position("time", NOW + offset).sequence_in(log) for offset in range(-1, 5)] == [0, 0, 1, 2, 3, 4]

@@ -1,4 +1,6 @@
-"""A private channel begins at the end of its topic and takes nothing: the first other one still gets the backlog."""
+"""Tests for private channels, which begin at the end of the topic: the first other channel still gets the
+backlog.
+"""
 
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,15 +17,15 @@ LOOK = "look#ephemeral"
 
 
 def look(fixture: Fixture, name: str = LOOK) -> Subscriber:
-    """A consumer of a private channel."""
+    """Subscribe to a private channel."""
     return Subscriber(fixture, fixture.topic.add_channel(name, private=True), ready=100)
 
 
-# ---------------------------------------------------------------------- the state
+# ---------------------------------------------------------------------- state
 
 
 @pytest.mark.parametrize("open_meanwhile", [True, False])
-def test_first_other_channel_gets_what_was_there_before_and_during(open_meanwhile: bool) -> None:
+def test_first_other_channel_gets_all_messages(open_meanwhile: bool) -> None:
     fixture = Fixture()
     backlog = fixture.publish_many(3, prefix="before")
     viewer = look(fixture)
@@ -67,7 +69,7 @@ def test_deferred_messages() -> None:
     assert sorted(fixture.drain("first")) == [b"deferred", b"deferred before", b"for another", b"now"]
 
 
-def test_pause_holds_back_the_others_only() -> None:
+def test_pause_affects_the_others_only() -> None:
     fixture = Fixture()
     fixture.channel("first")
     fixture.topic.pause()
@@ -84,7 +86,7 @@ def test_pause_holds_back_the_others_only() -> None:
     assert sorted(fixture.drain("first")) == [b"a", b"b", b"deferred", b"waits"]
 
 
-def test_emptying_the_topic_leaves_a_private_channel_what_it_has() -> None:
+def test_emptying_the_topic_does_not_affect_a_private_channel() -> None:
     fixture = Fixture()
     fixture.publish(b"gone")
     viewer = look(fixture)
@@ -95,7 +97,7 @@ def test_emptying_the_topic_leaves_a_private_channel_what_it_has() -> None:
     assert fixture.drain("first") == []
 
 
-def test_it_is_sought_and_emptied_as_any_channel() -> None:
+def test_private_channel_can_seek_and_be_emptied() -> None:
     fixture = Fixture()
     old = fixture.publish_many(2, prefix="old")
     fixture.publish(b"deferred", defer_ms=50)
@@ -112,7 +114,7 @@ def test_it_is_sought_and_emptied_as_any_channel() -> None:
     assert sorted(fixture.drain("first")) == [b"deferred", b"dropped", *old]
 
 
-def test_a_channel_that_is_there_stays_what_it_is() -> None:
+def test_existing_channel_does_not_change_its_kind() -> None:
     fixture = Fixture()
     real = fixture.channel("real#ephemeral")
     private = fixture.topic.add_channel(LOOK, private=True)
@@ -121,7 +123,7 @@ def test_a_channel_that_is_there_stays_what_it_is() -> None:
     assert (real.private, private.private) == (False, True)
 
 
-def test_backlog_and_what_is_being_shown_are_kept(tmp_path: Path) -> None:
+def test_backlog_and_messages_of_a_private_channel_are_kept(tmp_path: Path) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"))
     fixture.publish_many(5)
     viewer = look(fixture)
@@ -135,7 +137,7 @@ def test_backlog_and_what_is_being_shown_are_kept(tmp_path: Path) -> None:
     assert first_needed(fixture.topic.snapshot()) == fixture.topic.oldest_waiting == 8
 
 
-def test_restart_knows_nothing_of_it() -> None:
+def test_private_channel_does_not_survive_a_restart() -> None:
     fixture = Fixture()
     bodies = fixture.publish_many(2)
     fixture.publish(b"deferred", defer_ms=1000)
@@ -154,7 +156,9 @@ def test_restart_knows_nothing_of_it() -> None:
 
 @pytest.mark.parametrize("limit", [{"max_messages": 3}, {"max_bytes": 400}])
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_it_never_makes_a_topic_full(tmp_path: Path, limit: dict[str, int], on_disk: bool) -> None:
+def test_private_channel_never_makes_a_topic_full(
+    tmp_path: Path, limit: dict[str, int], on_disk: bool
+) -> None:
     fixture = Fixture(disk_log(tmp_path / "log")) if on_disk else Fixture()
     topic = fixture.topic
     topic.configure(limit)
@@ -174,7 +178,7 @@ def test_it_never_makes_a_topic_full(tmp_path: Path, limit: dict[str, int], on_d
     assert (channel.messages.dropped_count, topic.limits.dropped_count) == (0, 0)
 
 
-def test_backlog_makes_a_topic_full_as_without_it() -> None:
+def test_backlog_makes_a_topic_full_in_spite_of_a_private_channel() -> None:
     fixture = Fixture()
     fixture.topic.configure({"max_messages": 3})
     viewer = look(fixture)
@@ -209,7 +213,7 @@ async def private_client(stack: AsyncExitStack, address: str, topic: str = "t") 
 
 
 def address(api: Api) -> str:
-    """Where the broker listens."""
+    """Return the broker's address."""
     return "%s:%d" % api.tcp.stream.socket.getpeername()[:2]
 
 
@@ -230,7 +234,7 @@ async def test_subscribers_of_a_topic_with_a_backlog(tmp_path: Path) -> None:
         assert [(await api.tcp.message()).body for _ in range(2)] == [b"backlog", b"new"]
 
 
-async def test_deferred_messages_come_at_their_time(tmp_path: Path) -> None:
+async def test_deferred_messages_arrive_when_due(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api, AsyncExitStack() as stack:
         client = await private_client(stack, address(api))
         await api.tcp.send(dpub("t", 50, b"deferred"))
@@ -240,7 +244,7 @@ async def test_deferred_messages_come_at_their_time(tmp_path: Path) -> None:
         assert (await api.tcp.message()).body == b"deferred"
 
 
-async def test_private_channel_has_an_ephemeral_name(tmp_path: Path) -> None:
+async def test_private_channel_must_be_ephemeral(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.send(identify(private_channel=True) + b"SUB t c\n")
         await api.tcp.ok()
@@ -251,7 +255,9 @@ async def test_private_channel_has_an_ephemeral_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backlog", [True, False])
-async def test_ephemeral_topic_outlives_it_if_messages_wait(tmp_path: Path, backlog: bool) -> None:
+async def test_ephemeral_topic_with_messages_outlives_its_private_channel(
+    tmp_path: Path, backlog: bool
+) -> None:
     async with running_api(tmp_path / "d") as api:
         async with AsyncExitStack() as while_open:
             await private_client(while_open, address(api), "e#ephemeral")
@@ -267,7 +273,7 @@ async def test_ephemeral_topic_outlives_it_if_messages_wait(tmp_path: Path, back
 
 
 @pytest.mark.slow
-async def test_backlog_outlives_a_kill(tmp_path: Path) -> None:
+async def test_backlog_survives_a_kill(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "d", "--checkpoint-interval=50ms") as broker:
         broker.create("t")
         async with connected(broker.tcp_address) as publisher, AsyncExitStack() as stack:
@@ -287,7 +293,9 @@ async def test_backlog_outlives_a_kill(tmp_path: Path) -> None:
         assert [(await client.message()).body for _ in range(2)] == [b"backlog", b"new"]
 
 
-async def test_what_only_a_private_channel_needed_goes_once_it_has_it(tmp_path: Path) -> None:
+async def test_messages_needed_only_by_a_private_channel_are_deleted_after_it_got_them(
+    tmp_path: Path,
+) -> None:
     """Without any other change of the topic."""
 
     def files() -> int:

@@ -1,4 +1,4 @@
-"""What a topic knows of its producers."""
+"""Tests for a topic's table of idempotent producers."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ def known(producers: Producers) -> list[str]:
     return [last.producer for last in producers.state()]
 
 
-def test_the_greatest_number_counts() -> None:
+def test_highest_number_is_kept() -> None:
     producers = Producers(Version())
     for sequence, number in enumerate((3, 7, 5)):
         producers.record(LastBatch("p", number, sequence), NOW_NS)
@@ -41,19 +41,19 @@ def test_the_greatest_number_counts() -> None:
     assert (producers.number_of("p"), producers.number_of("q")) == (7, None)
 
 
-def test_the_one_that_is_unused_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_producer_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PRODUCERS", 3)
     producers = Producers(Version())
     for sequence, name in enumerate("abc"):
         producers.record(LastBatch(name, 1, sequence), NOW_NS)
-    assert producers.number_of("a") == 1  # to ask is not to use
+    assert producers.number_of("a") == 1  # a query is not a use
     later_ns = NOW_NS + HOUR_NS
     producers.record(LastBatch("b", 2, 3), later_ns - 2)
     assert not producers.has_room("d", later_ns - 1)
     assert producers.has_room("d", later_ns)
     producers.record(LastBatch("d", 1, 4), later_ns)
     assert known(producers) == ["c", "b", "d"]
-    assert producers.has_published("c", 1, later_ns)  # somebody sends it again
+    assert producers.has_published("c", 1, later_ns)  # the batch is sent again
     assert not producers.has_room("e", later_ns)
     assert all(producers.has_room(name, later_ns) for name in "bcd")
     later_ns += HOUR_NS
@@ -67,8 +67,8 @@ def test_the_one_that_is_unused_longest_is_forgotten(monkeypatch: pytest.MonkeyP
     assert after.has_room("f", later_ns)
 
 
-def test_none_is_forgotten_that_was_used_lately() -> None:
-    """Though there are a few too many: they were all admitted at the same time."""
+def test_recently_used_producers_are_never_forgotten() -> None:
+    """Although there are slightly too many: they were admitted at the same time."""
     producers = Producers(Version())
     for number in range(10_005):
         producers.record(LastBatch(f"p{number}", 1, number), NOW_NS)
@@ -78,8 +78,8 @@ def test_none_is_forgotten_that_was_used_lately() -> None:
     assert known(producers) == [*(f"p{number}" for number in range(5, 10_005) if number != 7), "p7"]
 
 
-def test_a_state_without_times_can_be_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older program saved it: nobody knows when they were used."""
+def test_state_without_times_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older version saved it, without the times of use."""
     monkeypatch.setattr(module, "MAX_PRODUCERS", 2)
     producers = Producers(Version())
     producers.restore([("a", 1, 0), ("b", 1, 1), ("c", 1, 2)], [], 3)
@@ -89,7 +89,7 @@ def test_a_state_without_times_can_be_taken_up(monkeypatch: pytest.MonkeyPatch) 
     assert known(producers) == ["c", "d"]
 
 
-def test_a_note_is_read_as_what_it_was_written() -> None:
+def test_metadata_round_trip() -> None:
     metadata = metadata_for_batch("load:1", 2**63 - 1)
     assert batch_number(metadata) == ("load:1", 2**63 - 1)
     assert [batch_number(each) for each in (b"", metadata_for_channel("producer"))] == [None, None]
@@ -112,7 +112,7 @@ def saved(fixture: Fixture) -> dict[str, Any]:
     return state
 
 
-def test_a_restart_goes_on_from_the_state_and_what_came_after_it() -> None:
+def test_restart_uses_the_state_and_later_batches() -> None:
     fixture = Fixture()
     publish(fixture, "p", 1)
     publish(fixture, "q", 5)
@@ -122,12 +122,12 @@ def test_a_restart_goes_on_from_the_state_and_what_came_after_it() -> None:
     publish(fixture, "p", 2)
     assert fixture.restarted(state).topic.producers.state() == [("q", 5, 2), ("p", 2, 4)]
     assert fixture.restarted(None).topic.producers.state() == [("q", 5, 2), ("p", 2, 4)]
-    # One that was saved by a program that knew nothing of numbers.
+    # Saved by a version without batch numbers.
     del state["producers"]
     assert fixture.restarted(state).topic.producers.state() == [("p", 2, 4)]
 
 
-def test_numbered_batches_are_no_dead_letters() -> None:
+def test_numbered_batches_are_not_dead_letters() -> None:
     fixture = Fixture()
     state = saved(fixture)
     publish(fixture, "p", 1)
@@ -142,7 +142,7 @@ def test_numbered_batches_are_no_dead_letters() -> None:
         *({"producers_used": each} for each in (5, ["x"], [None])),
     ],
 )
-def test_a_state_that_is_none(wrong: dict[str, object]) -> None:
+def test_invalid_state(wrong: dict[str, object]) -> None:
     fixture = Fixture()
     publish(fixture, "p", 1)
     with pytest.raises(StateError):

@@ -1,4 +1,4 @@
-"""Numbered batches: published once, however often they are sent, and whatever happens in between."""
+"""Tests for numbered batches: stored once, however often they are sent, and whatever happens in between."""
 
 import json
 import shutil
@@ -27,7 +27,9 @@ PUBLISHED, REPEATED = (200, "OK", "published"), (200, "OK", "repeated")
 async def send(
     api: Api | httpx.AsyncClient, number: int, *bodies: bytes, producer: str = "p", **query: Any
 ) -> tuple[int, str, str | None]:
-    """One batch as binary /mpub; status, text or error code, and what is said of the batch."""
+    """Send one batch as binary /mpub; return the status, the text or error code, and the result for the
+    batch.
+    """
     content = pack(">i", len(bodies)) + b"".join(pack(">i", len(body)) + body for body in bodies)
     client = api if isinstance(api, httpx.AsyncClient) else api.client
     params: dict[str, Any] = {"topic": "t", "binary": "true", "producer": producer, "number": number} | query
@@ -48,18 +50,18 @@ async def number_of(api: Api, producer: str = "p", topic: str = "t") -> int | No
 
 
 async def stored(api: Api, topic: str = "t") -> list[str]:
-    """The bodies that are in the topic's log."""
+    """Return the bodies in the topic's log."""
     lines = (await api.get("/topic/read", topic=topic)).text.splitlines()
     return [json.loads(line)["body"] for line in lines]
 
 
-# ---------------------------------------------------------------------- one life of a broker
+# ---------------------------------------------------------------------- without restarts
 
 
-async def test_others_cannot_have_a_number_forgotten(
+async def test_other_producers_cannot_displace_a_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who comes when there are too many producers is refused, until one of them is unused for an hour."""
+    """Beyond the maximum, new producers are refused until one has been unused for an hour."""
     monkeypatch.setattr(producers, "MAX_PRODUCERS", 5)
     now_ns = time.time_ns()
     async with running_api(tmp_path / "d") as api:
@@ -81,7 +83,7 @@ async def test_others_cannot_have_a_number_forgotten(
         assert await send(api, 2, b"second") == REPEATED
 
 
-async def test_only_a_greater_number_is_published(tmp_path: Path) -> None:
+async def test_only_a_higher_number_is_stored(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         assert await send(api, 3, b"a", b"b") == PUBLISHED
         assert await send(api, 3, b"a", b"b") == REPEATED
@@ -93,7 +95,7 @@ async def test_only_a_greater_number_is_published(tmp_path: Path) -> None:
         assert await number_of(api) == 2**63 - 1
 
 
-async def test_each_producer_and_each_topic_counts_for_itself(tmp_path: Path) -> None:
+async def test_numbers_are_per_producer_and_topic(tmp_path: Path) -> None:
     longest = "aZ0._:-" + "x" * 57
     async with running_api(tmp_path / "d") as api:
         assert await send(api, 5, b"a") == PUBLISHED
@@ -105,7 +107,7 @@ async def test_each_producer_and_each_topic_counts_for_itself(tmp_path: Path) ->
         assert (unknown.status_code, unknown.json()) == (404, {"message": "TOPIC_NOT_FOUND"})
 
 
-async def test_every_way_to_publish_over_http_takes_a_number(tmp_path: Path) -> None:
+async def test_every_way_to_publish_over_http_accepts_a_number(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         for path, body, number in (("/pub", b"one", 1), ("/mpub", b"two\nthree\n", 2)):
             for expected in ("published", "repeated"):
@@ -117,7 +119,7 @@ async def test_every_way_to_publish_over_http_takes_a_number(tmp_path: Path) -> 
         assert await stored(api) == ["one", "two", "three"]
 
 
-async def test_without_a_number_all_is_as_it_was(tmp_path: Path) -> None:
+async def test_without_a_number_nothing_changes(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         for path in ("/pub", "/mpub"):
             answer = await api.client.post(path, params={"topic": "t", "defer": HOUR_MS}, content=b"x")
@@ -147,7 +149,7 @@ async def test_without_a_number_all_is_as_it_was(tmp_path: Path) -> None:
         ({"producer": "p", "number": "1", "defer": "soon"}, "INVALID_DEFER"),
     ],
 )
-async def test_names_and_numbers_that_are_none(tmp_path: Path, query: dict[str, str], error: str) -> None:
+async def test_invalid_names_and_numbers(tmp_path: Path, query: dict[str, str], error: str) -> None:
     async with running_api(tmp_path / "d") as api:
         for path in ("/pub", "/mpub"):
             status, text = await api.post(path, b"x", topic="t", **query)
@@ -155,13 +157,13 @@ async def test_names_and_numbers_that_are_none(tmp_path: Path, query: dict[str, 
         assert (await api.stats())["topics"] == []
 
 
-async def test_a_batch_of_no_messages_has_no_number(tmp_path: Path) -> None:
+async def test_batch_without_messages_has_no_number(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         assert await api.post("/mpub", b"\n\n", topic="t", producer="p", number=7) == (200, "OK")
         assert await send(api, 3, b"a") == PUBLISHED
 
 
-async def test_consumers_see_nothing_of_the_numbers(tmp_path: Path) -> None:
+async def test_consumers_do_not_see_the_numbers(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/channel/create", topic="t", channel="c")
         await send(api, 1, b"a", b"b")
@@ -173,11 +175,11 @@ async def test_consumers_see_nothing_of_the_numbers(tmp_path: Path) -> None:
         assert (channel["message_count"], channel["deferred_count"]) == (3, 1)
         (line,) = (await api.get("/channel/deferred", topic="t", channel="c")).text.splitlines()
         assert json.loads(line)["body"] == "later"
-        # They are not taken for dead letters either.
+        # They are not treated as dead letters either.
         assert (await api.get("/topic/read", topic="t", format="json")).text.count("dead") == 0
 
 
-async def test_an_emptied_topic_remembers_and_a_deleted_one_forgets(tmp_path: Path) -> None:
+async def test_emptied_topic_keeps_numbers_and_a_deleted_one_does_not(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await send(api, 1, b"a")
         await api.post("/topic/empty", topic="t")
@@ -187,7 +189,7 @@ async def test_an_emptied_topic_remembers_and_a_deleted_one_forgets(tmp_path: Pa
         assert await stored(api) == ["a"]
 
 
-async def test_ephemeral_topics_remember_while_they_are_there(tmp_path: Path) -> None:
+async def test_ephemeral_topics_keep_numbers_while_they_exist(tmp_path: Path) -> None:
     topic = "t#ephemeral"
     async with running_api(tmp_path / "d") as api:
         assert await send(api, 1, b"a", topic=topic) == PUBLISHED
@@ -196,24 +198,26 @@ async def test_ephemeral_topics_remember_while_they_are_there(tmp_path: Path) ->
         assert await send(api, 1, b"a", topic=topic) == PUBLISHED
 
 
-async def test_a_batch_that_does_not_fit_into_a_full_topic_is_published_later(tmp_path: Path) -> None:
+async def test_batch_refused_by_a_full_topic_is_stored_later(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await api.send("PUT", "/topic/settings?topic=t", body=b'{"max_messages": 2}')
         assert await send(api, 1, b"a", b"b") == PUBLISHED
         assert (await send(api, 2, b"c"))[0] == 503
-        assert await send(api, 1, b"a", b"b") == REPEATED  # which needs no room
+        assert await send(api, 1, b"a", b"b") == REPEATED  # needs no room
         await api.send("PUT", "/topic/settings?topic=t", body=b'{"max_messages": null}')
         assert await send(api, 2, b"c") == PUBLISHED
 
 
-# ---------------------------------------------------------------------- while it is being stored
+# ---------------------------------------------------------------------- during a write
 
 
 async def send_together(
     address: str, files: HeldFiles, numbers: Sequence[int]
 ) -> list[tuple[int, str, str | None]]:
-    """Send batches, each when the one before waits for the disk; the answers, once the disk goes on."""
+    """Send batches, each while the previous one waits for the disk; return the answers after the disk
+    continues.
+    """
     answers: dict[int, tuple[int, str, str | None]] = {}
 
     async def one(at: int, number: int) -> None:
@@ -231,7 +235,7 @@ async def send_together(
 
 
 class FailingHeldFiles(HeldFiles):
-    """That can fail so many times once they go on."""
+    """Files that can also fail this many times after their release."""
 
     fails = 0
 
@@ -242,7 +246,7 @@ class FailingHeldFiles(HeldFiles):
             raise OSError(5, "Input/output error")
 
 
-async def test_a_repetition_of_what_is_being_stored_waits_for_it(tmp_path: Path) -> None:
+async def test_repeated_batch_waits_for_the_first_to_be_stored(tmp_path: Path) -> None:
     files = FailingHeldFiles()
     async with running_broker(tmp_path / "d", files=files) as bound, trio.open_nursery():
         assert bound.http_address is not None
@@ -253,8 +257,8 @@ async def test_a_repetition_of_what_is_being_stored_waits_for_it(tmp_path: Path)
         assert answers == [PUBLISHED, REPEATED, REPEATED, PUBLISHED, REPEATED]
 
 
-async def test_all_that_waits_for_a_batch_fails_with_it(tmp_path: Path) -> None:
-    """Were the later number stored, the earlier one would be taken for a repetition when it is sent again."""
+async def test_all_batches_behind_a_failed_one_fail(tmp_path: Path) -> None:
+    """If a later number were stored, the retried earlier one would be treated as a repeat."""
     files = FailingHeldFiles()
     async with running_api(tmp_path / "d", files=files) as api:
         await api.post("/pub", b"first", topic="t")
@@ -269,7 +273,7 @@ async def test_all_that_waits_for_a_batch_fails_with_it(tmp_path: Path) -> None:
         assert await stored(api) == ["first", "5", "6"]
 
 
-async def test_a_full_disk_costs_neither_the_batch_nor_its_number(tmp_path: Path) -> None:
+async def test_full_disk_loses_neither_the_batch_nor_its_number(tmp_path: Path) -> None:
     files = FailingFiles()
     async with running_api(tmp_path / "d", files=files) as api:
         assert await send(api, 1, b"a") == PUBLISHED
@@ -285,8 +289,8 @@ async def test_a_full_disk_costs_neither_the_batch_nor_its_number(tmp_path: Path
 
 
 @pytest.mark.parametrize("saved", [False, True])
-async def test_a_broker_that_was_killed_remembers(tmp_path: Path, saved: bool) -> None:
-    """From its state, or the log alone, or the state and what came after it."""
+async def test_numbers_survive_a_kill(tmp_path: Path, saved: bool) -> None:
+    """From the state, the log alone, or the state and later records."""
     async with running_api(tmp_path / "d", checkpoint_interval_ms=HOUR_MS, max_bytes_per_file=300) as api:
         await send(api, 1, b"a" * 100, producer="before")
         await send(api, 1, b"b" * 100)
@@ -302,7 +306,7 @@ async def test_a_broker_that_was_killed_remembers(tmp_path: Path, saved: bool) -
         assert [body[0] for body in await stored(api)] == ["a", "b", "c", "d", "e"]
 
 
-async def test_a_number_outlasts_the_file_with_its_batch(tmp_path: Path) -> None:
+async def test_number_outlives_the_file_with_its_batch(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", max_bytes_per_file=300, checkpoint_interval_ms=20) as api:
         await api.post("/channel/create", topic="t", channel="c")
         await send(api, 1, b"a" * 100)
@@ -319,7 +323,7 @@ async def test_a_number_outlasts_the_file_with_its_batch(tmp_path: Path) -> None
             assert await send(api, 1, b"a") == REPEATED
 
 
-async def test_a_start_reads_what_came_after_the_saved_state_and_no_more(tmp_path: Path) -> None:
+async def test_start_reads_only_records_after_the_saved_state(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", checkpoint_interval_ms=HOUR_MS, max_bytes_per_file=10_000) as api:
         for number in range(30):
             await send(api, number, b"x" * 5_000)
@@ -332,7 +336,7 @@ async def test_a_start_reads_what_came_after_the_saved_state_and_no_more(tmp_pat
         assert await number_of(api) == 30
 
 
-async def test_a_log_that_has_lost_its_end_has_lost_those_numbers_too(tmp_path: Path) -> None:
+async def test_log_that_lost_its_end_loses_those_numbers(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await send(api, 1, b"a")
         await send(api, 1, b"b", producer="q")
@@ -344,7 +348,7 @@ async def test_a_log_that_has_lost_its_end_has_lost_those_numbers_too(tmp_path: 
 
 
 class OrderedFiles(CountingFiles):
-    """That know what was synced when a state was saved."""
+    """Records what was synced when a state was saved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -365,7 +369,7 @@ class OrderedFiles(CountingFiles):
         super().replace(path, content)
 
 
-async def test_a_state_with_numbers_is_saved_after_their_messages_are_synced(tmp_path: Path) -> None:
+async def test_state_with_numbers_is_saved_after_their_messages_are_synced(tmp_path: Path) -> None:
     files = OrderedFiles()
     options = {"sync": "interval", "sync_timeout_ms": HOUR_MS, "checkpoint_interval_ms": HOUR_MS}
     async with running_api(tmp_path / "d", files=files, **options) as api:
@@ -379,13 +383,13 @@ async def test_a_state_with_numbers_is_saved_after_their_messages_are_synced(tmp
 
 
 class OnceHeldFiles(HeldFiles):
-    """Where only those wait that are waiting already."""
+    """Holds only operations that wait already."""
 
     def pass_others(self) -> None:
         self._held = set()
 
 
-async def test_a_sync_that_is_under_way_is_waited_for(tmp_path: Path) -> None:
+async def test_save_waits_for_a_running_sync(tmp_path: Path) -> None:
     files = OnceHeldFiles()
     state = tmp_path / "d" / "topics" / "t.topic" / "state.json"
     options = {"sync": "interval", "sync_every": 2, "sync_timeout_ms": HOUR_MS}
@@ -416,12 +420,12 @@ async def test_numbers_that_cannot_be_synced_are_not_saved(tmp_path: Path) -> No
         assert await api.post("/channel/create", topic="t", channel="c") == (200, "")
 
 
-async def test_messages_that_are_carried_forward_go_without_their_batch(
+async def test_carried_forward_messages_lose_their_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "PINNED_BYTES", 20_000)
     monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 0.5)
-    monkeypatch.setattr(retention, "RETRY_NS", 1)  # a checkpoint may come before the last FIN
+    monkeypatch.setattr(retention, "RETRY_NS", 1)  # a checkpoint may run before the last FIN
     async with running_api(tmp_path / "d", max_bytes_per_file=10_000, checkpoint_interval_ms=20) as api:
         await api.post("/channel/create", topic="t", channel="c")
         await send(api, 1, *(b"%04d" % n * 20 for n in range(100)))
@@ -438,7 +442,7 @@ async def test_messages_that_are_carried_forward_go_without_their_batch(
         assert await send(api, 1, b"again") == REPEATED
 
 
-async def test_a_producer_that_is_done_is_forgotten(tmp_path: Path) -> None:
+async def test_unused_producer_is_forgotten(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         for producer in ("done", "other"):
             await api.post("/pub", b"x", topic="t", producer=producer, number=7)

@@ -1,4 +1,4 @@
-"""Group commit: what happens to publishers when a thread is slow, fails, or meets a mistake of ours."""
+"""Tests for the publisher and group commit: slow threads, failures, and bugs."""
 
 import errno
 import threading
@@ -41,7 +41,7 @@ from trio_nsq.protocol import pack_messages
 
 
 class Counted(Files):
-    """A real file system that counts what it was asked to sync."""
+    """A real file system that counts syncs."""
 
     syncs = 0
 
@@ -51,14 +51,14 @@ class Counted(Files):
 
 
 class HeldAndCounted(Counted, HeldFiles):
-    """The same, where operations wait."""
+    """Counts, and holds operations."""
 
 
 class FailingAndCounted(Counted, FailingFiles):
-    """The same, where operations fail."""
+    """Counts, and fails operations."""
 
 
-async def test_publishes_that_arrive_during_a_sync_share_the_next_one(tmp_path: Path) -> None:
+async def test_publishes_during_a_sync_share_the_next_one(tmp_path: Path) -> None:
     files = HeldAndCounted()
     async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as first:
         await first.publish("t", b"makes the segment")
@@ -76,7 +76,7 @@ async def test_publishes_that_arrive_during_a_sync_share_the_next_one(tmp_path: 
         assert files.syncs == 2
 
 
-async def test_what_publishers_have_sent_behind_a_publish_is_one_write_when_that_is_stored(
+async def test_publishes_waiting_behind_a_publish_become_one_write(
     tmp_path: Path,
 ) -> None:
     files = HeldFiles()
@@ -95,11 +95,12 @@ async def test_what_publishers_have_sent_behind_a_publish_is_one_write_when_that
             for _ in range(3):
                 await client.ok()
     log = DiskLog(tmp_path / "d" / "topics" / "behind.topic")
-    assert [record.count for record in log.read(0)] == [1, 6]  # what is written together shares a record
+    # Messages that are written together share a record.
+    assert [record.count for record in log.read(0)] == [1, 6]
     log.close()
 
 
-async def test_client_that_leaves_while_its_publish_is_stored(tmp_path: Path) -> None:
+async def test_client_that_disconnects_while_its_publish_is_stored(tmp_path: Path) -> None:
     files = HeldFiles()
     async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as client:
         files.hold("write")
@@ -114,7 +115,7 @@ async def test_client_that_leaves_while_its_publish_is_stored(tmp_path: Path) ->
 
 
 class MistakenFiles(Files):
-    """Raises what no log expects, once."""
+    """Raises an exception that no log expects, once."""
 
     mistake: Exception | None = None
 
@@ -126,7 +127,7 @@ class MistakenFiles(Files):
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_unexpected_error_reaches_the_publishers_and_nobody_else(
+async def test_unexpected_exception_affects_only_its_publishers(
     tmp_path: Path, sync: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = MistakenFiles()
@@ -144,11 +145,11 @@ async def test_unexpected_error_reaches_the_publishers_and_nobody_else(
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
-async def test_failed_scheduled_sync_is_tried_again(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+async def test_failed_scheduled_sync_is_retried(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     files = FailingFiles()
     async with running_api(tmp_path / "d", files=files, sync="interval") as api:
         await api.tcp.publish("t", b"x")
@@ -156,7 +157,7 @@ async def test_failed_scheduled_sync_is_tried_again(tmp_path: Path, clock: trio.
         files.sync_fails = True
         clock.jump(2)
         while (await api.get("/ping")).text == "OK":
-            pass  # the sync goes on in a thread
+            pass  # a thread continues the sync
         files.sync_fails = False
         await settle()
         clock.jump(2)
@@ -164,7 +165,7 @@ async def test_failed_scheduled_sync_is_tried_again(tmp_path: Path, clock: trio.
             pass
 
 
-async def test_message_in_memory_does_not_make_the_disk_well(tmp_path: Path) -> None:
+async def test_message_in_memory_does_not_make_the_disk_healthy(tmp_path: Path) -> None:
     files = FailingFiles()
     async with running_api(tmp_path / "d", files=files) as api:
         files.full_after = 0
@@ -177,7 +178,7 @@ async def test_message_in_memory_does_not_make_the_disk_well(tmp_path: Path) -> 
 
 
 class UnreadableFiles(Files):
-    """The disk refuses to be read."""
+    """Reads fail."""
 
     fails = False
 
@@ -190,7 +191,7 @@ class UnreadableFiles(Files):
         return None if self.fails else super().read_now(fd, size, offset)
 
 
-async def test_consumer_of_what_cannot_be_read_waits_until_it_can(
+async def test_consumer_waits_until_unreadable_messages_can_be_read(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     files = UnreadableFiles()
@@ -206,10 +207,10 @@ async def test_consumer_of_what_cannot_be_read_waits_until_it_can(
         assert (await client.message()).body == b"kept"
 
 
-async def test_read_error_half_way_keeps_what_was_sent_and_the_publishers_answer(
+async def test_read_error_within_a_delivery_keeps_sent_messages_and_the_answer_to_the_publisher(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    """The consumer takes two batches at once; the second is no longer in memory, and cannot be read."""
+    """The consumer gets two batches at once; the second is no longer in memory, and cannot be read."""
     files = UnreadableFiles()
     body = bytes(200_000)
     async with AsyncExitStack() as stack:
@@ -235,9 +236,7 @@ async def test_read_error_half_way_keeps_what_was_sent_and_the_publishers_answer
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_publishers_hear_that_a_message_is_stored_before_it_is_sent_on(
-    tmp_path: Path, sync: str
-) -> None:
+async def test_publishers_are_answered_before_the_message_is_distributed(tmp_path: Path, sync: str) -> None:
     async with running_broker(tmp_path / "d", sync=sync) as bound:
         async with connected(bound.tcp_address) as client:
             await client.subscribe("t", "c", ready_count=10)
@@ -247,7 +246,7 @@ async def test_publishers_hear_that_a_message_is_stored_before_it_is_sent_on(
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_a_mistake_when_a_message_is_sent_on_does_not_reach_publishers(
+async def test_exception_while_distributing_does_not_affect_publishers(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def dispatch(dispatcher: Dispatcher, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
@@ -272,7 +271,7 @@ async def test_a_mistake_when_a_message_is_sent_on_does_not_reach_publishers(
         assert [(await consumer.message()).body for _ in range(2)] == [b"1", b"2"]
 
 
-async def test_a_few_threads_store_for_all_topics_each_by_itself(tmp_path: Path) -> None:
+async def test_few_threads_store_for_all_topics_separately(tmp_path: Path) -> None:
     files = TopicsFiles()
     pacing = Pacing(min_commit_threads=2, max_commit_threads=2)
     topics = [f"t{n}" for n in range(20)]
@@ -300,7 +299,7 @@ async def test_a_few_threads_store_for_all_topics_each_by_itself(tmp_path: Path)
                 await client.ok()
         assert files.most <= 2
         files.failing = set()
-        for topic in topics:  # nobody was forgotten: not those that failed either
+        for topic in topics:  # no topic was forgotten, including those that failed
             async with connected(bound.tcp_address) as client:
                 await client.publish(topic, b"next")
                 await client.subscribe(topic, "c", ready_count=10)
@@ -309,7 +308,7 @@ async def test_a_few_threads_store_for_all_topics_each_by_itself(tmp_path: Path)
                 assert bodies == stored
 
 
-async def test_a_lot_of_bytes_is_synced_however_few_messages_they_are(
+async def test_many_bytes_are_synced_whatever_the_number_of_messages(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     files = HeldFiles()
@@ -327,7 +326,7 @@ async def test_a_lot_of_bytes_is_synced_however_few_messages_they_are(
         files.release()
 
 
-async def test_what_is_written_during_a_sync_counts_for_the_next_one(
+async def test_data_written_during_a_sync_needs_the_next_one(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     files = HeldAndCounted()
@@ -353,9 +352,7 @@ async def test_what_is_written_during_a_sync_counts_for_the_next_one(
         files.release()
 
 
-async def test_a_sync_that_fails_is_tried_again_when_it_is_time(
-    tmp_path: Path, clock: trio.testing.MockClock
-) -> None:
+async def test_failed_sync_is_retried_on_schedule(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     files = FailingAndCounted()
     async with running_api(tmp_path / "d", files=files, sync="interval", sync_every=1) as api:
         await api.tcp.publish("t", b"makes the segment")
@@ -370,8 +367,8 @@ async def test_a_sync_that_fails_is_tried_again_when_it_is_time(
         files.sync_fails = False
 
 
-async def test_what_is_remembered_of_many_topics_is_no_more_than_may_be(tmp_path: Path) -> None:
-    """Small messages are remembered together: what one of them is added to grows."""
+async def test_cache_of_many_topics_is_limited(tmp_path: Path) -> None:
+    """Small messages are cached together: the entry that one is added to grows."""
     async with running_api(tmp_path / "d", sync="interval", cache_bytes=64_000) as api:
         topics = [f"t{n}" for n in range(20)]
         for topic in topics * 3:
@@ -382,7 +379,7 @@ async def test_what_is_remembered_of_many_topics_is_no_more_than_may_be(tmp_path
 
 
 class Busy:
-    """A topic to which somebody publishes, again as soon as what he published is stored if he `goes_on`."""
+    """A topic with a publisher, which publishes again when its message is stored, if `goes_on`."""
 
     def __init__(self, server: Server, name: str, *, goes_on: bool) -> None:
         self.stored = 0
@@ -403,7 +400,7 @@ class Busy:
 
 
 class Running:
-    """A broker's publisher, and those who publish with it."""
+    """A broker's publisher, and its clients."""
 
     def __init__(self, server: Server, nursery: trio.Nursery) -> None:
         self.server = server
@@ -412,18 +409,18 @@ class Running:
         self.busy: list[Busy] = []
 
     def add(self, name: str, *, goes_on: bool = False) -> Busy:
-        """Somebody who publishes to a topic of his own; he goes on if he is to, but not beyond the end."""
+        """Add a client that publishes to its own topic; with `goes_on` until the end."""
         self.busy.append(Busy(self.server, name, goes_on=goes_on))
         return self.busy[-1]
 
     @property
     def threads(self) -> int:
-        """How many there are for commits: each has a task that waits for it."""
+        """Return the number of commit threads: each has a task that waits for it."""
         return len(self.nursery.child_tasks)
 
     @asynccontextmanager
     async def rounds(self) -> AsyncIterator[Callable[[], int]]:
-        """The poller runs, and clients always have something to send; gives how many rounds there were."""
+        """Run poller rounds in which clients always have data; yields the number of rounds."""
         count = 0
         poller = self.server.poller
 
@@ -445,7 +442,7 @@ class Running:
 async def running_publisher(
     folder: Path, sync: Sync = "always", files: Files | None = None, **pacing: Any
 ) -> AsyncIterator[Running]:
-    """A publisher that is closed at the end, unless its nursery is cancelled by then."""
+    """Run a publisher, which is closed at the end unless its nursery is cancelled."""
     data_folder = DataFolder(folder / "d", files)
     options = BrokerOptions(data_path=folder / "d", sync=sync, pacing=Pacing(**pacing))
     async with trio.open_nursery() as nursery:
@@ -462,7 +459,7 @@ async def running_publisher(
     data_folder.close()
 
 
-async def test_whoever_needs_a_log_has_it_although_publishers_always_wait(tmp_path: Path) -> None:
+async def test_user_of_a_log_gets_it_in_spite_of_waiting_publishers(tmp_path: Path) -> None:
     async with running_publisher(tmp_path) as running:
         busy = [running.add(f"t{n}", goes_on=True) for n in range(5)]
         for one in busy:
@@ -478,7 +475,7 @@ async def test_whoever_needs_a_log_has_it_although_publishers_always_wait(tmp_pa
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_what_consumers_take_at_once_makes_room_for_the_next_publish(tmp_path: Path, sync: str) -> None:
+async def test_messages_consumed_at_once_make_room_for_the_next_publish(tmp_path: Path, sync: str) -> None:
     options: dict[str, Any] = {"sync": sync, "topic_defaults": TopicSettings(max_messages=1)}
     async with (
         running_broker(tmp_path / "d", **options) as bound,
@@ -492,7 +489,7 @@ async def test_what_consumers_take_at_once_makes_room_for_the_next_publish(tmp_p
             await client.ok()
 
 
-async def test_threads_end_when_their_nursery_is_cancelled(tmp_path: Path) -> None:
+async def test_threads_exit_when_their_nursery_is_cancelled(tmp_path: Path) -> None:
     files = TopicsFiles()
     async with running_publisher(tmp_path, files=files) as running:
         idle, committing = running.add("t1"), running.add("t2")
@@ -509,7 +506,7 @@ async def test_threads_end_when_their_nursery_is_cancelled(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("gather_s", [-1.0, 1000.0])
-async def test_a_commit_waits_for_a_pause_but_not_for_ever(tmp_path: Path, gather_s: float) -> None:
+async def test_commit_waits_for_a_pause_for_a_limited_time(tmp_path: Path, gather_s: float) -> None:
     async with running_publisher(tmp_path, gather_s=gather_s, turn_s=-1) as running:
         one = running.add("t")
         async with running.rounds() as count:
@@ -522,7 +519,7 @@ async def test_a_commit_waits_for_a_pause_but_not_for_ever(tmp_path: Path, gathe
                 assert (one.stored, running.threads) == (0, 0)
 
 
-async def test_what_is_published_when_the_nursery_is_cancelled_is_stored(tmp_path: Path) -> None:
+async def test_publish_is_stored_if_the_nursery_is_cancelled(tmp_path: Path) -> None:
     async with running_publisher(tmp_path) as running:
         one = running.add("t")
         running.nursery.cancel_scope.cancel()
@@ -533,8 +530,8 @@ async def test_what_is_published_when_the_nursery_is_cancelled_is_stored(tmp_pat
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_a_topic_that_is_deleted_is_kept_by_nobody(tmp_path: Path, sync: Sync) -> None:
-    """Not by threads that wait, either."""
+async def test_deleted_topic_is_released(tmp_path: Path, sync: Sync) -> None:
+    """Also by waiting threads."""
     async with running_publisher(tmp_path, sync) as running:
         one = running.add("t")
         one.publish()
@@ -546,7 +543,7 @@ async def test_a_topic_that_is_deleted_is_kept_by_nobody(tmp_path: Path, sync: S
         await until(lambda: topic() is None)
 
 
-async def test_what_gathers_while_somebody_waits_for_a_log_is_written_behind_it(tmp_path: Path) -> None:
+async def test_messages_collected_while_a_log_is_in_use_are_written_after_it(tmp_path: Path) -> None:
     files = TopicsFiles()
     async with running_publisher(tmp_path, files=files) as running:
         one = running.add("t")
@@ -564,8 +561,8 @@ async def test_what_gathers_while_somebody_waits_for_a_log_is_written_behind_it(
 
 
 @pytest.mark.parametrize("is_turn", [False, True])
-async def test_whoever_gives_up_keeps_nobody_from_the_log(tmp_path: Path, is_turn: bool) -> None:
-    """Before it is their turn, or just then."""
+async def test_cancelled_user_of_a_log_does_not_block_others(tmp_path: Path, is_turn: bool) -> None:
+    """Cancelled before its turn, or at its turn."""
     files = TopicsFiles()
     async with running_publisher(tmp_path, files=files) as running:
         one = running.add("t")
@@ -576,7 +573,7 @@ async def test_whoever_gives_up_keeps_nobody_from_the_log(tmp_path: Path, is_tur
 
         async def first() -> None:
             assert await running.publisher.roll(one.topic)
-            scope.cancel()  # the other could go on now, but has not been run yet
+            scope.cancel()  # the next one may continue, but has not run yet
 
         async def second() -> None:
             with scope:
@@ -597,8 +594,8 @@ async def test_whoever_gives_up_keeps_nobody_from_the_log(tmp_path: Path, is_tur
 
 
 @pytest.mark.parametrize("fails", ["nothing", "sync"])
-async def test_what_follows_a_failed_sync_is_refused_with_it(tmp_path: Path, fails: str) -> None:
-    """And what comes afterwards takes its place in the log."""
+async def test_publishes_after_a_failed_sync_fail_with_it(tmp_path: Path, fails: str) -> None:
+    """Later publishes use their place in the log."""
     files = TopicsFiles()
     async with running_publisher(tmp_path, files=files) as running:
         one = running.add("t")
@@ -639,7 +636,7 @@ async def test_what_follows_a_failed_sync_is_refused_with_it(tmp_path: Path, fai
 
 
 class FailsLater(threading.Event):
-    """As a gate of `TopicsFiles`: the sync that waits for it fails."""
+    """A gate of `TopicsFiles`: the sync that waits for it fails."""
 
     def wait(self, timeout: float | None = None) -> bool:
         super().wait(timeout)
@@ -647,7 +644,7 @@ class FailsLater(threading.Event):
 
 
 class HeldRewrites(TopicsFiles):
-    """Where threads wait before they write: they do so when what a failed sync has left is written again."""
+    """Threads wait before they rewrite unsynced data after a failed sync."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -663,10 +660,10 @@ class HeldRewrites(TopicsFiles):
         super().write(fd, offset, parts)
 
 
-async def test_a_log_is_not_written_again_before_what_a_failed_sync_left_is_taken_back(
+async def test_log_is_not_rewritten_before_a_failed_sync_is_undone(
     tmp_path: Path,
 ) -> None:
-    """A thread that went on by itself would write what was refused over what is published next."""
+    """A thread that continued by itself would write refused data over later messages."""
     files = HeldRewrites()
     pacing: dict[str, Any] = {"min_commit_threads": 1, "max_commit_threads": 1}
     async with running_publisher(tmp_path, files=files, **pacing) as running:
@@ -687,7 +684,7 @@ async def test_a_log_is_not_written_again_before_what_a_failed_sync_left_is_take
         del files.gates["t"]
         gate.set()
         while not (files.rewriting.is_set() or any(map(is_idle, threading.enumerate()))):
-            pass  # the event loop has not been told of the failure yet
+            pass  # the event loop does not know of the failure yet
         await until(lambda: len(errors) == 2)
         assert None not in errors
         publish(b"stored")
@@ -700,11 +697,11 @@ async def test_a_log_is_not_written_again_before_what_a_failed_sync_left_is_take
     log.close()
 
 
-async def test_what_was_written_is_synced_when_it_is_closed(tmp_path: Path) -> None:
+async def test_written_messages_are_synced_at_the_close(tmp_path: Path) -> None:
     files = Counted()
     async with running_publisher(tmp_path, "interval", files) as running:
         one = running.add("t")
-        one.publish()  # makes the segment
+        one.publish()  # creates the segment
         await until(lambda: not running.publisher.is_busy)
         one.publish()
         files.syncs = 0
@@ -712,7 +709,7 @@ async def test_what_was_written_is_synced_when_it_is_closed(tmp_path: Path) -> N
         assert (one.stored, files.syncs) == (2, 1)
 
 
-async def test_what_has_gathered_when_it_is_closed_is_stored(tmp_path: Path) -> None:
+async def test_collected_messages_are_stored_at_the_close(tmp_path: Path) -> None:
     async with running_publisher(tmp_path, gather_s=1000, turn_s=-1) as running:
         one = running.add("t")
         async with running.rounds():
@@ -724,10 +721,10 @@ async def test_what_has_gathered_when_it_is_closed_is_stored(tmp_path: Path) -> 
         assert one.stored == 1
 
 
-async def test_what_one_turn_has_no_time_for_is_written_in_the_next(tmp_path: Path) -> None:
+async def test_remaining_messages_of_a_turn_are_written_in_the_next(tmp_path: Path) -> None:
     async with running_publisher(tmp_path, "interval", turn_s=-1) as running:
         busy = running.add("busy#ephemeral", goes_on=True)
-        busy.publish()  # and again, as soon as that is written
+        busy.publish()  # and again, when that is written
         for _ in range(20):
             await trio.lowlevel.checkpoint()
         assert 5 < busy.stored <= 20
@@ -735,7 +732,7 @@ async def test_what_one_turn_has_no_time_for_is_written_in_the_next(tmp_path: Pa
         await settle()
 
 
-async def test_a_sync_that_fails_is_not_forgotten_because_the_one_before_succeeded(tmp_path: Path) -> None:
+async def test_failed_sync_is_reported_although_the_previous_one_succeeded(tmp_path: Path) -> None:
     files = TopicsFiles()
     async with running_publisher(tmp_path, "interval", files) as running:
         one = running.add("t")
@@ -752,9 +749,9 @@ async def test_a_sync_that_fails_is_not_forgotten_because_the_one_before_succeed
             await until(lambda: files.syncing == ["t"])
             one.publish()
             await until(lambda: one.stored == 2)
-            nursery.start_soon(sync, "second")  # that takes another one
+            nursery.start_soon(sync, "second")  # needs another sync
             await settle()
-            files.failing = {"t"}  # but not the one under way
+            files.failing = {"t"}  # but not the running one
             gate.set()
         assert told == {"first": True, "second": False}
         assert not await running.publisher.sync(one.topic)
@@ -762,7 +759,7 @@ async def test_a_sync_that_fails_is_not_forgotten_because_the_one_before_succeed
         assert await running.publisher.sync(one.topic)
 
 
-async def test_nobody_is_told_that_something_is_synced_which_a_later_sync_serves(tmp_path: Path) -> None:
+async def test_publisher_is_answered_only_after_its_own_sync(tmp_path: Path) -> None:
     files = TopicsFiles()
     async with running_publisher(tmp_path, "interval", files) as running:
         one = running.add("t")
@@ -784,14 +781,14 @@ async def test_nobody_is_told_that_something_is_synced_which_a_later_sync_serves
             second = files.gates["t"] = threading.Event()
             first.set()
             await until(lambda: len(told) == 1 and files.syncing == ["t"])
-            nursery.start_soon(sync)  # what it asks for is being synced
+            nursery.start_soon(sync)  # its messages are being synced
             await settle()
             before, files.gates = told.copy(), {}
             second.set()
         assert (before, told) == ([True], [True] * 3)
 
 
-async def test_what_was_synced_is_not_refused_with_what_failed_later(tmp_path: Path) -> None:
+async def test_synced_messages_are_not_refused_because_of_a_later_failure(tmp_path: Path) -> None:
     files = TopicsFiles()
     pacing: dict[str, Any] = {"tell_s": 1000, "min_commit_threads": 1, "max_commit_threads": 1}
     async with running_publisher(tmp_path, files=files, **pacing) as running:
@@ -812,7 +809,7 @@ async def test_what_was_synced_is_not_refused_with_what_failed_later(tmp_path: P
         slow.publish()
         await settle()
         files.gates["t1"].set()  # now the thread has both others
-        await until(lambda: files.syncing == ["t3"])  # the one is synced, and nobody told yet
+        await until(lambda: files.syncing == ["t3"])  # one is synced, and not reported yet
         files.failing = {"t2"}
         publish()
         await settle()
@@ -821,7 +818,7 @@ async def test_what_was_synced_is_not_refused_with_what_failed_later(tmp_path: P
         assert [error is None for error in errors] == [True, False]
 
 
-async def test_a_sync_that_is_asked_for_is_not_told_of_the_failure_of_the_one_before(tmp_path: Path) -> None:
+async def test_sync_request_does_not_get_the_failure_of_the_previous_one(tmp_path: Path) -> None:
     files = TopicsFiles()
     async with running_publisher(tmp_path, "interval", files) as running:
         one = running.add("t")

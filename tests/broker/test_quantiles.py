@@ -1,4 +1,4 @@
-"""The sketch behind the latency percentiles, against the values themselves."""
+"""Tests for the sketch of the latency percentiles, against the exact values."""
 
 from math import ceil
 
@@ -25,7 +25,7 @@ def exact(values: list[int], fraction: float) -> int:
 
 
 @given(values_ns)
-def test_quantiles_are_as_near_as_promised(values: list[int]) -> None:
+def test_quantiles_have_the_guaranteed_accuracy(values: list[int]) -> None:
     found = sketch_of(values).quantiles(FRACTIONS)
     for fraction, value in zip(FRACTIONS, found, strict=True):
         # The estimate is rounded to a whole nanosecond.
@@ -33,7 +33,7 @@ def test_quantiles_are_as_near_as_promised(values: list[int]) -> None:
 
 
 @given(values_ns, values_ns)
-def test_merged_is_as_if_all_had_been_added_to_one(some: list[int], others: list[int]) -> None:
+def test_merged_sketch_equals_a_common_one(some: list[int], others: list[int]) -> None:
     merged = sketch_of(some)
     merged.merge(sketch_of(others))
     together = sketch_of(some + others)
@@ -42,7 +42,7 @@ def test_merged_is_as_if_all_had_been_added_to_one(some: list[int], others: list
 
 
 @given(st.integers(1, DAY_NS), st.integers(1, 1000))
-def test_a_count_is_as_many_values(value: int, count: int) -> None:
+def test_count_equals_repeated_values(value: int, count: int) -> None:
     at_once = Sketch()
     at_once.add(value, count)
     one_by_one = sketch_of([value] * count)
@@ -50,37 +50,37 @@ def test_a_count_is_as_many_values(value: int, count: int) -> None:
     assert at_once.quantiles(FRACTIONS) == one_by_one.quantiles(FRACTIONS)
 
 
-def test_nothing_is_zero() -> None:
+def test_empty_sketch_gives_zero() -> None:
     assert Sketch().quantiles((1.0, 0.5)) == [0, 0]
     assert Sketch().quantiles(()) == []
 
 
 @pytest.mark.parametrize("value", [0, -1, -DAY_NS])
-def test_a_clock_that_stepped_back_makes_a_short_time_of_it(value: int) -> None:
+def test_negative_time_counts_as_short(value: int) -> None:
     assert sketch_of([value]).quantiles([1.0]) == [1]
 
 
-def test_buckets_are_few() -> None:
+def test_number_of_buckets_is_small() -> None:
     sketch = sketch_of([int(1.001**exponent) for exponent in range(7000, 32000)])  # 1 us to 20 h
-    # Each bucket holds some twenty of these values, so every bucket is one of the quantiles.
+    # Each bucket has about twenty of these values, so every bucket is one of the quantiles.
     assert 1000 < len(set(sketch.quantiles([n / 5_000 for n in range(1, 5_001)]))) < 1300
 
 
-# ---------------------------------------------------------------------- the window
+# ---------------------------------------------------------------------- window
 
 
 def counts(window: RecentSketch, *times: int) -> list[int]:
     return [window.recent(now).count for now in times]
 
 
-def test_a_value_is_gone_after_a_window_and_not_before_half_of_one() -> None:
+def test_value_leaves_after_half_a_window_to_a_window() -> None:
     window = RecentSketch(100)
-    window.add(5, 3, now_ns=1000)  # begins the first half
+    window.add(5, 3, now_ns=1000)  # starts the first half
     window.add(5, 1, now_ns=1049)
     assert counts(window, 1049, 1050, 1099, 1100) == [4, 4, 4, 0]
 
 
-def test_each_half_goes_by_itself() -> None:
+def test_halves_expire_separately() -> None:
     window = RecentSketch(100)
     window.add(5, 1, now_ns=1000)
     window.add(5, 2, now_ns=1050)
@@ -88,7 +88,7 @@ def test_each_half_goes_by_itself() -> None:
     assert counts(window, 1149, 1150, 1199, 1200) == [6, 4, 4, 0]
 
 
-def test_after_a_long_silence_nothing_is_left() -> None:
+def test_nothing_is_left_after_a_long_pause() -> None:
     window = RecentSketch(100)
     window.add(5, 1, now_ns=1000)
     assert counts(window, 5000) == [0]
@@ -96,13 +96,13 @@ def test_after_a_long_silence_nothing_is_left() -> None:
     assert counts(window, 9000) == [1]
 
 
-def test_a_clock_set_back_does_not_keep_values_for_ever() -> None:
+def test_clock_set_back_does_not_keep_values_forever() -> None:
     window = RecentSketch(100)
     window.add(5, 1, now_ns=1_000_000)
     assert counts(window, 1000, 1050, 1100) == [1, 0, 0]
 
 
-def test_asking_does_not_change_what_is_there() -> None:
+def test_queries_change_nothing() -> None:
     window = RecentSketch(100)
     window.add(5, 1, now_ns=1000)
     window.recent(1000).add(7, 100)
