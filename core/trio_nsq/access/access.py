@@ -10,13 +10,20 @@ import trio
 
 from ..protocol import NSQError
 from .attempts import FailedAttempts
-from .policy import Identity, Policy
+from .policy import Identity, Policy, token_digest
 
 MAX_CACHED_ANSWERS = 1000
+
+_Key = tuple[str, bool, str, str]
+"""Address, TLS, common name, and the digest of the secret: the cache must not hold secrets."""
 
 
 class AuthError(NSQError):
     """No auth server gave a valid answer. The text is for the log, not for the client."""
+
+
+class AuthDenied(AuthError):
+    """An auth server refused the secret (status 401 or 403), and no other one accepted it."""
 
 
 class AuthService(Protocol):
@@ -25,7 +32,7 @@ class AuthService(Protocol):
     async def query(
         self, *, remote_ip: str, tls: bool, common_name: str, secret: bytes
     ) -> tuple[Identity, float]:
-        """Return a client's identity, and until when it is valid, by trio's clock. Raises AuthError."""
+        """Return a client's identity, and until when it is valid, by trio's clock. Raises AuthError, AuthDenied."""
 
 
 class Access:
@@ -51,7 +58,7 @@ class Access:
         self.service = service
         self.failures = FailedAttempts()
         self._unix_time = unix_time
-        self._answers: OrderedDict[tuple[str, bool, str, bytes], tuple[Identity, float]] = OrderedDict()
+        self._answers: OrderedDict[_Key, tuple[Identity, float]] = OrderedDict()  # least recently used first
 
     @property
     def is_open(self) -> bool:
@@ -87,23 +94,38 @@ class Access:
         now_s = self._unix_time()
         return self.policy.next_expiry_s(now_s) - now_s
 
+    def known_answer(self, *, remote_ip: str, tls: bool, common_name: str, secret: bytes) -> Identity | None:
+        """Return a client's identity if the auth servers have given it, and its TTL has not ended."""
+        key = remote_ip, tls, common_name, token_digest(secret)
+        known = self._answers.get(key)
+        if known is None or known[1] <= trio.current_time():
+            return None
+        self._answers.move_to_end(key)
+        return known[0]
+
     async def query_cached(
         self, *, remote_ip: str, tls: bool, common_name: str, secret: bytes
     ) -> Identity | None:
         """Return a client's identity by the auth servers; the answer is kept for its TTL. Raises AuthError.
 
-        None: the servers know the client, but it may do nothing; or there are no servers.
+        None: the servers refuse the secret, or allow nothing; or there are no servers.
         """
         if self.service is None:
             return None
-        key = (remote_ip, tls, common_name, secret)
-        known = self._answers.get(key)
-        if known is None or known[1] <= trio.current_time():
-            known = await self.service.query(
+        known = self.known_answer(remote_ip=remote_ip, tls=tls, common_name=common_name, secret=secret)
+        if known is not None:
+            return known
+        try:
+            found = await self.service.query(
                 remote_ip=remote_ip, tls=tls, common_name=common_name, secret=secret
             )
-            self._answers[key] = known
-            self._answers.move_to_end(key)
-            if len(self._answers) > MAX_CACHED_ANSWERS:
-                self._answers.popitem(last=False)
-        return known[0] if known[0].grants else None
+        except AuthDenied:
+            return None
+        if not found[0].grants:
+            return None  # not kept: a stranger's secrets must not push out the answers of clients
+        key = remote_ip, tls, common_name, token_digest(secret)
+        self._answers[key] = found
+        self._answers.move_to_end(key)
+        if len(self._answers) > MAX_CACHED_ANSWERS:
+            self._answers.popitem(last=False)
+        return found[0]

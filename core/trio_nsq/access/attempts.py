@@ -1,33 +1,67 @@
-"""Slows down failed logins, by the client's address."""
+"""Slows down failed logins, by the client's address, and counts them."""
 
+import ipaddress
 from collections import OrderedDict
+from itertools import product
+from typing import Literal, get_args
 
 MAX_ADDRESSES = 10_000
 FORGET_S = 60.0
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0
 
+Protocol = Literal["tcp", "http"]
+Reason = Literal["token", "auth_server"]
+"""Why a login failed: the token is unknown, expired or revoked; or the auth servers refused it."""
+
 
 class FailedAttempts:
     """Counts failed logins by address.
 
     Each failure within a minute doubles the time before the next one is answered. A valid login is never delayed, so
-    an attacker cannot lock out others behind the same address.
+    an attacker cannot lock out others behind the same address. The addresses of an IPv6 network (64 bits) count as one,
+    because one client can use all of them.
 
     Attributes:
-        total: Failed logins since the start.
+        totals: Failed logins since the start.
     """
 
     def __init__(self) -> None:
-        self.total = 0
+        self.totals: dict[tuple[Protocol, Reason], int] = dict.fromkeys(
+            product(get_args(Protocol), get_args(Reason)), 0
+        )
         self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()  # least recent first
 
-    def record_failure(self, host: str, now_s: float) -> float:
+    @property
+    def total(self) -> int:
+        """All failed logins since the start."""
+        return sum(self.totals.values())
+
+    def record_failure(
+        self, host: str, now_s: float, protocol: Protocol = "tcp", reason: Reason = "token"
+    ) -> float:
         """Record a failed login at a time of any clock. Returns how long to delay its answer, in seconds."""
-        self.total += 1
-        count, last_s = self._failures.pop(host, (0, now_s))
+        self.totals[protocol, reason] += 1
+        network = _network_of(host)
+        count, last_s = self._failures.pop(network, (0, now_s))
         count = 1 if now_s - last_s > FORGET_S else min(count + 1, 32)
-        self._failures[host] = count, now_s
+        self._failures[network] = count, now_s
         if len(self._failures) > MAX_ADDRESSES:
             self._failures.popitem(last=False)
         return min(FIRST_DELAY_S * 2.0 ** (count - 1), MAX_DELAY_S)
+
+    def __len__(self) -> int:
+        """Return the number of addresses that are remembered."""
+        return len(self._failures)
+
+
+def _network_of(host: str) -> str:
+    """Return the key of an address: of IPv6 the network, of everything else the address itself."""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped
+    return str(mapped) if mapped is not None else address.packed[:8].hex()

@@ -61,11 +61,11 @@ def parse_auth_file(text: str) -> Policy:
     certificates: dict[str, Identity] = {}
     names: set[str] = set()
     for kind, key_name, entries in (("token", "hash", tokens), ("certificate", "subject", certificates)):
-        for entry in _list_of_tables(data, kind, "the file"):
+        for number, entry in enumerate(_list_of_tables(data, kind, "the file"), 1):
             name = entry.get("name")
             if not isinstance(name, str) or not NAME.fullmatch(name):
                 raise ValueError(
-                    f"a [[{kind}]] needs a name of 1 to 64 of the characters A-Z a-z 0-9 . _ @ -"
+                    f"[[{kind}]] number {number} needs a name of 1 to 64 of the characters A-Z a-z 0-9 . _ @ -"
                 )
             where = f"{kind} {name}"
             if name in names:
@@ -100,6 +100,7 @@ def _grant(grant: Mapping[str, Any], where: str) -> Grant:
             tuple(map(compile_glob, topics)),
             tuple(map(compile_glob, channels)),
             is_everywhere(topics, channels),
+            ALL in channels,
         )
     except ValueError as exc:
         raise ValueError(f"{where}: {exc}") from None

@@ -1,6 +1,8 @@
 """Reads the auth file of a running server, and ends connections whose token was revoked or has expired."""
 
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +44,7 @@ class Authentication:
         auth_file: The file of tokens and certificates; None without one.
         service: External auth servers; None without any.
         verifies_clients: The server verifies certificates of clients.
+        unix_time: Returns the time in Unix seconds.
 
     Attributes:
         access: Identifies clients; the same object for the life of the server.
@@ -51,7 +54,12 @@ class Authentication:
     """
 
     def __init__(
-        self, auth_file: Path | None, service: ReloadableAuthService | None = None, *, verifies_clients: bool
+        self,
+        auth_file: Path | None,
+        service: ReloadableAuthService | None = None,
+        *,
+        verifies_clients: bool,
+        unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._auth_file = auth_file
         self._service = service
@@ -60,8 +68,9 @@ class Authentication:
             policy = self._read_policy()
         except AuthFileError as exc:
             raise StartupError(f"--auth-file: {exc}") from exc
-        self.access = Access(policy, self._service)
+        self.access = Access(policy, self._service, unix_time=unix_time)
         self._changed = trio.Event()
+        self._reading = trio.Lock()  # an earlier reading must not replace a later one
 
     def _read_policy(self) -> Policy | None:
         if self._auth_file is None:
@@ -76,10 +85,12 @@ class Authentication:
 
     async def reload(self, connections: Connections) -> None:
         """Read the auth file and the CAs of auth servers again. Raises AuthFileError, StartupError: nothing changed."""
-        policy = await trio.to_thread.run_sync(self._read_policy)
-        if self._service is not None:
-            await self._service.reload()
-        if policy is not None:
+        async with self._reading:
+            policy = await trio.to_thread.run_sync(self._read_policy)
+            if self._service is not None:
+                await self._service.reload()
+            if policy is None:
+                return
             self.access.policy = policy
             logger.info(
                 "read the auth file %s: %s, %s",
@@ -94,10 +105,11 @@ class Authentication:
         """End connections when their token expires; runs until cancelled."""
         while True:
             self._changed = trio.Event()
-            with trio.move_on_after(min(self.access.seconds_to_next_expiry(), _LONGEST_WAIT_S)):
-                await self._changed.wait()
-                continue
+            # Before the renewal: an entry that expires in between must not be missed.
+            wait_s = min(self.access.seconds_to_next_expiry(), _LONGEST_WAIT_S)
             connections.renew_identities()
+            with trio.move_on_after(wait_s):
+                await self._changed.wait()
 
     async def aclose(self) -> None:
         """Close the connections to auth servers."""

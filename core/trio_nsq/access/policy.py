@@ -18,6 +18,9 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 Source = Literal["token", "certificate", "auth server"]
 
+_SHOWN = 100
+"""Characters of a name in an error message: a request can have a name of 64 KiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -26,12 +29,15 @@ class Grant:
     Attributes:
         topics, channels: Patterns; one of each must match. Channels count only where a channel is used.
         everywhere: The patterns include every topic and channel, so the grant is also valid for the whole server.
+        every_channel: The channel patterns include every channel. Without it, the grant does not `manage` a topic
+            itself, because that affects all its channels.
     """
 
     roles: frozenset[Role]
     topics: tuple[Pattern, ...]
     channels: tuple[Pattern, ...]
     everywhere: bool = False
+    every_channel: bool = False
 
     def covers(self, topic: str, channel: str | None) -> bool:
         """Whether a topic, or a channel of it (None: the topic itself), matches."""
@@ -66,7 +72,12 @@ class Identity:
 
     def allows(self, role: Role, topic: str, channel: str | None = None) -> bool:
         """Whether the client has a role on a topic or, if the channel is not None, on the channel."""
-        return any(role in grant.roles and grant.covers(topic, channel) for grant in self.grants)
+        return any(
+            role in grant.roles
+            and grant.covers(topic, channel)
+            and (grant.every_channel or channel is not None or role != "manage")
+            for grant in self.grants
+        )
 
     def allows_everywhere(self, role: Role) -> bool:
         """Whether the client has a role on the whole server."""
@@ -78,7 +89,7 @@ class Identity:
 
     def sees(self, topic: str) -> bool:
         """Whether the client has any role on a topic, and so may know that it exists."""
-        return any(grant.covers(topic, None) for grant in self.grants)
+        return any(grant.roles and grant.covers(topic, None) for grant in self.grants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +107,25 @@ class Rule:
     open: bool = False
 
     def allows(self, identity: Identity, query: Mapping[str, str]) -> bool:
-        """Whether a client may send a request. A missing parameter counts as an empty name."""
+        """Whether a client may send a request.
+
+        If the request lacks a name, the role is needed on the whole server. A pattern of an auth server may match the
+        empty name, although it does not match all others.
+        """
         if self.open or self.role is None:
             return True
-        if self.scope == "server":
-            return identity.allows_everywhere(self.role)
+        topic = query.get("topic", "")
         channel = query.get("channel", "") if self.scope == "channel" else None
-        return identity.allows(self.role, query.get("topic", ""), channel)
+        if self.scope == "server" or not topic or channel == "":
+            return identity.allows_everywhere(self.role)
+        return identity.allows(self.role, topic, channel)
 
     def describe(self, query: Mapping[str, str]) -> str:
         """Return the role and scope for an error message."""
-        if self.scope == "server":
+        topic, channel = query.get("topic", "")[:_SHOWN], query.get("channel", "")[:_SHOWN]
+        if self.scope == "server" or not topic or (self.scope == "channel" and not channel):
             return f"the role {self.role} on all topics"
-        where = f"topic {query.get('topic', '')}"
-        if self.scope == "channel":
-            where = f"channel {query.get('channel', '')} of {where}"
+        where = f"channel {channel} of topic {topic}" if self.scope == "channel" else f"topic {topic}"
         return f"the role {self.role} on {where}"
 
 

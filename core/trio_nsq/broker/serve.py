@@ -144,16 +144,26 @@ async def _serve_folder(
 async def _reload_files(server: Server, reloads: AsyncIterable[object]) -> None:
     """Read the TLS files, the auth file and the CAs of auth servers again, at each item of `reloads`."""
     async for _ in reloads:
-        try:
-            if server.services.tls_context is not None:
-                server.services.tls_context = await trio.to_thread.run_sync(_tls_context, server.options)
-                logger.info("reload: read the certificate %s and its key", server.options.tls_cert)
-            await server.authentication.reload(server.sessions)
-        except (StartupError, AuthFileError) as exc:
-            logger.error("reload: %s; the previous files stay in use", exc)
-        except Exception:
-            # A bug in the broker: it must not stop the broker.
-            logger.exception("reload failed; the previous files stay in use")
+        # Each on its own: a bad certificate file must not keep a revoked token valid.
+        await _reload(partial(server.authentication.reload, server.sessions))
+        if server.services.tls_context is not None:
+            await _reload(partial(_reload_tls, server))
+
+
+async def _reload(read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Read files again. If they cannot be used, log that."""
+    try:
+        await read()
+    except (StartupError, AuthFileError) as exc:
+        logger.error("reload: %s; the previous files stay in use", exc)
+    except Exception:
+        # A bug in the broker: it must not stop the broker.
+        logger.exception("reload failed; the previous files stay in use")
+
+
+async def _reload_tls(server: Server) -> None:
+    server.services.tls_context = await trio.to_thread.run_sync(_tls_context, server.options)
+    logger.info("reload: read the certificate %s and its key", server.options.tls_cert)
 
 
 async def _keep_running(job: Callable[[], Coroutine[Any, Any, None]]) -> None:

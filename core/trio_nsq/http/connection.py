@@ -162,10 +162,13 @@ class Connection:
     async def _send_pieces(self, exchange: Exchange, body: AsyncGenerator[bytes, None]) -> bool:
         """Send a generated body. Returns False if it was not sent completely."""
         chunked = exchange.chunked
+        guard, route = self._reader.guard, exchange.answer
         try:
             async with aclosing(body):
                 self._set_deadline(math.inf)
                 async for piece in body:
+                    if guard is not None and isinstance(route, Route):
+                        guard.check_again(exchange.request, route)
                     framed = b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece
                     if piece:
                         try:

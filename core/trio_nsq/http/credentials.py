@@ -7,6 +7,11 @@ from collections.abc import Mapping
 MAX_TOKEN_BYTES = 4096
 
 
+def is_bearer(headers: Mapping[str, str]) -> bool:
+    """Whether a request has a Bearer token. Only programs send one: browsers repeat Basic credentials by themselves."""
+    return headers.get("authorization", "")[:7].lower() == "bearer "
+
+
 def token_of(headers: Mapping[str, str]) -> bytes | None:
     """Return the token of a request: `Bearer TOKEN`, or Basic with the token as the password.
 

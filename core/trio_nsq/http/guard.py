@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Callable
+from typing import TypedDict
 
 import trio
 
 from ..access.access import Access, AuthError
+from ..access.attempts import Reason
 from ..access.policy import Identity, Rule
-from .credentials import token_of
-from .messages import HTTPError, Request, Response
+from .credentials import is_bearer, token_of
+from .messages import CutOff, HTTPError, Request, Response
 from .routing import Route
 from .web_pages import HostNames, foreign_page
 
@@ -20,6 +22,15 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 class Undecided(Exception):
     """Raised by `Guard.check`: the auth servers decide; see `Guard.ask`."""
+
+
+class _Question(TypedDict):
+    """What auth servers are asked about a client."""
+
+    remote_ip: str
+    tls: bool
+    common_name: str
+    secret: bytes
 
 
 class Guard:
@@ -52,6 +63,7 @@ class Guard:
         self._subject = subject
         self._common_name = common_name
         self._clock_s = clock_s
+        self._is_open = access.is_open
 
     def check(self, request: Request, route: Route | None) -> Response | None:
         """Check a request whose body has not arrived, and set its `identity`.
@@ -65,11 +77,13 @@ class Guard:
         Raises:
             Undecided: `ask` decides.
         """
+        if self._is_open:  # the fast path
+            return self._check_page(request, route) or self._check_method(request, route)
         token = token_of(request.headers)
-        identity = None
-        if not self._access.is_open:
-            identity = self._access.find(token, self._subject)
-            if identity is None and token and self._access.service is not None:
+        identity = self._access.find(token, self._subject)
+        if identity is None and token and self._access.service is not None:
+            identity = self._access.known_answer(**self._question(request, token))
+            if identity is None and self._needs_identity(request, route):
                 raise Undecided
         return self._decide(request, route, token, identity)
 
@@ -78,32 +92,49 @@ class Guard:
         token = token_of(request.headers)
         assert token is not None  # otherwise the request is not undecided
         try:
-            identity = await self._access.query_cached(
-                remote_ip=_host_of(request.peer),
-                tls=self._encrypted,
-                common_name=self._common_name,
-                secret=token,
-            )
+            identity = await self._access.query_cached(**self._question(request, token))
         except AuthError as exc:
             logger.error("%s: authentication failed: %s", request.peer, exc)
             return HTTPError(503, "AUTH_UNAVAILABLE").response()
         return self._decide(request, route, token, identity)
+
+    def check_again(self, request: Request, route: Route) -> None:
+        """Check a request whose answer is being sent. Raises CutOff: its client may not send it any more."""
+        identity = request.identity
+        if identity is None or (route.rule is not None and route.rule.open):
+            return
+        current = self._access.renew(identity)
+        if current is None or route.rule is None or not route.rule.allows(current, request.query):
+            raise CutOff(f"the authentication of {identity.name} was revoked or has expired")
+
+    def _question(self, request: Request, token: bytes) -> _Question:
+        return {
+            "remote_ip": _host_of(request.peer),
+            "tls": self._encrypted,
+            "common_name": self._common_name,
+            "secret": token,
+        }
+
+    def _needs_identity(self, request: Request, route: Route | None) -> bool:
+        """Whether it matters who sends a request. Otherwise strangers could make the broker ask auth servers."""
+        return (route is not None and not (route.rule and route.rule.open)) or self._check_page(
+            request, route
+        ) is not None
 
     def _decide(
         self, request: Request, route: Route | None, token: bytes | None, identity: Identity | None
     ) -> Response | None:
         request.identity = identity
         if identity is None or identity.source == "certificate":
-            # Browsers add certificates by themselves, but tokens only for pages of this server.
-            refusal = self._check_page(request, route)
-            if refusal is not None:
-                return refusal
-        if route is None:
-            return None
-        if self._read_only and request.method not in _SAFE_METHODS:
-            return HTTPError(403, "READ_ONLY: this server runs with --http-read-only").response()
-        if self._access.is_open:
-            return None
+            refusal = self._check_page(request, route)  # browsers send certificates by themselves
+        elif is_bearer(request.headers):
+            refusal = None
+        else:
+            # Browsers repeat Basic credentials by themselves, but not for another name of the server.
+            refusal = self._check_origin(request, route)
+        refusal = refusal or self._check_method(request, route)
+        if refusal is not None or route is None or self._is_open:
+            return refusal
         return self._check_rule(request, route.rule, token, identity)
 
     def _check_page(self, request: Request, route: Route | None) -> Response | None:
@@ -112,14 +143,19 @@ class Guard:
             return HTTPError(
                 403, f"HOST_NOT_ALLOWED: {host[:100]} is not a name of this server; see --http-allowed-host"
             ).response()
+        return self._check_origin(request, route)
+
+    def _check_origin(self, request: Request, route: Route | None) -> Response | None:
+        if not foreign_page(request.headers):
+            return None
         # A page cannot see the answers to its GETs, but some cost much: a profile of the broker takes minutes.
-        is_harmless = request.method in _SAFE_METHODS and not (
-            route and route.rule and route.rule.role == "admin"
-        )
-        if not is_harmless and foreign_page(request.headers):
-            return HTTPError(
-                403, "NOT_FOR_WEB_PAGES: a web page of another origin made this request"
-            ).response()
+        if request.method in _SAFE_METHODS and not (route and route.rule and route.rule.role == "admin"):
+            return None
+        return HTTPError(403, "NOT_FOR_WEB_PAGES: a web page of another origin made this request").response()
+
+    def _check_method(self, request: Request, route: Route | None) -> Response | None:
+        if self._read_only and route is not None and request.method not in _SAFE_METHODS:
+            return HTTPError(403, "READ_ONLY: this server runs with --http-read-only").response()
         return None
 
     def _check_rule(
@@ -131,7 +167,10 @@ class Guard:
             code = "AUTH_REQUIRED" if token is None else "INVALID_TOKEN"
             delay_s = 0.0
             if token is not None:
-                delay_s = self._access.failures.record_failure(_host_of(request.peer), self._clock_s())
+                reason: Reason = "token" if self._access.service is None else "auth_server"
+                delay_s = self._access.failures.record_failure(
+                    _host_of(request.peer), self._clock_s(), "http", reason
+                )
             return HTTPError(401, code).response(_CHALLENGE, delay_s)
         if rule is None:
             return HTTPError(403, "FORBIDDEN: no role allows this").response()

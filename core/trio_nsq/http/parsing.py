@@ -12,7 +12,6 @@ from urllib.parse import unquote
 
 import httptools
 
-from ..access.policy import Identity
 from .guard import Guard, Undecided
 from .messages import INTERNAL_ERROR, HTTPError, Request, Response
 from .routing import DEFAULT_MAX_BODY_BYTES, Route, Router
@@ -136,8 +135,8 @@ class RequestReader:
         self.peer = peer
         self._parser = httptools.HttpRequestParser(self)
         self._exchanges: list[Exchange] = []
-        self._identity: Identity | None
         self._loose_bytes = 0
+        self._pending: Request | None
         self.on_message_begin()
         self.at_rest = True
 
@@ -182,27 +181,22 @@ class RequestReader:
     def _refuse(self, response: Response) -> None:
         self._body.clear()
         self.unfinished_bytes = 0
-        self._exchanges.append(Exchange(self._request(b""), response, keep_alive=False, chunked=False))
+        self._exchanges.append(Exchange(self._request(), response, keep_alive=False, chunked=False))
 
-    def _request(self, body: bytes) -> Request:
-        return Request(
-            self._method,
-            self._path,
-            self._query,
-            self._headers,
-            body,
-            self.peer,
-            self._target,
-            self._identity,
-        )
+    def _request(self) -> Request:
+        """Return the request whose head has arrived; of a refused one, the fields parsed so far."""
+        if self._pending is None:
+            self._pending = Request(
+                self._method, self._path, self._query, self._headers, b"", self.peer, self._target
+            )
+        return self._pending
 
     async def decide(self) -> Exchange | None:
         """Have the guard ask the auth servers about the undecided request. Returns its refusal as an exchange."""
         assert self.guard is not None  # it has left the request undecided
-        request, route = self._request(b""), self._answer
-        refusal = await self.guard.ask(request, route if isinstance(route, Route) else None)
+        route = self._answer
+        refusal = await self.guard.ask(self._request(), route if isinstance(route, Route) else None)
         self.undecided = False
-        self._identity = request.identity
         if refusal is None:
             return None
         self._refuse(refusal)
@@ -219,7 +213,7 @@ class RequestReader:
         self._url = b""
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
-        self._identity = None
+        self._pending = None
         self.undecided = False
         self.unfinished_bytes = 0
 
@@ -258,15 +252,14 @@ class RequestReader:
             self.continue_expected = headers["expect"].lower() == "100-continue"
 
     def _check(self, guard: Guard) -> None:
-        request, route = self._request(b""), self._answer
+        route = self._answer
         try:
-            refusal = guard.check(request, route if isinstance(route, Route) else None)
+            refusal = guard.check(self._request(), route if isinstance(route, Route) else None)
         except Undecided:
             self.undecided = True
             return
         if refusal is not None:
             raise _Refused(refusal)
-        self._identity = request.identity
 
     def _resolve(self) -> Route | Response:
         url = self._url
@@ -313,8 +306,10 @@ class RequestReader:
         self.continue_expected = False
         self.at_rest = True
         self.unfinished_bytes = 0
-        request = self._request(b"".join(self._body))
+        request = self._request()
+        request.body = b"".join(self._body)
         self._body.clear()  # an idle connection must not keep it in memory
+        self._pending = None
         self._exchanges.append(
             Exchange(request, self._answer, self._keep_alive, self._chunked, self.undecided)
         )

@@ -6,6 +6,7 @@ which host name it is for; other clients send no such headers, and a Host that t
 """
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable, Mapping
 
@@ -17,6 +18,8 @@ _PRIVATE_DOMAINS = (
     ".home.arpa",
 )  # RFC 6761, 6762, 8375, and ICANN's for networks
 _MAX_KNOWN = 256
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253}))(?::[0-9]{0,5})?", re.ASCII)
+"""A Host header. Two of them, joined with a comma, do not match."""
 
 
 class HostNames:
@@ -38,10 +41,15 @@ class HostNames:
         """Whether a Host header, `name` or `name:port`, names this server. An empty one does: HTTP/1.0 has none."""
         if host in self._known:
             return True
-        allowed = not host or "*" in self._names or self._is_own(_without_port(host))
-        if allowed and len(self._known) < _MAX_KNOWN:
-            self._known.add(host)
-        return allowed
+        if not host or "*" in self._names:
+            return True
+        match = _HOST.fullmatch(host)
+        if match is None or not self._is_own((match[1] or match[2]).lower().rstrip(".")):
+            return False
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known.add(host)
+        return True
 
     def _is_own(self, name: str) -> bool:
         if name in self._names or "." not in name or name.endswith(_PRIVATE_DOMAINS):
@@ -53,11 +61,6 @@ class HostNames:
         return True
 
 
-def _without_port(host: str) -> str:
-    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-    return name.lower().rstrip(".")
-
-
 def foreign_page(headers: Mapping[str, str]) -> bool:
     """Whether a web page of another origin made a request, as far as the browser tells."""
     if headers.get("sec-fetch-site", "none") not in _OWN_SITES:
@@ -66,4 +69,4 @@ def foreign_page(headers: Mapping[str, str]) -> bool:
     if page is None:
         return False
     host = page.partition("://")[2].partition("/")[0]  # none in `null`, the origin of a sandboxed page
-    return host.lower() != headers.get("host", "").lower()
+    return not host or host.lower() != headers.get("host", "").lower()

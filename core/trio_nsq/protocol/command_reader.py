@@ -72,6 +72,8 @@ class CommandReader:
         greeted: Whether the client has sent its magic.
         heartbeats: Whether the connection has heartbeats; without them SUB is refused. The caller sets it.
         tls_required: Whether only IDENTIFY is legal until the connection is encrypted. The caller sets it.
+        auth_required: Whether publishes and SUB are refused because the client has not authenticated. The caller sets
+            it. The bodies of such publishes are not read.
         missing_bytes: The missing bytes of a large body; 0 if no large body is being received.
         large_bodies: The number of large bodies so far.
     """
@@ -80,6 +82,7 @@ class CommandReader:
         self.state = State.INIT
         self.heartbeats = True
         self.tls_required = False
+        self.auth_required = False
         self._limits = limits
         self._buffer: bytes | bytearray = b""
         self._position = 0
@@ -225,7 +228,9 @@ class CommandReader:
                     self._position = nops.end()
                 return _NOP
             case b"PUB" | b"MPUB":
-                self._publish_topic = self._topic(verb.decode(), params)
+                topic = self._topic(verb.decode(), params)
+                self._check_auth(verb.decode())
+                self._publish_topic = topic
                 self._publish_verb = "PUB" if verb == b"PUB" else "MPUB"
                 self._publish_line = raw + b"\n"
                 return self._read_publish()
@@ -256,6 +261,10 @@ class CommandReader:
             raise CommandError("E_BAD_TOPIC", f"{verb} topic name {quote(topic)} is not valid")
         return topic
 
+    def _check_auth(self, verb: str) -> None:
+        if self.auth_required:
+            raise CommandError("E_AUTH_FIRST", f"AUTH required before {verb}")
+
     def _read_sub(self, params: list[bytes]) -> Subscribe:
         if not self.heartbeats:
             raise CommandError("E_INVALID", "cannot SUB with heartbeats disabled")
@@ -265,6 +274,7 @@ class CommandReader:
         channel = _text(params[1])
         if not is_valid_name(channel):
             raise CommandError("E_BAD_CHANNEL", f"SUB channel name {quote(channel)} is not valid")
+        self._check_auth("SUB")
         return Subscribe(topic, channel)
 
     def _read_dpub(self, params: list[bytes]) -> Command | None:
@@ -275,6 +285,7 @@ class CommandReader:
         biggest = self._limits.max_defer_ms
         if defer_ms > biggest:
             raise CommandError("E_INVALID", f"DPUB timeout {defer_ms} out of range 0-{biggest}")
+        self._check_auth("DPUB")
         return self._expect_body(_Body("DPUB", topic, defer_ms))
 
     def _read_rdy(self, params: list[bytes]) -> Ready:

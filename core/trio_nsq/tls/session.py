@@ -29,6 +29,15 @@ _IANA_NAMES = {
     "AES128-SHA256": "TLS_RSA_WITH_AES_128_CBC_SHA256",
 }
 
+_SUBJECT_NAMES = {
+    # RFC 4514 has names for nine attributes only; these are OpenSSL's for others that are usual in subjects.
+    NameOID.EMAIL_ADDRESS: "emailAddress",
+    NameOID.SERIAL_NUMBER: "serialNumber",
+    NameOID.GIVEN_NAME: "GN",
+    NameOID.SURNAME: "SN",
+    NameOID.TITLE: "title",
+}
+
 
 class TLSError(NSQError):
     """The TLS handshake failed, or the session is lost. The text is OpenSSL's reason."""
@@ -132,7 +141,7 @@ class TLSSession:
     def subject(self) -> str:
         """The subject of the client's certificate, by RFC 4514; empty without a certificate that was verified."""
         certificate = self._session.get_peer_certificate(as_cryptography=True) if self._verifies else None
-        return certificate.subject.rfc4514_string() if certificate is not None else ""
+        return certificate.subject.rfc4514_string(_SUBJECT_NAMES) if certificate is not None else ""
 
 
 def reason_of(error: SSL.Error) -> str:

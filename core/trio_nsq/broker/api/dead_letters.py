@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import trio
 
+from ...access import Identity
 from ...http import HTTPError, Request, Response
 from ...log import RecordBatch
 from ...log.interface import READ_BYTES
@@ -30,7 +31,7 @@ from ..state.withdrawn import Withdrawn
 from .backlog import find_sequences, ids_given
 from .json_lines import message_line
 from .read import NDJSON
-from .targets import find_topic, whole_number
+from .targets import find_topic, may_send_to, whole_number
 
 PATIENCE_S = 1.0
 
@@ -149,7 +150,9 @@ async def requeue(server: Server, request: Request) -> Response:
     while reader.goes_on:
         letters = await reader.next()
         try:
-            done += await _requeue(server, channel, letters, kept, whole_topic=to == "topic")
+            done += await _requeue(
+                server, channel, letters, kept, request.identity, whole_topic=to == "topic"
+            )
         except PublishRefused as exc:
             error = str(exc)
             break
@@ -183,7 +186,13 @@ async def drop(server: Server, request: Request) -> Response:
 
 
 async def _requeue(
-    server: Server, channel: Channel, letters: Sequence[Letter], kept: Counter[str], *, whole_topic: bool
+    server: Server,
+    channel: Channel,
+    letters: Sequence[Letter],
+    kept: Counter[str],
+    identity: Identity | None,
+    *,
+    whole_topic: bool,
 ) -> int:
     """Requeue letters; returns their number. Counts in `kept` the reasons for the others. Raises PublishRefused."""
     done = 0
@@ -192,6 +201,8 @@ async def _requeue(
         target = server.broker.topics.get(topic)
         if not topic:
             kept["they have no origin: a producer published them to the dead-letter topic"] += len(group)
+        elif not may_send_to(identity, topic, None if whole_topic else name):
+            kept[f"this needs the role publish or manage on topic {topic}"] += len(group)
         elif not whole_topic and (target is None or name not in target.channels):
             kept[f"there is no channel {topic}/{name}"] += len(group)
         else:

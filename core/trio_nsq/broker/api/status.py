@@ -2,6 +2,7 @@
 
 import socket
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._version import __version__
@@ -29,8 +30,14 @@ class Status:
 
     async def ping(self, request: Request) -> Response:
         """Answer `OK`, or 500 and the reason if the broker is not healthy."""
-        health = self._server.health
+        health = self._health(request)
         return Response.text(health, 200 if health == "OK" else 500)
+
+    def _health(self, request: Request) -> str:
+        """Return the broker's health; the reason, which can name a topic or a path, only for clients that read all."""
+        identity = request.identity
+        tells = identity.allows_everywhere("read") if identity else self._server.authentication.access.is_open
+        return self._server.health if tells else self._server.health.partition(" - ")[0]
 
     async def info(self, request: Request) -> Response:
         """Return version, addresses and limits."""
@@ -54,6 +61,7 @@ class Status:
     async def stats(self, request: Request) -> Response:
         """Return statistics: JSON with `format=json`, else text."""
         query, now_ns, identity = request.query, time.time_ns(), request.identity
+        limited = identity if identity is not None and not identity.allows_everywhere("read") else None
         stats = broker_stats(
             self._server,
             now_ns,
@@ -61,8 +69,10 @@ class Status:
             channel=query.get("channel", ""),
             include_clients=query.get("include_clients", "true") not in FALSE,
             include_mem=query.get("include_mem", "true") not in FALSE,
-            sees=identity.sees if identity is not None and not identity.allows_everywhere("read") else None,
+            sees=limited.sees if limited is not None else None,
+            reads=partial(limited.allows, "read") if limited is not None else None,
         )
+        stats["health"] = self._health(request)
         if query.get("format") == "json":
             return Response.json(stats)
         uptime_ns = self._server.timers.now_ns() - self._server.start_time_ns

@@ -2,6 +2,7 @@
 
 import re
 
+from ...access import Identity
 from ...http import HTTPError, Request, channel_names, given
 from ..errors import TopicUnavailable
 from ..server import Server
@@ -26,6 +27,15 @@ def whole_number(request: Request, parameter: str, *, least: int) -> int | None:
 def is_dry_run(request: Request) -> bool:
     """Whether the request has `dry_run`: return the effect, change nothing."""
     return request.query.get("dry_run", "false") not in FALSE
+
+
+def may_send_to(identity: Identity | None, topic: str, channel: str | None = None) -> bool:
+    """Whether a client may have the broker put messages of another topic into a topic, or one channel of it.
+
+    Args:
+        identity: The client; None without authentication.
+    """
+    return identity is None or identity.allows("publish", topic) or identity.allows("manage", topic, channel)
 
 
 def producer_given(request: Request) -> str:

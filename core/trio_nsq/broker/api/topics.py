@@ -17,6 +17,7 @@ from .targets import (
     find_channel,
     find_topic,
     is_dry_run,
+    may_send_to,
     producer_given,
     topic_named,
 )
@@ -136,6 +137,9 @@ async def get_channel_settings(server: Server, request: Request) -> Response:
 async def put_channel_settings(server: Server, request: Request) -> Response:
     """Change a channel's settings, as `put_topic_settings`."""
     channel, changes = find_channel(server, request), _changes(request)
+    to = changes.get("dead_letter_topic")
+    if isinstance(to, str) and to and not may_send_to(request.identity, to):
+        raise HTTPError(403, f"FORBIDDEN: this needs the role publish or manage on topic {to[:100]}")
     if is_dry_run(request):
         refuse_loop(server.broker, channel, changes)
         settings = channel.settings_with(changes)

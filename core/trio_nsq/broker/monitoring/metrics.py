@@ -186,6 +186,14 @@ class MetricsExposition:
         for name, admission in server.admissions.items():
             refused.add_metric([name], admission.refused_count)
         yield refused
+        failed = CounterMetricFamily(
+            "nsq_auth_failures",
+            "Failed logins: the token is unknown, expired or revoked, or the auth servers refused it.",
+            labels=["protocol", "reason"],
+        )
+        for (protocol, reason), count in sorted(server.authentication.access.failures.totals.items()):
+            failed.add_metric([protocol, reason], count)
+        yield failed
         yield GaugeMetricFamily("nsq_producers", "Connected TCP clients that have published.", producers)
         yield _histogram(
             "nsq_append_duration_seconds",

@@ -25,6 +25,7 @@ def broker_stats(
     include_clients: bool = True,
     include_mem: bool = True,
     sees: Callable[[str], bool] | None = None,
+    reads: Callable[[str], bool] | None = None,
 ) -> dict[str, Any]:
     """Build the JSON document of `/stats`.
 
@@ -36,6 +37,7 @@ def broker_stats(
         channel: Only this channel of each topic, and only topics that have it; empty for all.
         include_clients: List the clients of channels, and the producers.
         sees: Whether the reader may know a topic of this name; None: all.
+        reads: Whether the reader may know the clients of a topic; None: all.
     """
     by_consumer = {
         s.subscription.consumer: s for s in server.sessions.connected if s.subscription is not None
@@ -56,7 +58,7 @@ def broker_stats(
             clients = [by_consumer[c] for c in each.consumers if c in by_consumer]
             listed = (
                 [_client(c, topic or (found.name if sees else "")) for c in clients]
-                if include_clients
+                if include_clients and (reads is None or reads(found.name))
                 else None
             )
             described.append(figures.channel(found, each, listed))

@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 import trio
 
 from ...access import Grant, Identity, Pattern, Role
-from ...access.access import AuthError
-from ...http.client import HTTPClient, RequestFailed
+from ...access.access import AuthDenied, AuthError
+from ...http.client import HTTPClient, RequestFailed, UnexpectedStatus
 from ...protocol.address import parse_address, without_secrets
 from ...protocol.go_json import GoObject, decode_object
 from ...protocol.limits import MIB
@@ -29,6 +29,7 @@ _ROLES: dict[str, Role] = {
     "manage": "manage",
     "admin": "admin",
 }
+_DENIALS = (401, 403)
 MAX_ANSWER_BYTES = 1 * MIB
 """Limit of an auth server's answer. Most have some hundred bytes; parsing one of this size takes about 0.3 s."""
 
@@ -69,8 +70,9 @@ def _grant(line: GoObject) -> Grant:
         # As in nsqd, a publish also needs a channel pattern that matches the empty string: `.*` does, `archive` or no
         # pattern at all does not. This is surprising, but auth servers may rely on it.
         roles.discard("publish")
-    everywhere = ".*" in topics and ".*" in channels
-    return Grant(frozenset(roles), (_compile("topic", topics[0]),), compiled, everywhere)
+    every_channel = ".*" in channels
+    everywhere = ".*" in topics and every_channel
+    return Grant(frozenset(roles), (_compile("topic", topics[0]),), compiled, everywhere, every_channel)
 
 
 def _compile(what: str, pattern: str) -> Pattern:
@@ -139,18 +141,20 @@ class AuthClient:
             secret: The body of AUTH.
 
         Raises:
+            AuthDenied: A server refused the secret, and no other one gave a valid answer.
             AuthError: No server gave a valid answer.
         """
         query = encode_query(remote_ip=remote_ip, tls=tls, common_name=common_name, secret=secret)
         start = self._pick(len(self._services))
-        failures = []
+        failures, denied = [], False
         for service in self._services[start:] + self._services[:start]:
             try:
                 answer = await self._client.get(f"{service}?{query}")
                 return parse_answer(answer, trio.current_time())
             except (RequestFailed, AuthError) as exc:
+                denied = denied or (isinstance(exc, UnexpectedStatus) and exc.status in _DENIALS)
                 failures.append(f"failed to auth against {without_secrets(str(service))} - {exc}")
-        raise AuthError("; ".join(failures))
+        raise (AuthDenied if denied else AuthError)("; ".join(failures))
 
     async def reload(self) -> None:
         """Read the CA file again, for later queries. Raises StartupError and keeps the previous CAs."""

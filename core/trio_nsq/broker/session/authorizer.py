@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...access import Identity
-from ...access.access import Access, AuthError
+from ...access.access import Access, AuthDenied, AuthError
+from ...access.attempts import Reason
 from ...protocol import CommandError
 from ...protocol.errors import quote
 from ...protocol.go_json import encode_object
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from ...tls.session import TLSSession
 
 logger = logging.getLogger("trio_nsq.broker")
+
+_MOST_TOPICS = 10_000
+"""Limit of the topics that a client's cache has."""
 
 
 def auth_reply(identity: Identity) -> bytes:
@@ -56,18 +60,32 @@ class Authorizer:
         identity = self._access.find(secret, tls.subject if tls is not None else "")
         if identity is None and self._access.service is not None:
             self._secret, self._tls = secret, tls
-            identity = await self._ask()
+            try:
+                identity = await self._ask()
+            except AuthDenied as exc:
+                await self._delay_failure("auth_server")
+                raise CommandError("E_AUTH_FAILED", "AUTH failed") from exc
             if not identity.grants:
+                await self._delay_failure("auth_server")
                 raise CommandError("E_UNAUTHORIZED", "AUTH no authorizations found")
         if identity is None:
-            await trio.sleep(self._access.failures.record_failure(self._host, trio.current_time()))
+            await self._delay_failure("token")
             raise CommandError("E_AUTH_FAILED", "AUTH failed: the token is unknown, expired or revoked")
         self.identity = identity
         return auth_reply(identity)
 
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether the client needs no AUTH, or no more."""
+        return self.allows_all or self.identity is not None
+
     def use_certificate(self, tls: "TLSSession") -> None:
-        """Authenticate the client by its verified certificate, if the auth file has its subject."""
-        self.identity = self._access.find(None, tls.subject)
+        """Authenticate the client by its verified certificate, if the auth file has its subject.
+
+        A client that has sent AUTH before its connection was encrypted keeps that identity.
+        """
+        if self.identity is None:
+            self.identity = self._access.find(None, tls.subject)
 
     def may_publish(self, topic: str) -> bool:
         """Whether the client may publish to a topic. If False, `check` decides."""
@@ -88,11 +106,16 @@ class Authorizer:
             raise CommandError("E_AUTH_FIRST", f"AUTH required before {verb}")
         if self._ask_again_at_s <= trio.current_time():
             self._publishable.clear()
-            self.identity = await self._ask()
+            try:
+                self.identity = await self._ask()
+            except AuthDenied as exc:
+                raise CommandError("E_AUTH_FAILED", "AUTH failed") from exc
         if not self.identity.allows("publish" if channel is None else "consume", topic, channel):
             target = f"{quote(topic)} {quote(channel or '')}"
             raise CommandError("E_UNAUTHORIZED", f"AUTH failed for {verb} on {target}")
         if channel is None:
+            if len(self._publishable) >= _MOST_TOPICS:  # a client may name topics that cannot be created
+                self._publishable.clear()
             self._publishable.add(topic)
 
     def renew(self, topic: str | None, channel: str | None) -> bool:
@@ -112,7 +135,11 @@ class Authorizer:
             return False
         return topic is None or self.identity.allows("consume", topic, channel)
 
+    async def _delay_failure(self, reason: Reason) -> None:
+        await trio.sleep(self._access.failures.record_failure(self._host, trio.current_time(), "tcp", reason))
+
     async def _ask(self) -> Identity:
+        """Ask the auth servers. Raises AuthDenied; CommandError if none answers."""
         service = self._access.service
         assert service is not None  # the caller has checked it
         try:
@@ -124,5 +151,7 @@ class Authorizer:
             )
         except AuthError as exc:
             logger.error("%s: AUTH failed: %s", self._peer, exc)
+            if isinstance(exc, AuthDenied):
+                raise
             raise CommandError("E_AUTH_FAILED", "AUTH failed") from exc
         return identity

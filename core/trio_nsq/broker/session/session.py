@@ -82,6 +82,7 @@ class Session(PolledEndpoint):
         self.send_buffer = self.transport.send_buffer
         self.reader = CommandReader(services.options.limits)
         self.reader.tls_required = services.options.required_tls != "false"
+        self.reader.auth_required = not self.authorizer.allows_all
         host = peer.rpartition(":")[0].strip("[]")
         self.handshake = Handshake(services, self.reader, self.transport, host)
         self.is_refused = False

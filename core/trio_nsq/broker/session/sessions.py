@@ -20,6 +20,9 @@ from .session import Session, Subscription
 
 logger = logging.getLogger("trio_nsq.broker")
 
+LOGIN_TIMEOUT_S = 60.0
+"""Limit for a client to authenticate, if it must. It includes the delay of failed logins and the auth servers' time."""
+
 
 class ClientTask:
     """Serves a client until it disconnects, violates the protocol, or its session is closed."""
@@ -42,6 +45,8 @@ class ClientTask:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._send_heartbeats)
                     nursery.start_soon(self._send_rest)
+                    if session.reader.auth_required:
+                        nursery.start_soon(self._limit_login)
                     session.start_polling()
                     try:
                         await self._receive()
@@ -177,6 +182,13 @@ class ClientTask:
                     session.answer(HEARTBEAT_FRAME)
                     session.flush_answers()
 
+    async def _limit_login(self) -> None:
+        """Close a client that does not authenticate: strangers must not keep connections from others."""
+        await trio.sleep(LOGIN_TIMEOUT_S)
+        if self._session.reader.auth_required:
+            logger.info("%s: closed, no AUTH within %g s", self._session.peer, LOGIN_TIMEOUT_S)
+            self._session.close()
+
     async def _send_rest(self) -> None:
         """Whenever the socket is full, send the rest, then resume deliveries. Close a client that reads nothing."""
         session = self._session
@@ -215,9 +227,9 @@ class ClientTask:
         elif isinstance(command, Subscribe):
             await self._subscribe(command)
         elif isinstance(command, Auth):
-            session.answer(
-                encode_response(await session.authorizer.authenticate(command.secret, session.transport.tls))
-            )
+            reply = await session.authorizer.authenticate(command.secret, session.transport.tls)
+            session.reader.auth_required = False
+            session.answer(encode_response(reply))
         elif command is None:  # the turn ended between two commands
             await trio.lowlevel.checkpoint()
         else:
@@ -234,6 +246,7 @@ class ClientTask:
         if received is not None:
             if session.transport.tls is not None:
                 session.authorizer.use_certificate(session.transport.tls)
+                session.reader.auth_required = not session.authorizer.is_authenticated
             await self._take_in(received)
 
     async def _subscribe(self, command: Subscribe) -> None:
