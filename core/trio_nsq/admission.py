@@ -23,15 +23,17 @@ _FEWEST = 16
 """Each listener accepts this many clients, however low the limit of open files is."""
 
 
-def connection_limit(asked: int, listeners: int = 2) -> int:
+def connection_limit(asked: int, listeners: int = 2, *, logs: bool = True) -> int:
     """Compute how many clients each listener accepts, so that descriptors remain for logs.
 
     Args:
         asked: `--max-connections`; 0 means as many as the limit of open files allows.
         listeners: Number of listeners; they share the descriptors evenly.
+        logs: The server has logs of topics.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = max(_FEWEST, (limit - reasonable_limit() - _OTHER_DESCRIPTORS) // listeners)
+    for_logs = reasonable_limit() if logs else 0
+    possible = max(_FEWEST, (limit - for_logs - _OTHER_DESCRIPTORS) // listeners)
     if limit == resource.RLIM_INFINITY:
         possible = 2**31
     if asked > possible:
@@ -44,13 +46,18 @@ def connection_limit(asked: int, listeners: int = 2) -> int:
 
 def tcp_refusal(most: int) -> bytes:
     """The error frame for a TCP client above the limit."""
-    text = f"too many connections: the broker accepts {most} (--max-connections)"
+    text = f"too many connections: {refusal_text(most, 'broker')}"
     return encode_error(CommandError("E_INVALID", text).wire)
 
 
-def http_refusal(most: int) -> bytes:
+def refusal_text(most: int, server: str) -> str:
+    """The reason for a client above the limit."""
+    return f"the {server} accepts {most} (--max-connections)"
+
+
+def http_refusal(most: int, server: str = "broker") -> bytes:
     """The response for an HTTP client above the limit."""
-    body = b'{"message":"TOO_MANY_CONNECTIONS: the broker accepts %d (--max-connections)"}' % most
+    body = f'{{"message":"TOO_MANY_CONNECTIONS: {refusal_text(most, server)}"}}'.encode()
     head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 

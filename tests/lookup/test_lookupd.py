@@ -13,8 +13,9 @@ from trio.testing import MockClock
 
 from lookup.support import FREE, Lookupd, RawProducer, identify, ours, producer
 from trio_nsq.listening import StartupError
+from trio_nsq.lookup.service.broker_connection import GREETING_TIMEOUT_S
 from trio_nsq.lookup.service.options import LookupdOptions
-from trio_nsq.lookup.service.server import GREETING_TIMEOUT_S, serve
+from trio_nsq.lookup.service.server import serve
 
 
 @pytest.fixture

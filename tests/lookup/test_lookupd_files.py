@@ -15,7 +15,7 @@ from lookup.support import Lookupd, ours, producer
 from trio_nsq.listening import StartupError
 from trio_nsq.log import Files
 from trio_nsq.lookup.service.names_file import FILE_NAME, NamesFile
-from trio_nsq.lookup.service.server import SAVE_RETRY_S
+from trio_nsq.lookup.service.names_saver import SAVE_RETRY_S
 
 
 async def names(lookupd: Lookupd) -> dict[str, list[str]]:

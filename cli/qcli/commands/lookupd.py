@@ -5,12 +5,19 @@ The names, defaults and keys of its options are nsqlookupd's; docs/reference/dif
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..framework.daemon import kinds
 from ..framework.daemon.config_file import CONFIG
+from ..framework.daemon.security_settings import (
+    auth_file_setting,
+    certificate_settings,
+    http_access_settings,
+    tls_client_settings,
+)
 from ..framework.daemon.setting import LOG_SETTINGS, Setting, fields_of, under_headings, verbose_setting
 from ..framework.errors import ExitCode
 from ..framework.go_flags import GoFlagsCommand
@@ -66,6 +73,26 @@ SETTINGS = under_headings(
     Setting(
         "max-registrations", kinds.POSITIVE, 100_000, help="Limit the topics and channels of one broker."
     ),
+    "TLS and authentication",
+    *certificate_settings(),
+    Setting(
+        "tls-required",
+        kinds.BOOLEAN,
+        "false",
+        alone="true",
+        help="Refuse clients without TLS. By default both ports accept TLS and plain text.",
+    ),
+    *tls_client_settings(),
+    auth_file_setting(),
+    *http_access_settings(),
+    Setting(
+        "max-connections",
+        kinds.COUNT,
+        0,
+        help="Limit the brokers connected over TCP, and separately the clients over HTTP. 0: as many as the limit "
+        "of open files allows (ulimit -Hn).",
+        brief=True,
+    ),
     "Storage",
     Setting(
         "data-path",
@@ -97,6 +124,8 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
         "run a broker that registers with it": "qcli serve --lookupd-tcp-address 127.0.0.1:4160",
         "serve the whole network, on nsqlookupd's ports": "qcli lookupd --tcp-address 0.0.0.0:4160 "
         "--http-address 0.0.0.0:4161",
+        "require TLS and tokens": "qcli lookupd --tcp-address 0.0.0.0:4160 --http-address 0.0.0.0:4161 --tls-cert "
+        "cert.pem --tls-key key.pem --tls-required --auth-file auth.toml",
         "remember topics that no broker has at the time": "qcli lookupd --data-path /var/lib/qcli-lookupd",
     },
     exits={
@@ -119,8 +148,12 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
         "Environment": "QCLI_ and the option's name in capitals with underscores sets an option, such as "
         "QCLI_TCP_ADDRESS, as for 'qcli serve'. An empty variable counts as none. "
         "A flag overrides the environment, and the environment overrides the configuration file.",
-        "Reloading": "At SIGHUP the service reads log_level in the configuration file again, unless a flag or a "
-        "variable sets it. All other options need a restart.",
+        "Authentication": "With --auth-file, a broker registers only with a token (qcli serve "
+        "--lookupd-auth-secret-file) or a certificate that has the role register; clients see the topics that they "
+        "have a role on. nsqd has no tokens, so it cannot register then.",
+        "Reloading": "At SIGHUP the service reads these again: the certificate, its key and the CAs, for new "
+        "connections; the auth file; and log_level in the configuration file, unless a flag or a variable sets it. If "
+        "a file cannot be used, the log says so, and the earlier values stay in use. All other options need a restart.",
         "Configuration file": "TOML with nsqlookupd's keys: the option with underscores, such as tcp_address. A "
         'duration is a string such as "1m30s", or an integer in milliseconds. Unknown keys are logged and ignored.',
         "systemd": "With Type=notify in its unit, systemd knows when the service is ready, reloads or stops.",
@@ -139,15 +172,27 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     ask which brokers have a topic. When it is ready, it writes a line with its addresses to standard error. A second
     signal stops it at once.
     """
+    import trio
+
     from trio_nsq.lookup.service.server import serve
 
-    from ..framework.daemon.run import run_server
+    from ..framework.daemon.run import raise_file_limit, run_server
 
     if values["data_path"] is not None:
         # An absolute path, because the log names it.
         values["data_path"] = values["data_path"].absolute()
     options = lookupd_options(values)
-    run_server(ctx, serve, options, "trio_nsq.lookup", lambda bound: _described(bound, options))
+    raise_file_limit()
+    send, receive = trio.open_memory_channel[None](1)
+    with send, receive:
+        run_server(
+            ctx,
+            partial(serve, reloads=receive),
+            options,
+            "trio_nsq.lookup",
+            lambda bound: _described(bound, options),
+            lambda: send.send(None),
+        )
     return ExitCode.OK
 
 

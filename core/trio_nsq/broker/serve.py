@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from .._version import __version__
-from ..access import AuthFileError
 from ..access.authentication import Authentication
 from ..admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
 from ..listening import Listening, StartupError, listen, loopback_host
 from ..log import Files
 from ..lookup.protocol import PeerInfo
 from ..lookup.registration import LookupRegistration
+from ..reloading import reload_on_request
 from ..under_trio import require_trio
 from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast
@@ -129,7 +129,8 @@ async def _serve_folder(
             run = lookup.run  # here, so that a stop unregisters before clients are closed
             accepting.start_soon(_keep_running, run, name=run)
             if reloads is not None:
-                accepting.start_soon(_reload_files, server, reloads)
+                steps = partial(authentication.reload, server.sessions), partial(_reload_certificate, server)
+                accepting.start_soon(partial(reload_on_request, reloads, *steps, logger=logger))
             task_status.started(bound)
     finally:
         for name, listening in opened.items():
@@ -141,29 +142,10 @@ async def _serve_folder(
         logger.info("NSQ: bye")
 
 
-async def _reload_files(server: Server, reloads: AsyncIterable[object]) -> None:
-    """Read the TLS files, the auth file and the CAs of auth servers again, at each item of `reloads`."""
-    async for _ in reloads:
-        # Each on its own: a bad certificate file must not keep a revoked token valid.
-        await _reload(partial(server.authentication.reload, server.sessions))
-        if server.services.tls_context is not None:
-            await _reload(partial(_reload_tls, server))
-
-
-async def _reload(read: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Read files again. If they cannot be used, log that."""
-    try:
-        await read()
-    except (StartupError, AuthFileError) as exc:
-        logger.error("reload: %s; the previous files stay in use", exc)
-    except Exception:
-        # A bug in the broker: it must not stop the broker.
-        logger.exception("reload failed; the previous files stay in use")
-
-
-async def _reload_tls(server: Server) -> None:
-    server.services.tls_context = await trio.to_thread.run_sync(_tls_context, server.options)
-    logger.info("reload: read the certificate %s and its key", server.options.tls_cert)
+async def _reload_certificate(server: Server) -> None:
+    if server.services.tls_context is not None:
+        server.services.tls_context = await trio.to_thread.run_sync(_tls_context, server.options)
+        logger.info("reload: read the certificate %s and its key", server.options.tls_cert)
 
 
 async def _keep_running(job: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -11,6 +11,7 @@ from .messages import Body, CutOff, HTTPError, Request, Response, channel_names,
 from .parsing import MAX_HEAD_BYTES
 from .routing import DEFAULT_MAX_BODY_BYTES, Begin, Handler, Route, Router
 from .serving import log_request, peer_of, serve_connection
+from .tls_required import TLSRequiredRouter
 from .web_pages import HostNames
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Response",
     "Route",
     "Router",
+    "TLSRequiredRouter",
     "channel_names",
     "given",
     "log_request",

@@ -1,9 +1,13 @@
 """nsqlookupd's TCP protocol V1 without IO (NSQ: nsqlookupd, TCP protocol).
 
-A client sends the magic, then commands of one line each; a body follows IDENTIFY. The service answers them in order:
+A client sends the magic, then commands of one line each; a body follows IDENTIFY and AUTH. The service answers them in
+order:
 
     [ int32 size ][ data ]      data is `OK`, a JSON object, or an error's code and text; after an error the service
-                                closes the connection
+                                closes the connection, except after E_UNAUTHORIZED for a REGISTER
+
+AUTH is not in NSQ: a service with authentication requires it before IDENTIFY, unless the client's certificate has an
+identity. Its body is a token, as in the protocol V2.
 
 Brokers use `ResponseReader`. Services use `CommandReader`, which also checks the order of commands.
 """
@@ -19,6 +23,9 @@ from ..protocol.limits import KIB, MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES
 MAGIC_V1 = b"  V1"
 PING = b"PING\n"
 OK = b"OK"
+
+MAX_SECRET_BYTES = 4 * KIB
+"""The limit of the body of AUTH; a token has some 50 bytes."""
 
 MAX_RESPONSE_BYTES = 64 * KIB
 """The largest response; real ones have a few hundred bytes."""
@@ -87,6 +94,13 @@ class Unregister:
 
 
 @dataclass(frozen=True, slots=True)
+class Auth:
+    """AUTH: the broker authenticates with a secret."""
+
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """PING: the broker is alive."""
 
@@ -99,12 +113,19 @@ class Identify:
 
 
 _C = TypeVar("_C", Register, Unregister)
-Command: TypeAlias = Ping | Identify | Register | Unregister
+Command: TypeAlias = Ping | Auth | Identify | Register | Unregister
+
+VERBS = ("PING", "AUTH", "IDENTIFY", "REGISTER", "UNREGISTER")
 
 
 def encode_identify(info: PeerInfo) -> bytes:
     """Encode IDENTIFY, the first command."""
     return b"IDENTIFY\n" + encode_response(info.encode())
+
+
+def encode_auth(secret: bytes) -> bytes:
+    """Encode AUTH, which goes before IDENTIFY."""
+    return b"AUTH\n" + encode_response(secret)
 
 
 def encode_command(command: Register | Unregister) -> bytes:
@@ -113,7 +134,7 @@ def encode_command(command: Register | Unregister) -> bytes:
 
 
 def encode_response(data: bytes) -> bytes:
-    """Encode a response, or the body of IDENTIFY: both start with their size."""
+    """Encode a response, or the body of a command: both start with their size."""
     return _SIZE.pack(len(data)) + data
 
 
@@ -143,12 +164,17 @@ class ResponseReader:
 
 
 class CommandReader:
-    """Decodes the bytes of one broker into commands."""
+    """Decodes the bytes of one broker into commands.
 
-    def __init__(self) -> None:
+    Args:
+        refuses_plain_text: The connection has no TLS, and the service requires it.
+    """
+
+    def __init__(self, *, refuses_plain_text: bool = False) -> None:
+        self._refuses_plain_text = refuses_plain_text
         self._buffer = bytearray()
         self._searched = 0  # no line feed before this offset of the buffer
-        self._expects: Literal["magic", "line", "body"] = "magic"
+        self._expects: Literal["magic", "line", "IDENTIFY", "AUTH"] = "magic"
         self._identified = False
         self._ended = False
 
@@ -165,7 +191,7 @@ class CommandReader:
         """
         if self._expects == "magic" and not self._take_magic():
             return None
-        if self._expects == "body":
+        if self._expects in ("IDENTIFY", "AUTH"):
             return self._take_body()
         line = self._take_line()
         return None if line is None else self._command(line)
@@ -175,6 +201,8 @@ class CommandReader:
             return False
         if not self._buffer.startswith(MAGIC_V1):
             raise CommandError("E_BAD_PROTOCOL")
+        if self._refuses_plain_text:
+            raise CommandError("E_INVALID", "TLS required")
         del self._buffer[: len(MAGIC_V1)]
         self._expects = "line"
         return True
@@ -203,7 +231,12 @@ class CommandReader:
             case "IDENTIFY":
                 if self._identified:
                     raise CommandError("E_INVALID", "cannot IDENTIFY again")
-                self._expects = "body"
+                self._expects = "IDENTIFY"
+                return self._take_body()
+            case "AUTH":
+                if self._identified:
+                    raise CommandError("E_INVALID", "cannot AUTH after IDENTIFY")
+                self._expects = "AUTH"
                 return self._take_body()
         raise CommandError("E_INVALID", f"invalid command {verb}")
 
@@ -219,31 +252,39 @@ class CommandReader:
             raise CommandError("E_BAD_CHANNEL", f"{verb} channel name '{channel}' is not valid")
         return kind(topic, channel or None)
 
-    def _take_body(self) -> Identify | None:
+    def _take_body(self) -> Identify | Auth | None:
+        verb = self._expects
+        most = MAX_SECRET_BYTES if verb == "AUTH" else MAX_HANDSHAKE_BYTES
         if len(self._buffer) < _SIZE.size:
-            self._wait("IDENTIFY failed to read body size")
+            self._wait(f"{verb} failed to read body size")
             return None
         (size,) = _SIZE.unpack_from(self._buffer)
         if size < 0:
-            raise CommandError("E_BAD_BODY", f"IDENTIFY invalid body size {size}")
-        if size > MAX_HANDSHAKE_BYTES:
-            raise CommandError("E_BAD_BODY", f"IDENTIFY body too big {size} > {MAX_HANDSHAKE_BYTES}")
+            raise CommandError("E_BAD_BODY", f"{verb} invalid body size {size}")
+        if size > most:
+            raise CommandError("E_BAD_BODY", f"{verb} body too big {size} > {most}")
         end = _SIZE.size + size
         if len(self._buffer) < end:
-            self._wait("IDENTIFY failed to read body")
+            self._wait(f"{verb} failed to read body")
             return None
-        try:
-            info = PeerInfo.parse(bytes(self._buffer[_SIZE.size : end]))
-        except ValueError as exc:
-            raise CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from exc
-        if not (info.broadcast_address and info.tcp_port and info.http_port and info.version):
-            raise CommandError("E_BAD_BODY", "IDENTIFY missing fields")
+        body = bytes(self._buffer[_SIZE.size : end])
+        command = Auth(body) if verb == "AUTH" else _identify(body)
         del self._buffer[:end]
         self._expects = "line"
-        self._identified = True
-        return Identify(info)
+        self._identified = verb == "IDENTIFY"
+        return command
 
     def _wait(self, failure: str) -> None:
         """Raise CommandError if the connection has ended."""
         if self._ended:
             raise CommandError("E_BAD_BODY", failure)
+
+
+def _identify(body: bytes) -> Identify:
+    try:
+        info = PeerInfo.parse(body)
+    except ValueError as exc:
+        raise CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from exc
+    if not (info.broadcast_address and info.tcp_port and info.http_port and info.version):
+        raise CommandError("E_BAD_BODY", "IDENTIFY missing fields")
+    return Identify(info)

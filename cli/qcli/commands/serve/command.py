@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,12 +76,12 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
     from trio_nsq.broker import serve
 
-    from ...framework.daemon.run import run_server
+    from ...framework.daemon.run import raise_file_limit, run_server
 
     # An absolute path, because logs and HTTP clients see it.
     values["data_path"] = (values["data_path"] or Path()).absolute()
     options = broker_options(values)
-    _raise_file_limit()
+    raise_file_limit()
     send, receive = trio.open_memory_channel[None](1)
     with send, receive:
         run_server(
@@ -94,14 +93,6 @@ def command(ctx: click.Context, /, **values: Any) -> int:
             lambda: send.send(None),
         )
     return ExitCode.OK
-
-
-def _raise_file_limit() -> None:
-    import resource
-
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # the limit stays lower, and with it the maximum of clients
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _described(bound: BoundAddresses, data_path: Path) -> str:

@@ -12,6 +12,12 @@ import click
 
 from ...framework import params
 from ...framework.daemon import kinds
+from ...framework.daemon.security_settings import (
+    auth_file_setting,
+    certificate_settings,
+    http_access_settings,
+    tls_client_settings,
+)
 from ...framework.daemon.setting import LOG_SETTINGS, Setting, fields_of, under_headings, verbose_setting
 from ...framework.errors import Failure
 
@@ -251,16 +257,7 @@ SETTINGS = under_headings(
         brief=True,
     ),
     "TLS and authentication",
-    Setting(
-        "tls-cert",
-        kinds.FILE,
-        help="Offer TLS with the certificate and chain in this PEM file.",
-    ),
-    Setting(
-        "tls-key",
-        kinds.FILE,
-        help="Read the certificate's key from this PEM file.",
-    ),
+    *certificate_settings(),
     Setting(
         "tls-required",
         kinds.Kind(
@@ -273,35 +270,8 @@ SETTINGS = under_headings(
         alone="true",
         help="Refuse clients without TLS. tcp-https: allow plain HTTP.",
     ),
-    Setting(
-        "tls-client-auth-policy",
-        kinds.Kind(params.Word(["require", "require-verify", "verify-if-given"], empty=""), None),
-        "",
-        help="require: clients need a certificate from any CA. require-verify: from a CA in "
-        "--tls-root-ca-file. Either one implies --tls-required. verify-if-given: a certificate is optional, but "
-        "must be from such a CA.",
-        brief=True,
-    ),
-    Setting(
-        "tls-root-ca-file",
-        kinds.FILE,
-        help="Trust the CAs in this PEM file, for clients' certificates and for authorization services. By "
-        "default the system's CAs are trusted.",
-        brief=True,
-    ),
-    Setting(
-        "tls-min-version",
-        kinds.Kind(params.Word(["tls1.0", "tls1.1", "tls1.2", "tls1.3"], empty="tls1.2"), None),
-        "tls1.2",
-        help="Refuse older versions of TLS. nsqd's default is the obsolete tls1.0.",
-        brief=True,
-    ),
-    Setting(
-        "auth-file",
-        kinds.FILE,
-        help="Clients must authenticate, and may do what this file allows for their token; see 'qcli token'. "
-        "Read again at SIGHUP.",
-    ),
+    *tls_client_settings(", and for authorization services"),
+    auth_file_setting(),
     Setting(
         "auth-http-address",
         kinds.Kind(params.http_service, "HOST:PORT|URL"),
@@ -312,14 +282,6 @@ SETTINGS = under_headings(
         brief=True,
     ),
     Setting(
-        "http-read-only",
-        kinds.BOOLEAN,
-        "false",
-        alone="true",
-        help="Refuse HTTP requests that change something, also publishes.",
-        brief=True,
-    ),
-    Setting(
         "http-open-metrics",
         kinds.BOOLEAN,
         "false",
@@ -327,16 +289,7 @@ SETTINGS = under_headings(
         help="Allow GET /metrics without a token.",
         brief=True,
     ),
-    Setting(
-        "http-allowed-host",
-        kinds.HOST,
-        field="http_allowed_hosts",
-        multiple=True,
-        help="Accept HTTP requests for this host name too, such as an alias of this machine. Always accepted: IP "
-        "addresses, this machine's name, --broadcast-address, and names that only a private DNS resolves (without a "
-        "dot, .local, .internal, .home.arpa). '*' accepts all names, and with them DNS rebinding by web pages.",
-        brief=True,
-    ),
+    *http_access_settings(", also publishes"),
     "Compression",
     Setting(
         "deflate",

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,15 @@ def run_server(
             await reload()
 
     trio.run(_run, serve, options, values["address_file"], describe, reload_all, log_line)
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files as far as it goes: each client needs one."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # the limit stays lower, and with it the maximum of clients
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(

@@ -1,6 +1,5 @@
 """The broker's HTTP and HTTPS servers: connections, routes, and the request log."""
 
-import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
@@ -20,6 +19,7 @@ from ...http import (
     Response,
     Route,
     Router,
+    TLSRequiredRouter,
     log_request,
     peer_of,
     serve_connection,
@@ -130,20 +130,6 @@ def _host_names(server: Server, bound: BoundAddresses) -> Iterable[str]:
     for address in (options.http_address, options.https_address):
         if not is_unix_path(address):
             yield address.rpartition(":")[0].strip("[]")
-
-
-class TLSRequiredRouter(Router):
-    """Refers every request to the HTTPS port (0 without one), in the form that NSQ's HTTP clients understand."""
-
-    def __init__(self, https_port: int) -> None:
-        super().__init__([])
-        # With the blanks that nsqd sends.
-        body = json.dumps({"message": "TLS_REQUIRED", "https_port": https_port})
-        self._answer = Response(403, body.encode(), "application/json; charset=utf-8")
-
-    def resolve(self, method: str, path: str, query: str = "") -> Route | Response:
-        """Return the same answer for every request."""
-        return self._answer
 
 
 def log_unless_publish(request: Request, status: int, elapsed_s: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import trio
 
 from ..._version import __version__
+from ...access import Rule
 from ...http import HTTPError, Request, Response, Route, Router, channel_names, given, valid_name
 from ...protocol.errors import quote
 from .registry import Producer, Registry
@@ -19,24 +20,27 @@ _NS_PER_S = 1_000_000_000
 _NEVER_NS = -6795364578871345152
 """Go's zero time, which nsqlookupd sends for an unset time."""
 
+_OPEN, _ANY_ROLE, _ADMIN = Rule(open=True), Rule(), Rule("admin")
+_MANAGE_TOPIC, _MANAGE_CHANNEL = Rule("manage", "topic"), Rule("manage", "channel")
+
 
 def make_router(registry: Registry, *, unix_time_ns: Callable[[], int] = time.time_ns) -> Router:
     """Make the router of all endpoints; `unix_time_ns` is the clock for times in answers."""
     api = _API(registry, unix_time_ns)
     return Router(
         [
-            Route("GET", "/ping", api.ping, plain=True),
-            Route("GET", "/info", api.info),
-            Route("GET", "/topics", api.topics),
-            Route("GET", "/channels", api.channels),
-            Route("GET", "/lookup", api.lookup),
-            Route("GET", "/nodes", api.nodes),
-            Route("GET", "/debug", api.debug),
-            Route("POST", "/topic/create", api.create_topic),
-            Route("POST", "/topic/delete", api.delete_topic),
-            Route("POST", "/topic/tombstone", api.tombstone),
-            Route("POST", "/channel/create", api.create_channel),
-            Route("POST", "/channel/delete", api.delete_channel),
+            Route("GET", "/ping", api.ping, plain=True, rule=_OPEN),
+            Route("GET", "/info", api.info, rule=_ANY_ROLE),
+            Route("GET", "/topics", api.topics, rule=_ANY_ROLE),
+            Route("GET", "/channels", api.channels, rule=_ANY_ROLE),
+            Route("GET", "/lookup", api.lookup, rule=_ANY_ROLE),
+            Route("GET", "/nodes", api.nodes, rule=_ANY_ROLE),
+            Route("GET", "/debug", api.debug, rule=_ADMIN),
+            Route("POST", "/topic/create", api.create_topic, rule=_MANAGE_TOPIC),
+            Route("POST", "/topic/delete", api.delete_topic, rule=_MANAGE_TOPIC),
+            Route("POST", "/topic/tombstone", api.tombstone, rule=_MANAGE_TOPIC),
+            Route("POST", "/channel/create", api.create_channel, rule=_MANAGE_CHANNEL),
+            Route("POST", "/channel/delete", api.delete_channel, rule=_MANAGE_CHANNEL),
         ]
     )
 
@@ -55,15 +59,18 @@ class _API:
     # ------------------------------------------------------------------ queries
 
     async def topics(self, request: Request) -> Response:
-        return Response.json({"topics": self._registry.topics()})
+        topics = [topic for topic in self._registry.topics() if _sees(request, topic)]
+        return Response.json({"topics": topics})
 
     async def channels(self, request: Request) -> Response:
-        return Response.json({"channels": self._registry.channels(given(request, "topic"))})
+        topic = given(request, "topic")
+        channels = self._registry.channels(topic) if _sees(request, topic) else []
+        return Response.json({"channels": channels})
 
     async def lookup(self, request: Request) -> Response:
         topic = given(request, "topic")
         producers = self._registry.lookup(topic, trio.current_time())
-        if producers is None:
+        if producers is None or not _sees(request, topic):
             raise HTTPError(404, "TOPIC_NOT_FOUND")
         return Response.json(
             {
@@ -73,14 +80,12 @@ class _API:
         )
 
     async def nodes(self, request: Request) -> Response:
-        return Response.json(
-            {
-                "producers": [
-                    _about(producer) | {"tombstones": [*topics.values()], "topics": [*topics]}
-                    for producer, topics in self._registry.nodes(trio.current_time())
-                ]
-            }
-        )
+        found = []
+        for producer, topics in self._registry.nodes(trio.current_time()):
+            seen = {topic: tombstoned for topic, tombstoned in topics.items() if _sees(request, topic)}
+            if seen or _sees_brokers(request):
+                found.append(_about(producer) | {"tombstones": [*seen.values()], "topics": [*seen]})
+        return Response.json({"producers": found})
 
     async def debug(self, request: Request) -> Response:
         found: dict[str, list[tuple[Producer, float | None]]] = {}
@@ -144,6 +149,17 @@ class _API:
             raise HTTPError(404, "CHANNEL_NOT_FOUND")
         logger.info("DB: removing channel(%s) from topic(%s)", channel, topic)
         return Response.empty()
+
+
+def _sees(request: Request, topic: str) -> bool:
+    """Whether the client may know that a topic exists; without authentication, every client may."""
+    return request.identity is None or request.identity.sees(topic)
+
+
+def _sees_brokers(request: Request) -> bool:
+    """Whether the client may also know brokers without topics."""
+    identity = request.identity
+    return identity is None or any(grant.everywhere for grant in identity.grants)
 
 
 def _compact(value: Any) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...protocol.limits import MINUTE_MS, SECOND_MS
+from ...tls.settings import ClientAuthPolicy, TLSSettings, TLSVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,15 @@ class LookupdOptions:
         data_path: A folder for the names of topics and channels, so that a restart keeps those that no broker has at
             the time. Created if missing; its parent must exist. None: they are not kept, as in nsqlookupd.
         max_registrations: The limit of topics and channels per broker; nsqlookupd has no limit.
+        max_connections: Clients of each listener; 0 is as many as the limit of open files allows.
+        tls_cert, tls_key: PEM files; both or neither. With them, both ports accept TLS and plain text.
+        tls_required: Refuse clients without TLS. A policy that requires certificates implies it.
+        tls_client_auth_policy, tls_root_ca_file, tls_min_version: See `TLSSettings`.
+        auth_file: Tokens and certificates, with what each may do: `access/auth_file.py`. None: clients may do
+            everything.
+        http_allowed_hosts: Names by which HTTP clients may address the service, besides localhost, this machine's host
+            name, the broadcast address and IP addresses. `*` allows all.
+        http_read_only: Refuse HTTP requests that change something.
     """
 
     tcp_address: str = "127.0.0.1:4160"
@@ -32,3 +42,25 @@ class LookupdOptions:
     tombstone_lifetime_ms: int = 45 * SECOND_MS
     data_path: Path | None = None
     max_registrations: int = 100_000
+    max_connections: int = 0
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_required: bool = False
+    tls_client_auth_policy: ClientAuthPolicy = ""
+    tls_root_ca_file: Path | None = None
+    tls_min_version: TLSVersion = "tls1.2"
+    auth_file: Path | None = None
+    http_allowed_hosts: tuple[str, ...] = ()
+    http_read_only: bool = False
+
+    @property
+    def tls(self) -> TLSSettings:
+        """The TLS settings of both listeners."""
+        return TLSSettings(
+            self.tls_cert,
+            self.tls_key,
+            self.tls_client_auth_policy,
+            self.tls_root_ca_file,
+            self.tls_min_version,
+            required=self.tls_required or self.tls_client_auth_policy.startswith("require"),
+        )

@@ -16,6 +16,10 @@ class TooMany(NSQError):
     """A producer has reached its limit of registrations."""
 
 
+class AddressTaken(NSQError):
+    """An active producer of another identity has the address."""
+
+
 @dataclass(eq=False, slots=True)
 class Producer:
     """A connected broker. Only the registry changes it.
@@ -23,6 +27,7 @@ class Producer:
     Attributes:
         remote_address: The broker's end of the connection, `host:port`.
         info: The data of its IDENTIFY.
+        owner: The name of its identity; None without authentication.
         last_seen: The time of its last PING or IDENTIFY.
         channels: The registered names: channels by topic.
         registrations: The number of its topics and channels.
@@ -31,8 +36,14 @@ class Producer:
     remote_address: str
     info: PeerInfo
     last_seen: float
+    owner: str | None = None
     channels: dict[str, set[str]] = field(default_factory=dict)
     registrations: int = 0
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The address for clients, comparable: host names have no letter case."""
+        return self.info.broadcast_address.lower().rstrip("."), self.info.tcp_port
 
     def is_node(self, name: str) -> bool:
         """Whether `host:port` in a tombstone request is this producer; an IPv6 host with or without brackets."""
@@ -73,12 +84,24 @@ class Registry:
         self._max_registrations = max_registrations
         self._topics: dict[str, _Topic] = {}
         self._producers: dict[Producer, None] = {}
+        self._by_place: dict[tuple[str, int], dict[Producer, None]] = {}
 
     # ------------------------------------------------------------------ from producers
 
-    def identify(self, remote_address: str, info: PeerInfo, now: float) -> Producer:
-        """Add a producer that has connected."""
-        producer = Producer(remote_address, info, now)
+    def identify(self, remote_address: str, info: PeerInfo, now: float, owner: str | None = None) -> Producer:
+        """Add a producer that has connected.
+
+        Args:
+            owner: The name of its identity; None without authentication.
+
+        Raises:
+            AddressTaken: An active producer of another identity has the same address, to which consumers would connect.
+        """
+        producer = Producer(remote_address, info, now, owner)
+        others = self._by_place.get(producer.place, {})
+        if any(other.owner != owner and self._is_active(other, now) for other in others):
+            raise AddressTaken(f"{format_address(*producer.place)} is registered by another identity")
+        self._by_place.setdefault(producer.place, {})[producer] = None
         self._producers[producer] = None
         return producer
 
@@ -130,6 +153,10 @@ class Registry:
         for topic in [*producer.channels]:
             self.unregister(producer, topic)
         del self._producers[producer]
+        same_place = self._by_place[producer.place]
+        del same_place[producer]
+        if not same_place:
+            del self._by_place[producer.place]
 
     # ------------------------------------------------------------------ from administrators
 
