@@ -78,7 +78,8 @@ def http_access_settings(changes: str = "") -> list[Setting]:
             multiple=True,
             help="Accept HTTP requests for this host name too, such as an alias of this machine. Always accepted: "
             "IP addresses, this machine's name, --broadcast-address, and names that only a private DNS resolves "
-            "(without a dot, .local, .internal, .home.arpa). '*' accepts all names, and with them DNS rebinding by web pages.",
+            "(without a dot, .local, .internal, .home.arpa). '*' accepts all names, and with them DNS "
+            "rebinding by web pages.",
             brief=True,
         ),
     ]
