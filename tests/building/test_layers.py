@@ -21,7 +21,7 @@ LAYERS = (
     ("trio_nsq.admission",),
     ("trio_nsq.http", "trio_nsq.log", "trio_nsq.reloading"),
     ("trio_nsq.access", "trio_nsq.tls"),
-    ("trio_nsq.bodies", "trio_nsq.listening", "trio_nsq.reactor"),
+    ("trio_nsq.bodies", "trio_nsq.listening", "trio_nsq.reactor", "trio_nsq.secret"),
     (
         "trio_nsq.protocol",
         "trio_nsq.pacing",

@@ -51,7 +51,9 @@ def test_table_of_options() -> None:
         del own[field.name]
     told = {name: default for name, default in rows.items() if name in own}
     assert told == {
-        name: str(default) if isinstance(default, str | bool) else f"{default:g}"
+        name: ("all" if default == () else str(default))
+        if isinstance(default, str | bool | tuple)
+        else f"{default:g}"
         for name, default in own.items()
     }
 

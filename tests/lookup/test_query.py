@@ -1,6 +1,7 @@
 """Tests for queries to a discovery service about the brokers of a topic."""
 
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import trustme
 
 from lookup.support import Runs, ours, producer, real
 from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
+from trio_nsq.lookup.hosts import HostPatterns
 from trio_nsq.lookup.query import MAX_ANSWER_BYTES, LookupFailed, ProducerAddress, lookup_topic
 from trio_nsq.protocol import NSQError
 
@@ -146,3 +148,73 @@ async def test_query_over_tls() -> None:
         with pytest.raises(LookupFailed, match=r"(?i)certificate"):
             await ask(f"https://{address}")
         assert await ask(f"https://{address}", client) == [ADDRESS]
+
+
+# ------------------------------------------------------------------------------------------------ tokens
+
+
+@asynccontextmanager
+async def asking_for(token: str | None, seen: list[str | None]) -> AsyncIterator[int]:
+    """Run a service on all interfaces that requires this token, or none; yields its port.
+
+    `seen` gets the Authorization header of each request.
+    """
+
+    async def lookup(request: Request) -> Response:
+        seen.append(request.headers.get("authorization"))
+        if token is not None and seen[-1] != f"Bearer {token}":
+            raise HTTPError(401, "AUTH_REQUIRED" if seen[-1] is None else "INVALID_TOKEN")
+        return Response.json({"channels": [], "producers": []})
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await serve_connection(stream, Router([Route("GET", "/lookup", lookup)]))
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(
+            lambda task_status: trio.serve_tcp(serve, 0, host="0.0.0.0", task_status=task_status)
+        )
+        yield listener.socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
+
+
+async def test_token_is_sent_over_loopback() -> None:
+    seen: list[str | None] = []
+    async with asking_for("t0ken", seen) as port:
+        assert await lookup_topic(f"127.0.0.1:{port}", "t", timeout_s=5, token="t0ken") == []
+        for token, text in (("", "401: AUTH_REQUIRED"), ("other", "401: INVALID_TOKEN")):
+            with pytest.raises(LookupFailed, match=text) as caught:
+                await lookup_topic(f"127.0.0.1:{port}", "t", timeout_s=5, token=token)
+            assert "other" not in str(caught.value)
+    assert seen == ["Bearer t0ken", None, "Bearer other"]
+
+
+@pytest.mark.parametrize(
+    ("required", "headers"), [(None, [None]), ("t0ken", [None, "Bearer t0ken"])], ids=["not asked", "asked"]
+)
+async def test_token_is_sent_in_clear_to_others_only_if_they_ask(
+    required: str | None, headers: list[str | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str | None] = []
+    async with asking_for(required, seen) as port:
+        # By its form, this name is another machine's.
+        address = f"{socket.gethostname()}:{port}"
+        assert await lookup_topic(address, "t", timeout_s=5, token="t0ken") == []
+    assert seen == headers
+    warned = [record.getMessage() for record in caplog.records if record.name == "trio_nsq.security"]
+    assert [text.split()[5] for text in warned] == ([address] if required else [])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "allowed", "refused"),
+    [
+        ([], ["any"], []),
+        (["a.example.com"], ["a.example.com", "A.Example.com."], ["b.example.com", "xa.example.com", "a"]),
+        (["*.example.com", "10.1.*"], ["a.b.example.com", "10.1.2.3"], ["example.com", "210.1.2.3"]),
+        (["fe80::1", "[::2]"], ["fe80::1", "::2"], ["fe80::10"]),
+        (["a.c"], ["a.c"], ["abc"]),
+    ],
+)
+def test_allowed_hosts(patterns: list[str], allowed: list[str], refused: list[str]) -> None:
+    allow = HostPatterns(patterns).allow
+    assert all(map(allow, allowed))
+    assert not any(map(allow, refused))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .consuming.options import ConsumerOptions, ConsumerSettings
     from .errors import (
         AlreadyAnswered,
+        AuthRefused,
         BrokerError,
         BrokerUnreachable,
         ConnectionFailed,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyAnswered",
+    "AuthRefused",
     "BrokerError",
     "BrokerUnreachable",
     "ConnectionFailed",

@@ -1,6 +1,7 @@
 """The errors of the client. All derive from `trio_nsq.protocol.NSQError`.
 
     ConnectionFailed    connecting failed: the broker is down, or the address is wrong
+    AuthRefused         the same, because the broker refused the secret, or requires one
     ConnectionLost      the broker or the network closed a connection
     BrokerError         the broker answered with an error; has its code and text
     PublishFailed       messages were not acknowledged; says whether they may be stored
@@ -61,10 +62,27 @@ class ConnectionFailed(NSQError):
         self.reason = reason
 
 
+class AuthRefused(ConnectionFailed):
+    """A broker refused the client's secret, or what the secret is for, or requires one. Retrying does not help.
+
+    If the broker refused it, the `__cause__` is its `BrokerError`.
+    """
+
+
+def is_auth_refusal(error: "BrokerError") -> bool:
+    """Whether a broker refused a client's secret for good, and not because its auth servers do not answer."""
+    if error.code == "E_AUTH_FAILED":
+        return error.text.startswith(
+            "AUTH failed: the token "
+        )  # nsqd sends this code for unreachable servers
+    return error.code in ("E_AUTH_FIRST", "E_UNAUTHORIZED")
+
+
 def none_reached(failures: Sequence[ConnectionFailed]) -> ConnectionFailed:
-    """Combine one or more failures into a single error that names all brokers."""
-    if len(failures) == 1:
-        return failures[0]
+    """Combine one or more failures into a single error that names all brokers. A refused secret counts alone."""
+    refusals = [failure for failure in failures if isinstance(failure, AuthRefused)]
+    if refusals or len(failures) == 1:
+        return (refusals or failures)[0]
     reasons = "; ".join(f"{failure.address}: {failure.reason}" for failure in failures)
     return ConnectionFailed(", ".join(failure.address for failure in failures), reasons)
 

@@ -9,6 +9,7 @@ import trio
 from .._version import __version__
 from ..protocol import NSQError
 from ..protocol.go_json import decode_object
+from ..secret import authorization
 
 if TYPE_CHECKING:
     import httpx
@@ -64,7 +65,7 @@ class HTTPClient:
         self._tls = tls
         self._transports: dict[str, httpx.AsyncHTTPTransport] = {}  # by scheme
 
-    async def get(self, url: str) -> bytes:
+    async def get(self, url: str, token: str = "") -> bytes:
         """Make one request, and return the body of the answer.
 
         A server that requires https can answer 403 with `https_port` in its JSON. The request is then repeated there,
@@ -72,6 +73,7 @@ class HTTPClient:
 
         Args:
             url: The URL with its query. A user name and password in it are sent as Basic authorization.
+            token: Sent as authorization if the URL has no user name.
 
         Raises:
             RequestFailed: There is no valid answer.
@@ -83,14 +85,14 @@ class HTTPClient:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as exc:
             raise RequestFailed(str(exc)) from exc
-        status, body = await self._get(parsed)
+        status, body = await self._get(parsed, token)
         if status == 403 and parsed.scheme == "http" and (https_port := _https_port(body)):
-            status, body = await self._get(parsed.copy_with(scheme="https", port=https_port))
+            status, body = await self._get(parsed.copy_with(scheme="https", port=https_port), token)
         if status != 200:
             raise UnexpectedStatus(status, body)
         return body
 
-    async def _get(self, url: "httpx.URL") -> tuple[int, bytes]:
+    async def _get(self, url: "httpx.URL", token: str) -> tuple[int, bytes]:
         """Make one request; return the status and the body."""
         import httpx
 
@@ -98,6 +100,8 @@ class HTTPClient:
         if url.userinfo:
             credentials = f"{url.username}:{url.password}".encode()
             headers["Authorization"] = f"Basic {base64.b64encode(credentials).decode()}"
+        elif token:
+            headers["Authorization"] = authorization(token)
         timeout = httpx.Timeout(None, connect=self._connect_timeout_s)
         try:
             request = httpx.Request("GET", url, headers=headers, extensions={"timeout": timeout.as_dict()})

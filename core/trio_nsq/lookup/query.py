@@ -4,13 +4,14 @@ import logging
 import ssl
 from dataclasses import dataclass
 from functools import cache
-from urllib.parse import quote_plus
+from urllib.parse import quote_plus, urlsplit
 
 from ..http.client import HTTPClient, RequestFailed, UnexpectedStatus
 from ..protocol import NSQError
-from ..protocol.address import without_secrets
+from ..protocol.address import is_loopback, without_secrets
 from ..protocol.go_json import GoObject, decode_object
 from ..protocol.limits import MIB
+from ..secret import warn_in_clear
 
 logger = logging.getLogger("trio_nsq.lookup")
 
@@ -52,7 +53,7 @@ class ProducerAddress:
 
 
 async def lookup_topic(
-    address: str, topic: str, *, timeout_s: float, tls: ssl.SSLContext | None = None
+    address: str, topic: str, *, timeout_s: float, tls: ssl.SSLContext | None = None, token: str = ""
 ) -> list[ProducerAddress]:
     """Query a discovery service for the brokers that have a topic.
 
@@ -61,6 +62,8 @@ async def lookup_topic(
         topic: The topic.
         timeout_s: The total timeout, including connecting. A redirect to https may double it.
         tls: For https; None: the system's CAs.
+        token: For a service that requires authentication. Over http to another machine it is sent, with a warning, only
+            if the service asks for it: brokers may require a secret, and their discovery services none.
 
     Returns:
         The brokers, in arbitrary order; empty if the topic is unknown. A broker without a usable address is omitted and
@@ -75,12 +78,21 @@ async def lookup_topic(
         max_answer_bytes=MAX_ANSWER_BYTES,
         tls=tls or _system_tls(),
     )
+    url = f"{_base_url(address)}/lookup?topic={quote_plus(topic)}"
+    place = urlsplit(url)
+    in_clear = place.scheme == "http" and not is_loopback(place.hostname or "")
     try:
-        answer = await http.get(f"{_base_url(address)}/lookup?topic={quote_plus(topic)}")
+        try:
+            answer = await http.get(url, "" if in_clear else token)
+        except UnexpectedStatus as exc:
+            if not (in_clear and token and exc.status == 401):
+                raise
+            warn_in_clear(place.netloc.rpartition("@")[2])
+            answer = await http.get(url, token)
     except UnexpectedStatus as exc:
         if exc.status == 404 and _says_unknown(exc.body):
             return []
-        raise LookupFailed(address, str(exc)) from exc
+        raise LookupFailed(address, _refusal(exc)) from exc
     except RequestFailed as exc:
         raise LookupFailed(address, str(exc)) from exc
     finally:
@@ -89,6 +101,17 @@ async def lookup_topic(
         return _producers(address, _unwrapped(decode_object(answer)))
     except ValueError as exc:
         raise LookupFailed(address, f"the answer is not valid: {exc}") from exc
+
+
+def _refusal(error: UnexpectedStatus) -> str:
+    """Return the reason of an error answer; the codes about tokens repeat nothing of the query."""
+    if error.status in (401, 403):
+        try:
+            if message := decode_object(error.body).text("message"):
+                return f"{error}: {message}"
+        except ValueError:
+            pass
+    return str(error)
 
 
 @cache

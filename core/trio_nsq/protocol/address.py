@@ -1,5 +1,7 @@
 """Parse and format addresses: `host:port`, `[v6]:port`."""
 
+import ipaddress
+
 _MAX_PORT = 65535
 
 
@@ -42,6 +44,17 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
 def format_address(host: str, port: int) -> str:
     """Format an address, an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or IP address is this machine by its form; names are not resolved."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified  # connecting to 0.0.0.0 or :: reaches this machine
 
 
 def format_peer(address: tuple[str, int] | tuple[str, int, int, int] | str | bytes) -> str:

@@ -26,8 +26,9 @@ from trio_nsq.protocol.limits import KIB, MAGIC_V2, MINUTE_MS
 
 from ...protocol.address import parse_address
 from ...protocol.compression import Codec, CompressionError, Deflate, Snappy
+from ...secret import SecretFileError, encode_secret, warn_in_clear
 from ...untrusted_json import decode_json
-from ..errors import BrokerError, ConnectionFailed, ConnectionLost
+from ..errors import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, is_auth_refusal
 from .codecs import CodecStack, TLSCodec, TLSError
 from .options import ConnectionSettings
 
@@ -147,10 +148,21 @@ class Connection:
         elif features.get("deflate") is True:
             await self._compress(Deflate(self._settings.deflate_level))
         if features.get("auth_required") is True:
-            if not self._settings.auth_secret:
-                raise await self._failed("it requires authentication: set auth_secret")
-            # A secret from the command line or the environment may have bytes that are not UTF-8.
-            await self._ask(encode_auth(self._settings.auth_secret.encode("utf-8", "surrogateescape")))
+            await self._authenticate()
+
+    async def _authenticate(self) -> None:
+        try:
+            secret = self._settings.secret.read()
+        except SecretFileError as error:  # it may be temporary
+            raise await self._failed(str(error)) from error
+        if not secret:
+            if self._settings.may_have_certificate:
+                return  # if the certificate is not enough, the broker answers E_AUTH_FIRST
+            await self.close_now()
+            raise AuthRefused(self.address, "it requires authentication: set auth_secret")
+        if not self._settings.tls_v1:
+            warn_in_clear(self.address)
+        await self._ask(encode_auth(encode_secret(secret)))
 
     async def _failed(self, reason: str) -> ConnectionFailed:
         await self.close_now()
@@ -212,7 +224,8 @@ class Connection:
             reason = _handshake_failure(error)
             if reason is None:
                 raise
-            raise ConnectionFailed(self.address, reason) from error
+            refused = isinstance(error, BrokerError) and is_auth_refusal(error)
+            raise (AuthRefused if refused else ConnectionFailed)(self.address, reason) from error
 
     async def _send(self, data: bytes) -> None:
         await self._stream.send_all(self._codecs.encode(data))

@@ -10,7 +10,8 @@ from typing import TypedDict
 from trio_nsq._version import __version__
 from trio_nsq.protocol.limits import KIB, SECOND_MS
 
-from .tls import StrPath, TLSFiles
+from ...secret import Secret, StrPath
+from .tls import TLSFiles
 
 OFF = -1
 """Turns heartbeats or output buffering off."""
@@ -38,6 +39,7 @@ class ConnectionOptions(TypedDict, total=False):
     deflate: bool
     deflate_level: int
     auth_secret: str
+    auth_secret_file: StrPath | None
 
 
 def _short_hostname() -> str:
@@ -70,7 +72,9 @@ class ConnectionSettings:
         tls_context: Used instead of the four options above; needs `tls_v1`.
         snappy, deflate: Compress the connection if the broker supports it; at most one of them.
         deflate_level: 1 is fastest, 9 is smallest; the broker may use a lower level for the data it sends.
-        auth_secret: Sent with AUTH if the broker requires authentication; empty: none.
+        auth_secret: The token or secret for brokers that require authentication; empty: none.
+        auth_secret_file: A file whose first line is the secret, instead of `auth_secret`. It is read for each
+            connection, so a new secret is used without a restart.
 
     Raises:
         ValueError: A value is invalid, or a file cannot be used.
@@ -95,6 +99,7 @@ class ConnectionSettings:
     deflate: bool = False
     deflate_level: int = 6
     auth_secret: str = field(default="", repr=False)
+    auth_secret_file: StrPath | None = None
 
     def __post_init__(self) -> None:
         heartbeat_ms, timeout_ms = self.heartbeat_interval_ms, self.msg_timeout_ms
@@ -110,8 +115,10 @@ class ConnectionSettings:
         self._require("snappy", not (self.snappy and self.deflate), "False if deflate is True")
         self._require("deflate_level", 1 <= self.deflate_level <= 9, "within 1..9")
         self._require("tls_cert", self.tls_key is None or self.tls_cert is not None, "given if tls_key is")
+        # Report unusable files here.
+        self.secret.read()
         if self.tls_v1:
-            self.client_context()  # report unusable files here
+            self.client_context()
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:
         if not holds:
@@ -124,6 +131,23 @@ class ConnectionSettings:
         return TLSFiles(
             self.tls_root_ca_file, self.tls_cert, self.tls_key, self.tls_insecure_skip_verify
         ).context()
+
+    @property
+    def secret(self) -> Secret:
+        """The secret, which is sent to brokers and discovery services that require authentication."""
+        return Secret(self.auth_secret, self.auth_secret_file)
+
+    @property
+    def has_tls_files(self) -> bool:
+        """Whether any option says how to use TLS, so that the system's CAs alone are not enough."""
+        return bool(
+            self.tls_context or self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify
+        )
+
+    @property
+    def may_have_certificate(self) -> bool:
+        """Whether the client may have a certificate, by which a broker may know it without a secret."""
+        return self.tls_v1 and (self.tls_cert is not None or self.tls_context is not None)
 
     @property
     def read_timeout_s(self) -> float:

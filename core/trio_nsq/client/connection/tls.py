@@ -2,12 +2,9 @@
 
 import ssl
 from dataclasses import dataclass
-from os import PathLike
-from typing import TypeAlias
 
 from ...protocol.errors import NSQError
-
-StrPath: TypeAlias = str | PathLike[str]
+from ...secret import StrPath
 
 
 class TLSFilesError(NSQError, ValueError):

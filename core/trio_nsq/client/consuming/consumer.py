@@ -14,7 +14,7 @@ from trio_nsq.under_trio import require_trio
 from ..background import BackgroundTask
 from ..connection.addresses import each_once, lookupd_address, nsqd_address
 from ..connection.options import refuse_unknown
-from ..errors import ConnectionFailed
+from ..errors import AuthRefused, ConnectionFailed
 from .handlers import ActiveHandlers, Handler, handle
 from .message import Message, MessageBatch
 from .options import ConsumerOptions, ConsumerSettings
@@ -61,6 +61,9 @@ class Consumer:
     over messages waits meanwhile. If a connection is lost, the broker redelivers its unfinished messages after the
     message timeout. The consumer connects to each broker that a discovery service returns. It does not reconnect to a
     broker that no service returns any more.
+
+    If a broker refuses the secret, for example because it was revoked, retrying does not help: the consumer stops, and
+    the loop over messages, or `run`, raises `AuthRefused`. The block then returns all unanswered messages.
 
     Leaving the block returns all unanswered messages to the brokers, so nothing stays in flight; see `aclose`. Several
     tasks may iterate over one consumer: each message goes to one of them. Cancelling a task that waits for a message
@@ -143,6 +146,7 @@ class Consumer:
         """Connect.
 
         Raises:
+            AuthRefused: The only broker, or all that could be reached, refused the secret.
             ConnectionFailed: No broker could be reached, and no discovery service answered.
             RuntimeError: The caller is not a trio task, or the consumer was entered before.
         """
@@ -291,6 +295,7 @@ class Consumer:
                 minutes by default).
 
         Raises:
+            AuthRefused: A broker refused the secret; see `Consumer`.
             TypeError: A handler is not an async function. The message stays unanswered.
             ValueError: concurrency is less than 1, or max_attempts less than 0.
         """
@@ -299,20 +304,27 @@ class Consumer:
         if max_attempts < 0:
             raise ValueError(f"max_attempts is {max_attempts}; it must be at least 0")
 
+        refusals: list[AuthRefused] = []
+
         async def handle_each() -> None:
-            async for message in self:
-                with self._active:
-                    await handle(
-                        message,
-                        handler,
-                        max_attempts=max_attempts,
-                        given_up=given_up,
-                        auto_touch=auto_touch,
-                    )
+            try:
+                async for message in self:
+                    with self._active:
+                        await handle(
+                            message,
+                            handler,
+                            max_attempts=max_attempts,
+                            given_up=given_up,
+                            auto_touch=auto_touch,
+                        )
+            except AuthRefused as refusal:
+                refusals.append(refusal)  # other handlers may finish their messages
 
         async with trio.open_nursery() as nursery:
             for _ in range(concurrency):
                 nursery.start_soon(handle_each)
+        if refusals:
+            raise refusals[0]
 
     async def _next_batch(self, max_messages: int | None, max_wait_s: float) -> MessageBatch:
         while True:
@@ -340,6 +352,8 @@ class Consumer:
             raise RuntimeError("a Consumer receives only inside its `async with` block")
         await self._queue.wait()
         if self._queue.closed:
+            if self._queue.error is not None and not self._closing:
+                raise self._queue.error
             raise StopAsyncIteration
         self._yield_at = trio.current_time() + TIME_SLICE_S
 

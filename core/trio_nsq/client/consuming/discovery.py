@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from ...lookup.hosts import HostPatterns
 from ...lookup.query import LookupFailed, ProducerAddress, lookup_topic
 from ...protocol.address import format_address, without_secrets
+from ...secret import SecretFileError
 from ..connection.addresses import nsqd_address
 from ..errors import ConnectionFailed
 from .options import ConsumerSettings
@@ -41,6 +43,8 @@ class Discovery:
         self._settings = settings
         self._random = random
         self._found = found
+        self._is_allowed = HostPatterns(settings.lookupd_allowed_hosts).allow
+        self._tls = settings.client_context() if settings.has_tls_files else None
         self._answers: dict[str, list[str]] = {address: [] for address in addresses}
         self._failures: dict[str, LookupFailed] = {}
         self._again = trio.Event()
@@ -97,26 +101,36 @@ class Discovery:
     async def _ask(self, address: str) -> None:
         try:
             producers = await lookup_topic(
-                address, self._topic, timeout_s=self._settings.lookupd_poll_timeout_s
+                address,
+                self._topic,
+                timeout_s=self._settings.lookupd_poll_timeout_s,
+                tls=self._tls,
+                token=self._settings.secret.read(),
             )
+        except SecretFileError as error:
+            self._failures[address] = LookupFailed(address, str(error))
+            return
         except LookupFailed as failure:
             self._failures[address] = failure
             return
         self._failures.pop(address, None)
-        brokers = [found for broker in producers if (found := _address_of(broker, address)) is not None]
+        brokers = [found for broker in producers if (found := self._address_of(broker, address)) is not None]
         self.answered = True
         self._answers[address] = brokers
         self._found(brokers)
 
-
-def _address_of(broker: ProducerAddress, service: str) -> str | None:
-    """Return the address to connect to; None, logged as a warning, if the broker's address is not a host name."""
-    host = broker.broadcast_address
-    try:
-        if host.isprintable():
-            return nsqd_address(format_address(host, broker.tcp_port))
-    except ValueError:
-        pass
-    words = "nsqlookupd %s returned a broker address that is not a host name: %r"
-    _logger.warning(words, without_secrets(service), host)
-    return None
+    def _address_of(self, broker: ProducerAddress, service: str) -> str | None:
+        """Return the address to connect to; None, logged as a warning, if it is not a host name, or not allowed."""
+        host = broker.broadcast_address
+        problem = "not a host name"
+        try:
+            if host.isprintable():
+                address = nsqd_address(format_address(host, broker.tcp_port))
+                if self._is_allowed(host):
+                    return address
+                problem = "not among the allowed hosts"
+        except ValueError:
+            pass
+        words = "nsqlookupd %s returned a broker address that is %s: %r"
+        _logger.warning(words, without_secrets(service), problem, host)
+        return None

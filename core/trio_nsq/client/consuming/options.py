@@ -1,5 +1,6 @@
 """The options of a consumer, in addition to those of every connection."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -20,6 +21,7 @@ class ConsumerOptions(ConnectionOptions, total=False):
     lookupd_poll_interval_s: float
     lookupd_poll_jitter: float
     lookupd_poll_timeout_s: float
+    lookupd_allowed_hosts: Sequence[str]
     default_requeue_delay_ms: int
     max_requeue_delay_ms: int
     backoff_strategy: BackoffStrategy
@@ -47,6 +49,8 @@ class ConsumerSettings(ConnectionSettings):
         lookupd_poll_jitter: Up to this fraction of the interval, at random, is added once, before the second query, so
             that consumers that start together do not query together; within 0..1.
         lookupd_poll_timeout_s: The timeout for an answer of a discovery service, more than 0.
+        lookupd_allowed_hosts: Connect only to brokers with these host names or addresses, if discovery services return
+            others; `*` in a name stands for any characters. Empty: all.
         default_requeue_delay_ms: The requeue delay of a failed message per attempt; within 0..3600000.
         max_requeue_delay_ms: The upper limit of that delay; within 0..3600000.
         backoff_strategy: The length of pauses after failures: `exponential`, or `full_jitter`, a random part of that.
@@ -70,6 +74,7 @@ class ConsumerSettings(ConnectionSettings):
     lookupd_poll_interval_s: float = MINUTE_S
     lookupd_poll_jitter: float = 0.3
     lookupd_poll_timeout_s: float = MINUTE_S
+    lookupd_allowed_hosts: Sequence[str] = ()
     default_requeue_delay_ms: int = 90 * SECOND_MS
     max_requeue_delay_ms: int = 15 * 60 * SECOND_MS
     backoff_strategy: BackoffStrategy = "exponential"
@@ -94,6 +99,10 @@ class ConsumerSettings(ConnectionSettings):
             "rdy_redistribute_interval_s",
         ):
             self._require(name, getattr(self, name) > 0, "more than 0")
+        if isinstance(self.lookupd_allowed_hosts, str):
+            raise ValueError(
+                f"lookupd_allowed_hosts is the string {self.lookupd_allowed_hosts!r}; it must be a list of names"
+            )
         for name, most in (
             ("lookupd_poll_jitter", 1),
             ("default_requeue_delay_ms", 60 * 60 * SECOND_MS),

@@ -15,11 +15,13 @@ class ReceiveQueue:
 
     Attributes:
         closed: The queue is closed and empty.
+        error: Why the queue was closed; None: the consumer was closed, or the queue is open.
         available: How many messages are in the queue.
     """
 
     def __init__(self) -> None:
         self.closed = False
+        self.error: Exception | None = None
         self.available = 0
         self._batches: deque[MessageBatch] = deque()
         self._offset = 0  # messages of the first batch that are taken
@@ -76,8 +78,10 @@ class ReceiveQueue:
         self._batches = deque(batch for batch in self._batches if batch._source is not source)
         self.available = sum(map(len, self._batches)) - self._offset
 
-    def close(self) -> None:
-        """Drop all messages and wake all waiting tasks."""
+    def close(self, error: Exception | None = None) -> None:
+        """Drop all messages and wake all waiting tasks. The first error is kept."""
+        if not self.closed:
+            self.error = error
         self.closed = True
         self._batches.clear()
         self._offset = self.available = 0

@@ -9,7 +9,7 @@ from trio_nsq.protocol import NSQError
 
 from ..connection.connection import Connection, connect
 from ..connection.reconnect import ReconnectDelays
-from ..errors import ConnectionFailed, none_reached
+from ..errors import AuthRefused, ConnectionFailed, none_reached
 from .discovery import Discovery
 from .options import ConsumerSettings
 from .receive_queue import ReceiveQueue
@@ -113,6 +113,9 @@ class Subscriptions:
                         self._failures[address] = error
                     self._tried()
                     await self._opened.wait()  # if no broker connects, `__aenter__` raises and cancels this
+                if isinstance(error, AuthRefused):
+                    self._give_up(error)
+                    return
                 delay_s = delays.next_s()
                 _logger.warning("%s; next attempt in %.1f s", error, delay_s)
             else:
@@ -131,6 +134,14 @@ class Subscriptions:
             first = False
             await trio.sleep(delay_s)
         self._kept.discard(address)
+
+    def _give_up(self, error: AuthRefused) -> None:
+        """End the consumer: the other brokers may refuse the secret only later, but it is the same one."""
+        _logger.error("%s; the consumer stops", error)
+        self.stop()
+        self._flow.paused = True
+        self._flow.update()
+        self._queue.close(error)
 
     async def _subscribe(self, address: str) -> Connection:
         """Connect to a broker and subscribe to the channel. Raises ConnectionFailed."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlencode
 
+from ...secret import NO_SECRET, Secret
 from ...untrusted_json import decode_json
 from ..connection.tls import TLSFiles
 from ..errors import WRONG_PORT, BrokerUnreachable, NotABroker, RequestRefused
@@ -30,6 +31,7 @@ class BrokerHTTP:
     Args:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
         tls: For https: files or a context. None: the system's CAs.
+        secret: For a broker that requires authentication; sent with every request.
         connect_timeout_s: The timeout for the TCP connection, and for each step of the TLS handshake.
         answer_timeout_s: How long the broker may send nothing; None: `ANSWER_TIMEOUT_S`.
         keep_alive_s: Reuse a connection that was idle for less than this; 0: one connection per request.
@@ -43,6 +45,7 @@ class BrokerHTTP:
         self,
         address: str,
         tls: TLSFiles | ssl.SSLContext | None = None,
+        secret: Secret = NO_SECRET,
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         answer_timeout_s: float | None = None,
@@ -62,6 +65,8 @@ class BrokerHTTP:
             if not port.isdecimal():
                 raise ValueError(f"{address!r} has no port; write it as host:port")
             self._host, self._port = host.strip("[]"), int(port)
+        self._secret = secret
+        self._clear_address = "" if self._is_unix_socket or self._tls is not None else address
         self._idle: http.client.HTTPConnection | None = None
         self._idle_since_s = 0.0
 
@@ -105,10 +110,12 @@ class BrokerHTTP:
         """Make a request with the query `params`; the block reads the successful answer.
 
         Raises:
+            SecretFileError: The file of the secret cannot be used.
             BrokerUnreachable: There is no answer, or it is incomplete.
             NotABroker: The server is not a broker.
             RequestRefused: The broker answered with an error.
         """
+        headers = self._secret.headers(self._clear_address)
         kept = self._take_kept()
         connection = kept or self._new_connection()
         sent = answered = False
@@ -117,7 +124,7 @@ class BrokerHTTP:
                 connection.connect()
                 connection.sock.settimeout(self._answer_timeout_s)
             sent = True
-            connection.request(method, f"{path}?{urlencode(params)}" if params else path, body)
+            connection.request(method, f"{path}?{urlencode(params)}" if params else path, body, headers)
             answer = connection.getresponse()
             if answer.status != http.client.OK:
                 data = answer.read()

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ...protocol.messages import pack_messages
+from ...secret import Secret, StrPath
 from ..connection.reconnect import FIRST_DELAY_S, PATIENCE_S, Retry
 from ..connection.tls import TLSFiles
 from ..errors import BrokerUnreachable, NotABroker, PublishInDoubt, RequestRefused
@@ -50,6 +51,8 @@ class IdempotentProducer:
         patience_s: How long to retry one batch before its error is raised.
         first_retry_s: The delay before the second attempt, more than 0; later delays double, up to 2 s.
         keep_alive_s: Open a new connection if the last one was idle for longer.
+        auth_secret, auth_secret_file: The token for a broker that requires authentication, or the file that has it; it
+            needs the role `publish` on the topic. See `ConnectionSettings`.
         max_resends: How often to send a batch again if its response was lost and the broker does not deduplicate; each
             resend may duplicate the batch.
 
@@ -58,7 +61,7 @@ class IdempotentProducer:
 
     Raises:
         TLSFilesError: A file of `tls` cannot be used.
-        ValueError: The address has no port.
+        ValueError: The address has no port, or both `auth_secret` and `auth_secret_file` are given.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class IdempotentProducer:
         first_retry_s: float = FIRST_DELAY_S,
         keep_alive_s: float = KEEP_ALIVE_S,
         max_resends: int = 0,
+        auth_secret: str = "",
+        auth_secret_file: StrPath | None = None,
     ) -> None:
         self.messages_resent = 0
         self._address = address
@@ -79,7 +84,9 @@ class IdempotentProducer:
         self._first_retry_s = first_retry_s
         self._max_resends = max_resends
         self._names = {"topic": topic, "producer": producer}
-        self._http = BrokerHTTP(address, tls, keep_alive_s=keep_alive_s)
+        self._http = BrokerHTTP(
+            address, tls, Secret(auth_secret, auth_secret_file), keep_alive_s=keep_alive_s
+        )
         self._remembers: bool | None = None  # None: unknown
         self._last = -1  # the greatest number known to be published
 

@@ -9,6 +9,7 @@ import trio
 
 from ...protocol import NSQError
 from ...protocol.address import parse_address
+from ...secret import NO_SECRET, Secret, SecretFileError
 from ..errors import WRONG_PORT
 
 _RECEIVE_BYTES = 256 * 1024
@@ -94,6 +95,7 @@ async def stream_get(
     connect_timeout_s: float,
     silence_s: float = math.inf,
     tls: ssl.SSLContext | None = None,
+    secret: Secret = NO_SECRET,
 ) -> StreamedAnswer:
     """Make a request over a new connection.
 
@@ -103,13 +105,14 @@ async def stream_get(
         connect_timeout_s: The timeout for connecting, including the TLS handshake.
         silence_s: The longest time without data; after it the answer counts as lost.
         tls: None: no TLS.
+        secret: For a broker that requires authentication.
 
     Returns:
         The answer, with any status.
 
     Raises:
         OSError: Connecting failed.
-        AnswerLost: No valid answer arrived.
+        AnswerLost: No valid answer arrived, or the file of the secret cannot be used.
     """
     try:
         with trio.fail_after(connect_timeout_s):
@@ -119,7 +122,13 @@ async def stream_get(
     answer = StreamedAnswer(stream, silence_s)
     try:
         host = "localhost" if _is_unix_path(address) else address
-        request = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        clear_address = "" if tls is not None or _is_unix_path(address) else address
+        try:
+            headers = {"Host": host, "Connection": "close", **secret.headers(clear_address)}
+        except SecretFileError as exc:
+            raise AnswerLost(str(exc)) from exc
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        request = f"GET {target} HTTP/1.1\r\n{lines}\r\n"
         try:
             await stream.send_all(request.encode("ascii"))
         except trio.BrokenResourceError as exc:

@@ -13,6 +13,7 @@ import trio
 from ...log.gaps import gaps
 from ...log.raw import RawStreamReader
 from ...log.records import RecordBatch
+from ...secret import Secret, StrPath
 from ...under_trio import require_trio
 from ...untrusted_json import decode_json
 from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S, ReconnectDelays
@@ -48,6 +49,8 @@ class TopicReader:
         follow: Continue with messages that are published later, without end; `end` is ignored.
         max_messages: The approximate number of messages to read; a few more may be returned.
         tls: The TLS context for a broker's https address; None: http.
+        auth_secret, auth_secret_file: The token for a broker that requires authentication, or the file that has it; it
+            needs the role `read` on the topic. See `ConnectionSettings`.
         reconnect_min_s: The first delay before reconnecting, more than 0.
         reconnect_max_s: The longest delay before reconnecting; delays double.
 
@@ -69,6 +72,8 @@ class TopicReader:
         follow: bool = False,
         max_messages: int | None = None,
         tls: ssl.SSLContext | None = None,
+        auth_secret: str = "",
+        auth_secret_file: StrPath | None = None,
         reconnect_min_s: float = MIN_DELAY_S,
         reconnect_max_s: float = MAX_DELAY_S,
     ) -> None:
@@ -82,6 +87,7 @@ class TopicReader:
         self._follow = follow
         self._left: float = math.inf if max_messages is None else max_messages
         self._tls = tls
+        self._secret = Secret(auth_secret, auth_secret_file)
         self._answer: StreamedAnswer | None = None
         self._decoder = RawStreamReader()
         self._began_at = 0  # first sequence of the current answer
@@ -97,7 +103,8 @@ class TopicReader:
 
         Raises:
             ConnectionFailed: The broker cannot be reached, or the server is not a broker.
-            RequestRefused: The topic does not exist, or the broker does not support reading by sequence, like nsqd.
+            RequestRefused: The topic does not exist, the broker refuses the token, or it does not support reading by
+                sequence, like nsqd.
             RuntimeError: The caller is not a trio task.
         """
         require_trio("TopicReader")
@@ -127,7 +134,7 @@ class TopicReader:
         """Receive the next batches and gaps, at least one; an empty list at the end. Cancelling loses nothing.
 
         Raises:
-            RequestRefused: The topic was deleted.
+            RequestRefused: The topic was deleted, or the token was revoked.
             RawStreamError: The received data is corrupt.
         """
         while True:
@@ -201,6 +208,7 @@ class TopicReader:
             connect_timeout_s=CONNECT_TIMEOUT_S,
             silence_s=WAIT_S + _SILENCE_S,
             tls=self._tls,
+            secret=self._secret,
         )
         if answer.status == 200:
             return answer
@@ -209,6 +217,8 @@ class TopicReader:
             text = str(decode_json(body)["message"])
         except (ValueError, KeyError, TypeError):
             raise AnswerLost(f"the server is not an NSQ broker (HTTP status {answer.status})") from None
+        if text == "AUTH_UNAVAILABLE":
+            raise AnswerLost("its auth servers do not answer")
         raise RequestRefused(self._address, self._topic, answer.status, text)
 
     async def _read_and_close(self, answer: StreamedAnswer) -> bytes:
