@@ -15,7 +15,7 @@ from .broker.name_completion import TIMEOUT_VARIABLE
 from .framework.command import LazyGroup, contexts_below, did_you_mean
 from .framework.completion import COMPLETE_VARIABLE, answer_shell
 from .framework.errors import ExitCode, Failure, OutputClosed, Terminated, leaf_exceptions, translate
-from .framework.options import version_option
+from .framework.options import GroupedOption, version_option
 from .framework.output import configure_streams, print_diagnostic
 
 _PREFIX = "QCLI_"
@@ -151,8 +151,11 @@ def notices(names: Iterable[str], root: click.Command) -> list[str]:
     prefixed = {name for name in names if name.startswith(_PREFIX)} - _OF_MOST_COMMANDS
     if not prefixed:
         return []
-    params = [param for ctx in contexts_below(click.Context(root)) for param in ctx.command.params]
-    known = {*_OF_MOST_COMMANDS, *(param.envvar for param in params if isinstance(param.envvar, str))}
+    known = set(_OF_MOST_COMMANDS)
+    for ctx in contexts_below(click.Context(root)):
+        for param in ctx.command.params:
+            if isinstance(param, GroupedOption):
+                known.update(param.variables(ctx))
     return [
         f"Note: qcli does not know the environment variable {name}{did_you_mean(name, sorted(known))}."
         for name in sorted(prefixed - known)

@@ -418,12 +418,32 @@ def test_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options() == BrokerOptions(data_path=Path())
 
 
-def test_invalid_variable_is_named(nowhere: Cli) -> None:
-    result = nowhere("serve", env={"QCLI_NODE_ID": "1024"})
+@pytest.mark.parametrize("variable", ["QCLI_NODE_ID", "QCLI_SERVE_NODE_ID"])
+def test_invalid_variable_is_named(nowhere: Cli, variable: str) -> None:
+    result = nowhere("serve", env={variable: "1024"})
     assert result.code == 2
-    assert "Invalid value for 'QCLI_NODE_ID' in the environment" in result.err
+    assert f"Invalid value for '{variable}' in the environment" in result.err
     # The error does not name the flag.
     assert "--node-id" not in result.err
+
+
+def test_serve_and_lookupd_share_an_environment(tmp_path: Path) -> None:
+    env = {
+        "QCLI_SERVE_TCP_ADDRESS": str(tmp_path / "tcp"),
+        "QCLI_SERVE_HTTP_ADDRESS": str(tmp_path / "http"),
+        "QCLI_SERVE_DATA_PATH": str(tmp_path / "broker"),
+        "QCLI_SERVE_LOG_LEVEL": "error",
+        "QCLI_TCP_ADDRESS": FREE_PORTS[1],
+        "QCLI_HTTP_ADDRESS": FREE_PORTS[3],
+        "QCLI_DATA_PATH": str(tmp_path / "lookupd"),
+    }
+    cli = Cli("127.0.0.1:1", "127.0.0.1:1", env)
+    with cli.running("serve") as broker, cli.running("lookupd") as lookupd:
+        ready = f"ready: tcp {tmp_path / 'tcp'}, http {tmp_path / 'http'}, data {tmp_path / 'broker'}\n"
+        assert lines_until_ready(broker) == [ready]
+        *_, ready = lines_until_ready(lookupd)
+        assert ready.startswith("ready: tcp 127.0.0.1:")
+        assert ready.endswith(f", data {tmp_path / 'lookupd'}\n")
 
 
 def test_environment_starts_a_broker(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ _TOPICS = {
             "--nsqd-http-address and --lookupd-http-address of every command. Separate several addresses with commas.",
             "QCLI_CLIENT_ and the name of a connection option sets that option, such as QCLI_CLIENT_TLS_ROOT_CA_FILE "
             "or QCLI_CLIENT_AUTH_SECRET. See 'qcli help connection'.",
-            "QCLI_ and the name of an option of serve or lookupd sets that option, such as QCLI_DATA_PATH.",
+            "QCLI_ and the name of an option of serve or lookupd sets that option, such as QCLI_DATA_PATH. QCLI_SERVE_ "
+            "and the name, such as QCLI_SERVE_DATA_PATH, is for serve only and overrides the variable that both read.",
             "QCLI_JOBS_FOLDER sets --jobs-folder of 'qcli replay'. QCLI_COMPLETION_TIMEOUT is how long completion "
             "waits for a broker's names (default: 500ms). NO_COLOR turns colours off.",
             "A command line option overrides the environment, and the environment overrides a configuration file.",

@@ -146,7 +146,8 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
         "Ephemeral ones are removed with the last broker that has them. With --data-path, names are saved within a "
         "second and survive a restart.",
         "Environment": "QCLI_ and the option's name in capitals with underscores sets an option, such as "
-        "QCLI_TCP_ADDRESS, as for 'qcli serve'. An empty variable counts as none. "
+        "QCLI_TCP_ADDRESS. 'qcli serve' reads the same variables, unless it has its own, such as "
+        "QCLI_SERVE_TCP_ADDRESS. An empty variable counts as none. "
         "A flag overrides the environment, and the environment overrides the configuration file.",
         "Authentication": "With --auth-file, a broker registers only with a token (qcli serve "
         "--lookupd-auth-secret-file) or a certificate that has the role register; clients see the topics that they "

@@ -1,6 +1,7 @@
 """Options of commands: grouped under headings, with several values, or all values of a command as one object."""
 
 import functools
+import os
 import platform
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -58,6 +59,14 @@ class GroupedOption(click.Option):
         self.alone = alone
         self.brief = brief
 
+    def variables(self, ctx: click.Context) -> tuple[str, ...]:
+        """Return the environment variables that set this option of a command; the first one that is set counts."""
+        return (self.envvar,) if isinstance(self.envvar, str) else ()
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return the text in the environment; an empty one counts as none."""
+        return next(filter(None, map(os.environ.get, self.variables(ctx))), None)
+
     def value_from_envvar(self, ctx: click.Context) -> Any:
         """Return the text in the environment, split at commas if the option takes several values."""
         if not self.multiple:
@@ -68,8 +77,8 @@ class GroupedOption(click.Option):
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """Return where the user gave a bad value: the option, or its environment variable."""
         source = ctx.get_parameter_source(self.name) if ctx and self.name else None
-        if source is ParameterSource.ENVIRONMENT:
-            return f"'{self.envvar}' in the environment"
+        if ctx and source is ParameterSource.ENVIRONMENT:
+            return f"'{next(filter(os.environ.get, self.variables(ctx)))}' in the environment"
         return click.Parameter.get_error_hint(
             self, ctx
         )  # click.Option would name the variable in either case

@@ -46,8 +46,10 @@ if TYPE_CHECKING:
         "storage. Concurrent publishes share one sync. With --sync interval, an OK means that the message is "
         "in the file: it survives the death of the process, but not a power failure.",
         "Environment": "QCLI_ and the option's name in capitals with underscores sets an option, such as "
-        "QCLI_TCP_ADDRESS. Separate several values with commas; an empty variable counts as none. "
-        "A flag overrides the environment, and the environment overrides the configuration file.",
+        "QCLI_TCP_ADDRESS. 'qcli lookupd' reads the same variables. QCLI_SERVE_ and the name, such as "
+        "QCLI_SERVE_TCP_ADDRESS, is for this command only and comes first. Separate several values with commas; an "
+        "empty variable counts as none. A flag overrides the environment, and the environment overrides the "
+        "configuration file.",
         "Reloading": "At SIGHUP the broker reads these again, without an interruption: the certificate, its key and "
         "the CAs, for new sessions, and log_level in the configuration file, unless a flag or a variable sets it. If "
         "a file cannot be used, the log says so, and the earlier values stay in use. All other options need a restart.",

@@ -12,6 +12,8 @@ from . import kinds
 
 PREFIX = "QCLI_"
 """The prefix of the environment variables."""
+SERVE_PREFIX = "QCLI_SERVE_"
+"""The prefix of the variables that `lookupd` does not read."""
 
 LOG_LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
 
@@ -52,8 +54,14 @@ class Setting(GroupedOption):
             **attributes,
         )
         self.kind = kind
+        self._of_serve = SERVE_PREFIX + flag.replace("-", "_").upper()
         self.key = key or name.removesuffix("_ms")
         self.ignored = ignored
+
+    def variables(self, ctx: click.Context) -> tuple[str, ...]:
+        """Return the variables of this option: `serve` has one more than `lookupd`, for itself alone."""
+        variables = super().variables(ctx)
+        return (self._of_serve, *variables) if ctx.command.name == "serve" else variables
 
 
 LOG_SETTINGS = [
