@@ -1,4 +1,4 @@
-"""A way through a topic's log, beside those who publish to it and those who delete from it."""
+"""Tests for reading a topic's log while others publish to it and files are deleted."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -34,7 +34,7 @@ def reading(
 
 
 def broker_of(*fixtures: Fixture) -> Broker:
-    """A broker that serves these topics."""
+    """Return a broker that serves these topics."""
     broker = Broker(BrokerOptions(data_path=Path("unused")), lambda name: MemoryLog())
     broker.topics = {fixture.topic.name: fixture.topic for fixture in fixtures}
     return broker
@@ -45,7 +45,7 @@ def readers_of(*fixtures: Fixture) -> Readers:
 
 
 async def read_all(way: Reading[RecordBatch]) -> tuple[list[int], list[Gap]]:
-    """The sequences of what came, and what was missing."""
+    """Return the sequences that were read, and the missing ones."""
     sequences: list[int] = []
     missing: list[Gap] = []
     while found := await way.next():
@@ -64,19 +64,19 @@ def filled(log: Log, counts: Sequence[int], *, name: str = "topic") -> Fixture:
     return fixture
 
 
-# ---------------------------------------------------------------------- from here to there
+# ---------------------------------------------------------------------- ranges
 
 
 @given(st.lists(st.integers(1, 5), max_size=12), st.integers(0, 40), st.integers(0, 40), st.integers(0, 300))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_every_message_comes_once_and_in_order(
+def test_every_message_is_read_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, counts: list[int], start: int, end: int, max_bytes: int
 ) -> None:
     async def check(fixture: Fixture) -> None:
         total = sum(counts)
         way = reading(readers_of(fixture), fixture.topic, min(start, total), end, max_bytes=max_bytes)
         sequences, missing = await read_all(way)
-        # What shares a record with the first or the last may come, too.
+        # Other messages of the first and the last record may be included.
         assert [each for each in sequences if start <= each < end] == list(range(start, min(end, total)))
         assert sequences == sorted(set(sequences))
         assert missing == []
@@ -108,11 +108,11 @@ def test_gaps() -> None:
     assert gaps(3, 7, 5) == [Gap(3, 5, "discarded"), Gap(5, 7, "damaged")]
 
 
-# ---------------------------------------------------------------------- what is missing
+# ---------------------------------------------------------------------- missing messages
 
 
 def damaged(folder: Path, counts: Sequence[int], *bodies: bytes) -> Fixture:
-    """Messages on disk, called by their sequences, some of which are damaged, with all in their record."""
+    """Return messages on disk, whose bodies are their sequences; some of their records are damaged."""
     log = disk_log(folder, segment_bytes=4096)
     fixture = Fixture(log)
     sequence = 0
@@ -139,7 +139,7 @@ def damaged(folder: Path, counts: Sequence[int], *bodies: bytes) -> Fixture:
     ],
 )
 @pytest.mark.parametrize("max_bytes", [0, 10_000])
-async def test_damage_is_told(
+async def test_damage_is_reported(
     tmp_path: Path,
     bodies: list[bytes],
     start: int,
@@ -154,7 +154,7 @@ async def test_damage_is_told(
     fixture.log.close()
 
 
-async def test_what_was_deleted_before(tmp_path: Path) -> None:
+async def test_earlier_deleted_messages(tmp_path: Path) -> None:
     fixture = filled(MemoryLog(max_messages=4), [1] * 10)
     assert fixture.log.first_sequence == 6
     found = await read_all(reading(readers_of(fixture), fixture.topic, 2, 9))
@@ -162,7 +162,7 @@ async def test_what_was_deleted_before(tmp_path: Path) -> None:
     assert await read_all(reading(readers_of(fixture), fixture.topic, 2, 5)) == ([], [Gap(2, 5, "discarded")])
 
 
-async def test_segments_that_go_while_they_are_read(tmp_path: Path) -> None:
+async def test_segments_deleted_during_a_read(tmp_path: Path) -> None:
     fixture = filled(disk_log(tmp_path / "log", segment_bytes=1), [2] * 10)
     way = reading(readers_of(fixture), fixture.topic, 0, 20, max_bytes=0)
     assert await way.next() == fixture.log.read(0, 0)
@@ -172,7 +172,7 @@ async def test_segments_that_go_while_they_are_read(tmp_path: Path) -> None:
     fixture.log.close()
 
 
-async def test_damage_behind_what_was_deleted(tmp_path: Path) -> None:
+async def test_damage_after_deleted_messages(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     log = disk_log(folder, segment_bytes=1)
     fixture = Fixture(log)
@@ -187,7 +187,7 @@ async def test_damage_behind_what_was_deleted(tmp_path: Path) -> None:
     fixture.log.close()
 
 
-async def test_what_cannot_be_read_cuts_it_off() -> None:
+async def test_unreadable_record_ends_the_read() -> None:
     log = UnreadableLog()
     fixture = filled(log, [1, 1])
     log.fails = True
@@ -195,8 +195,8 @@ async def test_what_cannot_be_read_cuts_it_off() -> None:
         await reading(readers_of(fixture), fixture.topic, 0, 2).next()
 
 
-async def test_a_topic_that_is_deleted_meanwhile_cuts_it_off(tmp_path: Path) -> None:
-    """What its closed log then gives looks like damage."""
+async def test_deleted_topic_ends_the_read(tmp_path: Path) -> None:
+    """Its closed log looks damaged."""
     fixture = filled(disk_log(tmp_path / "log"), [1] * 3)
     broker = broker_of(fixture)
     way = reading(Readers(broker), fixture.topic, 0, 3, max_bytes=0)
@@ -210,11 +210,11 @@ async def test_a_topic_that_is_deleted_meanwhile_cuts_it_off(tmp_path: Path) -> 
 
 
 def in_memory(*counts: int) -> Fixture:
-    """An ephemeral topic: no threads read it, which an autojump clock would not wait for."""
+    """Return an ephemeral topic: no threads read it, for which an autojump clock would not wait."""
     return filled(MemoryLog(), counts, name="topic#ephemeral")
 
 
-async def test_it_waits_for_more(autojump_clock: MockClock) -> None:
+async def test_read_waits_for_more(autojump_clock: MockClock) -> None:
     fixture = in_memory(1)
     readers = readers_of(fixture)
     way = reading(readers, fixture.topic, 0, None, wait_s=10)
@@ -240,7 +240,7 @@ async def test_it_waits_for_more(autojump_clock: MockClock) -> None:
     assert trio.current_time() - began == 22
 
 
-async def test_it_waits_for_a_sequence_and_then_ends(autojump_clock: MockClock) -> None:
+async def test_read_waits_for_a_sequence_and_then_ends(autojump_clock: MockClock) -> None:
     fixture = in_memory(1)
     readers = readers_of(fixture)
     way = reading(readers, fixture.topic, 0, 3, wait_s=60)
@@ -258,14 +258,14 @@ async def test_it_waits_for_a_sequence_and_then_ends(autojump_clock: MockClock) 
         nursery.cancel_scope.cancel()
 
 
-async def test_without_waiting_the_end_is_the_end(autojump_clock: MockClock) -> None:
+async def test_read_without_waiting_ends_at_the_end(autojump_clock: MockClock) -> None:
     fixture = in_memory(2)
     assert await read_all(reading(readers_of(fixture), fixture.topic, 0, None)) == ([0, 1], [])
     assert await read_all(reading(readers_of(fixture), fixture.topic, 2, 9)) == ([], [])
     assert trio.current_time() == 0
 
 
-async def test_who_waits_hears_of_the_end_of_the_topic(autojump_clock: MockClock) -> None:
+async def test_waiting_reader_is_notified_of_the_end_of_the_topic(autojump_clock: MockClock) -> None:
     fixture = in_memory(1)
     broker = broker_of(fixture)
     readers = Readers(broker)
@@ -283,14 +283,14 @@ async def test_who_waits_hears_of_the_end_of_the_topic(autojump_clock: MockClock
     assert trio.current_time() == 5
 
 
-async def test_nobody_waits_for_a_topic_that_is_gone(autojump_clock: MockClock) -> None:
+async def test_no_reader_waits_for_a_deleted_topic(autojump_clock: MockClock) -> None:
     fixture = in_memory(1)
     with pytest.raises(CutOff):
         await reading(readers_of(), fixture.topic, 1, None, wait_s=60).next()
     assert trio.current_time() == 0
 
 
-async def test_many_wait_for_one_topic_and_none_for_another(autojump_clock: MockClock) -> None:
+async def test_readers_wait_for_their_own_topic_only(autojump_clock: MockClock) -> None:
     fixture, other = in_memory(), Fixture(name="other#ephemeral")
     readers = readers_of(fixture, other)
     got: list[int] = []
@@ -312,7 +312,9 @@ async def test_many_wait_for_one_topic_and_none_for_another(autojump_clock: Mock
     assert trio.current_time() == 2
 
 
-async def test_damage_at_the_end_does_not_keep_it_busy(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_damage_at_the_end_does_not_keep_a_reader_busy(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     fixture = damaged(tmp_path / "log", [1, 1], b"<1>")
     way = reading(readers_of(fixture), fixture.topic, 0, None, wait_s=5)
     assert await read_all(way) == ([0], [Gap(1, 2, "damaged")])

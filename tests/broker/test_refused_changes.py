@@ -1,4 +1,4 @@
-"""A channel is on disk before anybody uses it, and a request that is refused has changed nothing."""
+"""Tests that a channel is saved before it is used, and that a refused request has changed nothing."""
 
 import errno
 import json
@@ -22,12 +22,12 @@ NO_SCHEDULE = {"checkpoint_interval_ms": 3_600_000}
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
 class UnsavedStates(Files):
-    """States cannot be saved while `fails`, as on a disk that is full."""
+    """States cannot be saved while `fails`, as on a full disk."""
 
     fails = False
 
@@ -38,12 +38,12 @@ class UnsavedStates(Files):
 
 
 def address(api: Api) -> str:
-    """The broker's TCP address."""
+    """Return the broker's TCP address."""
     host, port = api.tcp.stream.socket.getpeername()
     return f"{host}:{port}"
 
 
-async def test_every_client_of_a_new_channel_waits_until_it_is_on_disk(tmp_path: Path) -> None:
+async def test_every_client_of_a_new_channel_waits_until_it_is_saved(tmp_path: Path) -> None:
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
         await api.tcp.publish("t", b"makes the topic")
@@ -75,7 +75,7 @@ async def test_every_client_of_a_new_channel_waits_until_it_is_on_disk(tmp_path:
 
 
 async def everything(api: Api) -> object:
-    """What /stats and the settings say, but for the clients, and for figures of the process and of time."""
+    """Return /stats and the settings, without clients, and without metrics of the process and times."""
     stats = await api.stats(include_clients=False, include_mem=False)
     topics = [topic for topic in stats["topics"] if topic["topic_name"] != "marker"]
     for topic in topics:
@@ -105,7 +105,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("method", "target", "body"), CHANGES, ids=[target for _, target, _ in CHANGES])
-async def test_a_change_that_cannot_be_saved_is_not_made(
+async def test_change_that_cannot_be_saved_is_not_made(
     tmp_path: Path, method: str, target: str, body: bytes
 ) -> None:
     files = UnsavedStates()
@@ -135,13 +135,13 @@ async def test_a_change_that_cannot_be_saved_is_not_made(
         done = await api.send(method, target, body=body)
         assert done.status_code == 200, done.text
         assert await everything(api) != before
-        # The first channel of a topic still gets all that waits for it.
+        # The first channel of a topic still gets all waiting messages.
         async with connected(address(api)) as client:
             await client.subscribe("backlog", "new", ready_count=5)
             assert [(await client.message()).body for _ in range(2)] == [b"1", b"2"]
 
 
-async def test_a_refused_topic_is_not_there_after_a_restart(tmp_path: Path) -> None:
+async def test_refused_topic_does_not_exist_after_a_restart(tmp_path: Path) -> None:
     files = UnsavedStates()
     async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
         files.fails = True
@@ -154,7 +154,7 @@ async def test_a_refused_topic_is_not_there_after_a_restart(tmp_path: Path) -> N
         assert (await api.stats())["topics"] == []
 
 
-async def test_deferred_messages_that_cannot_be_cancelled_still_wait(tmp_path: Path) -> None:
+async def test_deferred_messages_that_cannot_be_cancelled_keep_waiting(tmp_path: Path) -> None:
     files = UnsavedStates()
     async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
         await api.tcp.send(dpub("t", 3_600_000, b"later"))
@@ -170,7 +170,7 @@ async def test_deferred_messages_that_cannot_be_cancelled_still_wait(tmp_path: P
         assert (await api.channel("t", "c"))["deferred_count"] == 0
 
 
-async def test_dead_letters_that_cannot_be_dropped_are_still_there(tmp_path: Path) -> None:
+async def test_dead_letters_that_cannot_be_dropped_stay(tmp_path: Path) -> None:
     files = UnsavedStates()
     async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
         await api.tcp.publish("dead", b"1", b"2")
@@ -182,10 +182,10 @@ async def test_dead_letters_that_cannot_be_dropped_are_still_there(tmp_path: Pat
 
 
 class HeldUnsavedStates(HeldFiles, UnsavedStates):
-    """States that wait to be saved, and then cannot be."""
+    """Saves of states wait, and then fail."""
 
 
-async def test_dead_letters_that_cannot_be_dropped_come_to_a_consumer_that_waits(tmp_path: Path) -> None:
+async def test_dead_letters_that_cannot_be_dropped_go_to_a_waiting_consumer(tmp_path: Path) -> None:
     files = HeldUnsavedStates()
     async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
         await api.tcp.publish("dead", b"1", b"2")
@@ -196,15 +196,15 @@ async def test_dead_letters_that_cannot_be_dropped_come_to_a_consumer_that_waits
             nursery.start_soon(partial(api.post, "/dead_letters/drop", topic="dead"))
             await files.reached()
             await api.tcp.send(b"RDY 5\n")
-            await settle()  # there is nothing for it: they are withdrawn
+            await settle()  # nothing is delivered: they are withdrawn
             files.release()
         assert [(await api.tcp.message()).body for _ in range(2)] == [b"1", b"2"]
 
 
-async def test_a_message_that_comes_due_while_it_is_cancelled_outlasts_a_kill(
+async def test_message_that_becomes_due_during_its_cancellation_survives_a_kill(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    """The state that was saved lacks it, and it is kept."""
+    """The saved state lacks it, and it is kept."""
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
         await api.post("/topic/create", topic="t")
@@ -236,7 +236,7 @@ async def test_a_message_that_comes_due_while_it_is_cancelled_outlasts_a_kill(
             assert (await after.channel("t", "c"))["deferred_count"] == 0
 
 
-async def test_a_refused_publish_leaves_no_topic_behind(tmp_path: Path) -> None:
+async def test_refused_publish_leaves_no_topic(tmp_path: Path) -> None:
     files = FailingFiles()
     async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
         files.full_after = 0
@@ -261,8 +261,8 @@ class HeldFullFiles(HeldFiles, FailingFiles):
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-async def test_who_comes_while_a_refused_topic_is_removed_waits(tmp_path: Path, is_full: bool) -> None:
-    """Nobody is told that the broker is exiting: they get the disk's error, too, or are served."""
+async def test_requests_during_the_removal_of_a_refused_topic_wait(tmp_path: Path, is_full: bool) -> None:
+    """They get the disk's error, or succeed, but never an error that the broker is exiting."""
     files = HeldFullFiles()
     async with (
         running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api,
@@ -292,7 +292,7 @@ async def test_who_comes_while_a_refused_topic_is_removed_waits(tmp_path: Path, 
         assert b"No space left on device" in first[1]
         frames = [await publisher.frame(), await consumer.frame()]
         if is_full:
-            # In other words, if another of those who waited met the full disk before it.
+            # With another text, if another waiting request failed on the full disk before it.
             assert answers["second"][0] == 503
             assert b"No space left on device" in answers["second"][1]
             for frame in frames:
@@ -305,7 +305,7 @@ async def test_who_comes_while_a_refused_topic_is_removed_waits(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("client", ["TCP", "HTTP"])
-async def test_a_publish_refused_without_the_disk_leaves_no_topic_behind(tmp_path: Path, client: str) -> None:
+async def test_publish_refused_for_another_reason_leaves_no_topic(tmp_path: Path, client: str) -> None:
     async with running_api(
         tmp_path / "d", topic_defaults=TopicSettings(max_messages=1), **NO_SCHEDULE
     ) as api:
@@ -318,7 +318,7 @@ async def test_a_publish_refused_without_the_disk_leaves_no_topic_behind(tmp_pat
         assert (await api.stats())["topics"] == []
 
 
-async def test_a_producer_that_is_forgotten_stays_so(tmp_path: Path) -> None:
+async def test_forgotten_producer_stays_forgotten(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", **NO_SCHEDULE) as api:
         assert await api.post("/mpub", b"a\nb", topic="t", producer="p", number=9) == OK
         assert await api.post("/topic/producer/forget", topic="t", producer="p") == DONE
@@ -333,7 +333,7 @@ async def test_a_producer_that_is_forgotten_stays_so(tmp_path: Path) -> None:
     ("name", "kind"),
     [("broker.json", "pipe"), ("topics/t.topic/state.json", "pipe"), ("topics/t.topic/state.json", "folder")],
 )
-async def test_what_is_no_file_costs_what_damage_does(tmp_path: Path, name: str, kind: str) -> None:
+async def test_special_file_counts_as_damage(tmp_path: Path, name: str, kind: str) -> None:
     """The second copy is used."""
     async with running_api(tmp_path / "d") as api:
         await api.tcp.publish("t", b"x")

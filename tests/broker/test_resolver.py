@@ -1,4 +1,4 @@
-"""Slow name servers: nothing that waits for the disk waits for them."""
+"""Tests with slow name servers: disk operations do not wait for them."""
 
 import socket
 import threading
@@ -16,7 +16,7 @@ SLOW = ".slow.invalid"
 
 
 class SlowNames:
-    """Makes looking up names below `slow.invalid` wait until `release`."""
+    """Makes lookups of names below `slow.invalid` wait until `release`."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -30,9 +30,7 @@ class SlowNames:
 
     def __call__(self, host: Any, port: Any, *more: Any, **named: Any) -> Any:
         name = host.decode() if isinstance(host, bytes) else str(host)
-        numeric_only = (
-            more[3] if len(more) > 3 else 0
-        ) & socket.AI_NUMERICHOST  # in the event loop, first of all
+        numeric_only = (more[3] if len(more) > 3 else 0) & socket.AI_NUMERICHOST  # first, in the event loop
         if not name.endswith(SLOW) or numeric_only:
             return self._real(host, port, *more, **named)
         with self._lock:
@@ -78,12 +76,12 @@ async def test_saves_and_syncs_do_not_wait_for_names(tmp_path: Path, slow_names:
             before = files.syncs
             await client.publish("t", b"two")
             await until(lambda: files.syncs > before)
-            await client.subscribe("t", "c", ready_count=2)  # a new channel is saved before it is answered
+            await client.subscribe("t", "c", ready_count=2)  # a new channel is saved before the answer
             assert [(await client.message()).body for _ in range(2)] == [b"one", b"two"]
         await until(lambda: slow_names.looking_up == 60)
 
 
-async def test_a_name_holds_up_neither_other_names_nor_many_threads(slow_names: SlowNames) -> None:
+async def test_slow_name_delays_no_other_name_and_uses_few_threads(slow_names: SlowNames) -> None:
     resolver = Resolver()
     async with trio.open_nursery() as nursery:
         for _ in range(50):
@@ -96,9 +94,7 @@ async def test_a_name_holds_up_neither_other_names_nor_many_threads(slow_names: 
         nursery.cancel_scope.cancel()
 
 
-async def test_a_lookup_that_takes_too_long_is_an_error(
-    slow_names: SlowNames, mock_clock: trio.testing.MockClock
-) -> None:
+async def test_lookup_has_a_time_limit(slow_names: SlowNames, mock_clock: trio.testing.MockClock) -> None:
     async def look_up() -> None:
         with pytest.raises(OSError, match="the name server did not answer within 10 s"):
             await Resolver().getaddrinfo(b"one" + SLOW.encode(), 1)

@@ -1,4 +1,4 @@
-"""What is kept of a topic's log when every channel has passed it, and when that is looked at."""
+"""Tests for retention: which files are kept after all channels have passed them, and when that is checked."""
 
 import pickle
 from collections.abc import Iterator, Sequence
@@ -71,11 +71,11 @@ FILES = [File(0, 40 * MINUTE), File(10, 30 * MINUTE), File(20, 20 * MINUTE), Fil
         (15 * MINUTE, 100, 40),
     ],
 )
-def test_what_is_kept(time_ms: int, max_bytes: int, kept: int) -> None:
+def test_kept_files(time_ms: int, max_bytes: int, kept: int) -> None:
     assert kept_from(FILES, TopicSettings(time_ms, max_bytes), NOW) == kept
 
 
-def test_files_that_are_kept_are_not_read_but_for_the_first() -> None:
+def test_only_the_first_kept_file_is_read() -> None:
     class Unread(File):
         def last_ns(self) -> int:
             raise AssertionError("read")
@@ -98,16 +98,14 @@ def test_files_that_are_kept_are_not_read_but_for_the_first() -> None:
         (TopicSettings(retention_bytes=8), 10**9, 66_000, True),
     ],
 )
-def test_when_a_new_file_is_begun(
-    settings: TopicSettings, begun_ago_ms: int, size: int, wanted: bool
-) -> None:
+def test_start_of_a_new_file(settings: TopicSettings, begun_ago_ms: int, size: int, wanted: bool) -> None:
     last = File(30, 0, size, NOW - begun_ago_ms * MS)
     assert wants_new_file([*FILES[:3], last], settings, NOW) is wanted
     assert not wants_new_file([*FILES[:3], File(30, 0, 32)], settings, NOW)  # it is empty
 
 
-def test_when_to_look_again() -> None:
-    """When the first of the files that is kept has had its time, or the last one has to make way."""
+def test_next_check() -> None:
+    """When the first kept file becomes too old, or the last one must be replaced by a new one."""
     settings = TopicSettings(retention_time_ms=32 * MINUTE)
     begun = File(30, 0, first_ns=NOW - MINUTE * MS)
     assert next_check_ns(FILES, settings, NOW) == NOW + 2 * MINUTE * MS
@@ -120,7 +118,7 @@ def test_when_to_look_again() -> None:
         assert next_check_ns([*FILES, begun], nothing_to_come, NOW) is None
 
 
-def test_the_schedule_tells_each_topic_when_its_time_comes() -> None:
+def test_schedule_returns_each_topic_when_it_is_due() -> None:
     schedule: Alarms[str] = Alarms()
     schedule.watch("a", 30)
     schedule.watch("b", 10)
@@ -134,7 +132,7 @@ def test_the_schedule_tells_each_topic_when_its_time_comes() -> None:
     assert schedule.take_all_due(10**20) == []
 
 
-def test_the_schedule_does_not_grow_with_every_look() -> None:
+def test_schedule_does_not_grow_with_repeated_checks() -> None:
     schedule: Alarms[str] = Alarms()
     for now in range(1000):
         schedule.watch("a", 10_000)
@@ -143,13 +141,13 @@ def test_the_schedule_does_not_grow_with_every_look() -> None:
     assert len(pickle.dumps(schedule)) < 500
 
 
-# ---------------------------------------------------------------------- what is looked at
+# ---------------------------------------------------------------------- checks of topics
 
 
 class Kept:
     """A topic with a log of two files, the second of them empty, and its retention manager.
 
-    The first file is begun at NOW and has a message of this time, and another from five minutes later.
+    The first file begins at NOW and has a message of this time, and another from five minutes later.
     """
 
     def __init__(self, folder: Path, settings: TopicSettings, files: HastyFiles) -> None:
@@ -198,7 +196,7 @@ FORTY = TopicSettings(retention_time_ms=40 * MINUTE)
 
 
 @pytest.mark.parametrize("kept", [FORTY], indirect=True)
-async def test_a_topic_that_was_loaded_is_looked_at_when_its_first_file_may_be_too_old(kept: Kept) -> None:
+async def test_loaded_topic_is_checked_when_its_first_file_may_be_too_old(kept: Kept) -> None:
     kept.topic.channels["c"].empty()
     kept.retention.schedule_loaded(kept.topic)
     kept.set_clock(39.9)
@@ -216,7 +214,7 @@ async def test_a_topic_that_was_loaded_is_looked_at_when_its_first_file_may_be_t
 
 
 @pytest.mark.parametrize("kept", [FORTY, TopicSettings()], indirect=True)
-async def test_what_a_channel_needs_is_not_looked_at(kept: Kept) -> None:
+async def test_files_that_a_channel_needs_are_not_checked(kept: Kept) -> None:
     kept.retention.schedule_loaded(kept.topic)
     kept.set_clock(100)
     assert not kept.is_due()
@@ -226,7 +224,7 @@ async def test_what_a_channel_needs_is_not_looked_at(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("kept", [TopicSettings(), TopicSettings(retention_bytes=1000)], indirect=True)
-async def test_of_a_topic_that_was_loaded_goes_at_once_what_is_not_to_be_kept(kept: Kept) -> None:
+async def test_expired_files_of_a_loaded_topic_are_deleted_at_once(kept: Kept) -> None:
     kept.topic.channels["c"].empty()
     kept.retention.schedule_loaded(kept.topic)
     assert kept.is_due()
@@ -234,7 +232,7 @@ async def test_of_a_topic_that_was_loaded_goes_at_once_what_is_not_to_be_kept(ke
 
 
 @pytest.mark.parametrize("kept", [TopicSettings(-1), TopicSettings(retention_bytes=9000)], indirect=True)
-async def test_a_topic_that_was_loaded_and_keeps_all_is_not_looked_at(kept: Kept) -> None:
+async def test_loaded_topic_that_keeps_everything_is_not_checked(kept: Kept) -> None:
     kept.topic.channels["c"].empty()
     kept.retention.schedule_loaded(kept.topic)
     kept.set_clock(10**6)
@@ -242,7 +240,7 @@ async def test_a_topic_that_was_loaded_and_keeps_all_is_not_looked_at(kept: Kept
 
 
 @pytest.mark.parametrize("kept", [TopicSettings(ttl_ms=60 * MINUTE)], indirect=True)
-async def test_what_waits_is_looked_at_and_saved_when_it_is_too_old(kept: Kept) -> None:
+async def test_waiting_messages_are_checked_and_saved_when_too_old(kept: Kept) -> None:
     kept.retention.schedule_loaded(kept.topic)
     kept.set_clock(5 + 60 / 16)
     assert kept.is_due()
@@ -264,10 +262,10 @@ async def test_what_waits_is_looked_at_and_saved_when_it_is_too_old(kept: Kept) 
 
 
 @pytest.mark.parametrize("kept", [TopicSettings()], indirect=True)
-async def test_what_could_not_be_carried_forward_is_tried_again(
+async def test_failed_carry_forward_is_retried(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Although nothing else happens to the topic."""
+    """Although nothing else happens in the topic."""
     monkeypatch.setattr(retention, "PINNED_BYTES", 1000)
     monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 1.0)
     monkeypatch.setattr(retention, "CARRIED_BYTES_SHARE", 1.0)
@@ -284,7 +282,7 @@ async def test_what_could_not_be_carried_forward_is_tried_again(
     files.heal()
     assert kept.save() == again_ns  # not yet
     assert not kept.log.has_carried_forward
-    assert await kept.retention.has_work(kept.topic)  # the file has been passed
+    assert await kept.retention.has_work(kept.topic)  # the file was passed
     kept.now_ns = again_ns
     assert kept.save() is None
     assert kept.log.first_sequence == 2
@@ -305,10 +303,10 @@ async def test_what_could_not_be_carried_forward_is_tried_again(
         ("PINNED_BYTES", 3000),
     ],
 )
-def test_each_rule_says_by_itself_that_it_does_not_pay(
+def test_each_rule_alone_prevents_carrying_forward(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, rule: str, limit: float
 ) -> None:
-    """One of two messages is not finished."""
+    """One of two messages is unfinished."""
     for name, value in {
         "PINNED_BYTES": 1000,
         "CARRIED_MESSAGES_SHARE": 0.5,

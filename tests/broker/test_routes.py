@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md tells which way a PUB and a FIN take through the broker. They do."""
+"""Check that a PUB and a FIN take the route through the broker that ARCHITECTURE.md describes."""
 
 import json
 import re
@@ -12,17 +12,17 @@ from broker.support import PATIENCE_S
 
 DOCUMENT = Path(__file__).parents[2] / "ARCHITECTURE.md"
 SYNCS = range(9, 14)
-"""The steps of a PUB that are missing with `--sync=interval`."""
+"""The steps of a PUB that do not happen with `--sync=interval`."""
 
 
 def steps(title: str) -> list[tuple[str, str]]:
-    """The file and the function of each step of a route."""
+    """Return the file and the function of each step of a route."""
     section = DOCUMENT.read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| \d+ \| `([^`]+)` \| `([^`]+)` \|", section, re.MULTILINE)
 
 
 def files_and_returns(route: list[tuple[str, str]]) -> tuple[int, int]:
-    """How many files a route enters, and how often it comes back to one that it has left."""
+    """Return the number of files that a route enters, and how often it returns to an earlier one."""
     files = [file for file, _ in route]
     entered = [file for before, file in zip([None, *files], files, strict=False) if file != before]
     return len(set(entered)), len(entered) - len(set(entered))
@@ -44,7 +44,7 @@ def test_routes(sync: str, limit: tuple[int, int]) -> None:
     fin = steps("Life of a FIN")
     assert files_and_returns(route) == limit
     assert files_and_returns(fin) == (5, 1)
-    # In a process of its own: calls in threads are only noted if the threads are new.
+    # In a new process: calls in threads are only recorded in new threads.
     traced = subprocess.run(
         [sys.executable, "-m", "broker.traced_calls", sync],
         cwd=Path(__file__).parents[1],

@@ -1,4 +1,6 @@
-"""The second copy of what a broker saves: when there is one, what it is worth, and when there must be none."""
+"""Tests for the second copy of a broker's saved files: when it exists, when it is used, and when it must not
+exist.
+"""
 
 import errno
 import json
@@ -17,7 +19,7 @@ from log.support import HastyFiles, segment_files
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
@@ -28,7 +30,7 @@ def damage(path: Path) -> None:
 
 
 async def receive(client: RawClient, count: int) -> list[bytes]:
-    """Receive so many messages and finish them."""
+    """Receive this many messages and finish them."""
     bodies = []
     for _ in range(count):
         message = await client.message()
@@ -38,14 +40,14 @@ async def receive(client: RawClient, count: int) -> list[bytes]:
 
 
 async def finish(client: RawClient, count: int) -> None:
-    """Receive and finish so many messages, and wait until the broker has taken note."""
+    """Receive and finish this many messages, and wait until the broker has processed that."""
     await receive(client, count)
     await client.send(b"CLS\n")
     assert await client.frame() == (0, b"CLOSE_WAIT")
 
 
 @pytest.mark.parametrize("damaged", ["state.json", "state.json.previous"])
-async def test_a_channel_outlasts_damage_once_both_copies_have_it(
+async def test_channel_survives_damage_when_both_copies_have_it(
     tmp_path: Path, clock: trio.testing.MockClock, damaged: str
 ) -> None:
     async with running_broker(tmp_path / "d", checkpoint_interval_ms=1000) as bound:
@@ -66,10 +68,10 @@ async def test_a_channel_outlasts_damage_once_both_copies_have_it(
         assert await receive(client, 2) == [b"for c", b"for both"]
 
 
-async def test_what_was_deleted_with_the_last_state_is_not_missed(
+async def test_files_deleted_after_the_last_save_are_not_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The state saved before needed messages that the damaged one knew to be finished."""
+    """The previous state needed messages that were finished in the damaged one."""
     folder = tmp_path / "d" / "topics" / "t.topic"
     async with running_broker(tmp_path / "d", max_bytes_per_file=1000) as bound:
         async with connected(bound.tcp_address) as client:
@@ -95,8 +97,8 @@ async def test_what_was_deleted_with_the_last_state_is_not_missed(
     assert (folder / "state.json.damaged").exists()
 
 
-async def test_a_state_ahead_of_its_log_is_never_taken_up_again(tmp_path: Path) -> None:
-    """After a power cut it takes for finished what is then published in the places of lost messages."""
+async def test_state_ahead_of_its_log_is_never_used_again(tmp_path: Path) -> None:
+    """After a power cut it would treat new messages with the sequences of lost ones as finished."""
     folder = tmp_path / "d" / "topics" / "t.topic"
     async with (
         running_broker(tmp_path / "d", sync="interval") as bound,
@@ -123,10 +125,10 @@ async def test_a_state_ahead_of_its_log_is_never_taken_up_again(tmp_path: Path) 
         assert await receive(client, 3) == [b"new"] * 3
 
 
-async def test_both_copies_have_everything_after_a_graceful_stop(
+async def test_both_copies_are_complete_after_a_clean_stop(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    """Also of topics that have not changed since a checkpoint."""
+    """Also of topics without a change since a checkpoint."""
     folder = tmp_path / "d" / "topics" / "t.topic"
     async with running_broker(tmp_path / "d", checkpoint_interval_ms=1000) as bound:
         async with connected(bound.tcp_address) as client:
@@ -145,7 +147,7 @@ async def test_both_copies_have_everything_after_a_graceful_stop(
 
 
 class Refusing(HastyFiles):
-    """A file system that refuses what it is told to."""
+    """A file system that refuses chosen operations."""
 
     def __init__(self) -> None:
         self.refuses: Callable[[str, Path], int | None] = lambda operation, path: None
@@ -175,7 +177,7 @@ async def save_twice(address: str | None) -> Sequence[int]:
     ]
 
 
-async def test_on_a_file_system_without_links_there_is_no_copy(tmp_path: Path) -> None:
+async def test_file_system_without_links_has_no_copy(tmp_path: Path) -> None:
     files = Refusing()
     files.refuses = lambda operation, path: errno.EPERM if operation == "link" else None
     async with running_broker(tmp_path / "d", files=files) as bound:
@@ -186,7 +188,7 @@ async def test_on_a_file_system_without_links_there_is_no_copy(tmp_path: Path) -
     assert names == {"state.json"}
 
 
-async def test_on_a_full_disk_a_state_has_the_room_of_the_copy(tmp_path: Path) -> None:
+async def test_on_a_full_disk_a_state_uses_the_space_of_the_copy(tmp_path: Path) -> None:
     files = Refusing()
     folder = tmp_path / "d" / "topics" / "t.topic"
     async with running_broker(tmp_path / "d", files=files) as bound:
@@ -207,7 +209,7 @@ async def test_on_a_full_disk_a_state_has_the_room_of_the_copy(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("unreadable", ["broker.json", "state.json"])
-async def test_a_copy_is_taken_where_the_disk_cannot_read(
+async def test_copy_is_used_if_the_state_cannot_be_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, unreadable: str
 ) -> None:
     files = Refusing()
@@ -223,9 +225,7 @@ async def test_a_copy_is_taken_where_the_disk_cannot_read(
         assert await receive(client, 1) == [b"kept"]
 
 
-async def test_the_state_of_another_topic_is_not_taken_up(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_state_of_another_topic_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c")
         await client.publish("t", b"kept")
@@ -238,8 +238,8 @@ async def test_the_state_of_another_topic_is_not_taken_up(
         assert await receive(client, 1) == [b"kept"]
 
 
-async def test_what_is_left_of_files_that_were_being_written_does_no_harm(tmp_path: Path) -> None:
-    """A kill leaves them: the next start, and the next save, take them over or remove them."""
+async def test_leftovers_of_unfinished_writes_are_harmless(tmp_path: Path) -> None:
+    """A kill leaves them; the next start and the next save replace or remove them."""
     async with running_broker(tmp_path / "d") as bound:
         async with connected(bound.tcp_address) as client:
             await client.subscribe("t", "c")
@@ -260,12 +260,12 @@ async def test_what_is_left_of_files_that_were_being_written_does_no_harm(tmp_pa
     assert json.loads((folder / "state.json.previous").read_bytes())["name"] == "t"
 
 
-async def test_a_state_of_gigabytes_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_state_of_gigabytes_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "d" / "topics" / "t.topic"
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c")
     shutil.copy(folder / "state.json", folder / "state.json.previous")
-    os.truncate(folder / "state.json", 2**33)  # it takes no room on the disk
+    os.truncate(folder / "state.json", 2**33)  # a sparse file
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         assert "state.json: it has 8,589,934,592 bytes; the maximum is 1,073,741,824" in caplog.text
         await client.subscribe("t", "c")

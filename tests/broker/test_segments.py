@@ -1,4 +1,4 @@
-"""Which topic a segment belongs to: files that were swapped while no broker ran, and folders of an older format."""
+"""Tests for segments of another topic, swapped while no broker ran, and for folders of an older format."""
 
 import shutil
 import zipfile
@@ -13,12 +13,14 @@ from log.support import FIRST, HastyFiles, segment_files
 from trio_nsq.log.inspection.verify import verify_log
 
 OLD = Path(__file__).parent / "folders" / "format-1.zip"
-"""A data folder that version 0.1.0 left when its segments were of format 1, each message beginning with TOPIC NUMBER.
+"""A data folder of version 0.1.0 with segments of format 1; each message begins with TOPIC NUMBER.
 
-small: 31 messages in three segments; channel c has finished 1, 2 and 3, has had 0, 4, 5 and 6 once, and 30 is deferred.
-other: 30 messages in segments of the same names, and no channel.
-carried: 31 messages, of which only 0 and 5 are unfinished: they were carried forward, and the first segment is gone.
-indexed: 110 messages in two segments, the first with an index; channel c has had none of them.
+small: 31 messages in three segments; channel c has finished 1, 2 and 3, has received 0, 4, 5 and 6 once, and
+30 is deferred.
+other: 30 messages in segments with the same names, and no channel.
+carried: 31 messages, of which only 0 and 5 are unfinished: they were carried forward, and the first segment
+is deleted.
+indexed: 110 messages in two segments, the first with an index; channel c has received none of them.
 """
 OLD_MESSAGES = {
     "small": {*range(30)} - {1, 2, 3},
@@ -29,7 +31,7 @@ OLD_MESSAGES = {
 
 
 def numbers(topic: str, bodies: Sequence[bytes]) -> list[int]:
-    """Those of messages, which have to be of this topic."""
+    """Return the numbers of messages, which must be of this topic."""
     words = [body.split() for body in bodies]
     assert {word[0].decode() for word in words} <= {topic}
     return [int(word[1]) for word in words]
@@ -41,7 +43,7 @@ async def publish(address: str, topic: str, *which: int) -> None:
 
 
 async def consume(address: str, topic: str, expected: set[int], *, finish: bool = True) -> None:
-    """Take from channel c all that it has ready, which has to be these messages and no other."""
+    """Consume everything ready in channel c, which must be exactly these messages."""
     bodies = []
     async with connected(address) as client:
         await client.subscribe(topic, "c", ready_count=2500)
@@ -57,7 +59,7 @@ async def consume(address: str, topic: str, expected: set[int], *, finish: bool 
 
 
 async def make_topics(data_path: Path, *, segments: int, consumed: int = 0) -> None:
-    """Topics a and b with three messages in each of so many segments, and a channel each."""
+    """Create topics a and b with this many segments of three messages, and a channel each."""
     async with running_broker(data_path, files=HastyFiles(), max_bytes_per_file=200) as bound:
         for topic in ("a", "b"):
             for start in range(0, 3 * segments, 3):
@@ -78,10 +80,10 @@ def swap(one: Path, other: Path) -> None:
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("consumed", [0, 2])
 @pytest.mark.parametrize("which", [0, -1])
-async def test_segments_of_two_topics_are_swapped(
+async def test_swapped_segments_of_two_topics(
     tmp_path: Path, segments: int, consumed: int, which: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No topic delivers a message of the other, both go on, and no sequence is used again."""
+    """No topic delivers a message of the other, both continue, and no sequence is reused."""
     data_path = tmp_path / "d"
     await make_topics(data_path, segments=segments, consumed=consumed)
     folders = {topic: data_path / "topics" / f"{topic}.topic" for topic in ("a", "b")}
@@ -109,7 +111,7 @@ async def test_segments_of_two_topics_are_swapped(
         end = max(verify_log(folder).next_sequence for folder in folders.values())
 
 
-async def test_a_segment_of_a_topic_that_was_deleted_is_not_taken_for_one_of_the_next(tmp_path: Path) -> None:
+async def test_segment_of_a_deleted_topic_is_not_used_by_the_next(tmp_path: Path) -> None:
     data_path = tmp_path / "d"
     await make_topics(data_path, segments=1)
     folder = data_path / "topics" / "a.topic"
@@ -128,14 +130,14 @@ async def test_a_segment_of_a_topic_that_was_deleted_is_not_taken_for_one_of_the
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """The folder of format 1."""
+    """A copy of the folder of format 1."""
     with zipfile.ZipFile(OLD) as archive:
         archive.extractall(tmp_path / "old")
     return tmp_path / "old"
 
 
 async def all_of(data_path: Path, new: int, *, finish: bool, expected: dict[str, set[int]]) -> None:
-    """Start a broker, publish a message to every topic and check what comes."""
+    """Start a broker, publish a message to every topic, and check the messages."""
     async with running_broker(data_path, files=HastyFiles(), max_bytes_per_file=3000) as bound:
         assert bound.http_address is not None
         for topic, left in expected.items():
@@ -143,12 +145,12 @@ async def all_of(data_path: Path, new: int, *, finish: bool, expected: dict[str,
             async with connected(bound.tcp_address) as client:
                 await client.subscribe(topic, "c")
             about = (await stats(bound.http_address))[topic]["channels"]["c"]
-            # The deferred one has come due since, if the machine's clock is right.
+            # The deferred one is due by now, if the machine's clock is right.
             is_due = topic == "small" and not about["deferred_count"]
             await consume(bound.tcp_address, topic, {*left, new, *([30] if is_due else [])}, finish=finish)
 
 
-async def test_a_folder_of_format_1_is_carried_over(old: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_folder_of_format_1_is_converted(old: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = {path.relative_to(old): path.read_bytes() for path in old.rglob("*.log")}
     await all_of(old, 1000, finish=False, expected=OLD_MESSAGES)
     for path, content in before.items():
@@ -160,7 +162,7 @@ async def test_a_folder_of_format_1_is_carried_over(old: Path, caplog: pytest.Lo
         assert not verify_log(folder).findings
 
 
-async def test_a_segment_of_format_1_that_is_swapped_after_the_first_start_is_noticed(old: Path) -> None:
+async def test_swapped_segment_of_format_1_is_detected_after_the_first_start(old: Path) -> None:
     async with running_broker(old, files=HastyFiles()):
         pass
     small, other = (old / "topics" / f"{topic}.topic" for topic in ("small", "other"))
@@ -173,7 +175,7 @@ async def test_a_segment_of_format_1_that_is_swapped_after_the_first_start_is_no
 
 @pytest.mark.parametrize("at", range(32))
 @pytest.mark.parametrize("started", [False, True])
-async def test_a_damaged_header_of_format_1_costs_nothing(old: Path, at: int, started: bool) -> None:
+async def test_damaged_header_of_format_1_costs_nothing(old: Path, at: int, started: bool) -> None:
     if started:
         async with running_broker(old, files=HastyFiles()):
             pass
@@ -186,7 +188,7 @@ async def test_a_damaged_header_of_format_1_costs_nothing(old: Path, at: int, st
 
 
 @pytest.mark.parametrize("at", range(8, 40))
-async def test_damage_before_what_was_carried_forward_in_format_1_costs_nothing(old: Path, at: int) -> None:
+async def test_damage_before_carried_forward_messages_of_format_1_costs_nothing(old: Path, at: int) -> None:
     path = old / "topics" / "carried.topic" / "stragglers"
     content = bytearray(path.read_bytes())
     content[at] ^= 16

@@ -1,4 +1,4 @@
-"""The write side of a connection, on a socket pair whose buffers are small."""
+"""Tests for the write side of a connection, with small socket buffers."""
 
 import socket
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ RANDOM = Random(1)
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The broker's end and the client's; both non-blocking."""
+    """The broker's end and the client's end; both non-blocking."""
     ours, theirs = socket.socketpair()
     for sock in (ours, theirs):
         sock.setblocking(False)
@@ -32,7 +32,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 async def read_all(sock: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes."""
+    """Read exactly this many bytes."""
     data = b""
     with trio.fail_after(20):
         while len(data) < size:
@@ -50,7 +50,7 @@ def read_what_is_there(sock: socket.socket) -> None:
 
 
 def fill(buffer: SendBuffer) -> bytes:
-    """Put data and flush until the socket is full; returns what was put."""
+    """Put data and flush until the socket is full; return the data."""
     put = b""
     while not buffer.full:
         put += (part := RANDOM.randbytes(3001))
@@ -59,7 +59,7 @@ def fill(buffer: SendBuffer) -> bytes:
     return put
 
 
-async def test_everything_arrives_in_order_though_the_socket_takes_it_in_pieces(
+async def test_everything_arrives_in_order_if_the_socket_accepts_it_in_pieces(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = pair
@@ -75,7 +75,7 @@ async def test_everything_arrives_in_order_though_the_socket_takes_it_in_pieces(
             nursery.start_soon(drain, results)
             await settle()
             expected = fill(buffer)
-            for size in range(600):  # more parts than one system call takes, some of them empty
+            for size in range(600):  # more parts than one system call accepts, some of them empty
                 expected += (part := RANDOM.randbytes(size % 50))
                 buffer.put(memoryview(part) if size % 3 else part)
             buffer.flush()
@@ -87,10 +87,10 @@ async def test_everything_arrives_in_order_though_the_socket_takes_it_in_pieces(
             assert not buffer.full
 
 
-async def test_socket_that_takes_nothing_for_too_long(
+async def test_blocked_socket_times_out(
     pair: tuple[socket.socket, socket.socket], clock: trio.testing.MockClock
 ) -> None:
-    """The time is what is in force when the socket is full, and begins anew when it takes something."""
+    """The timeout when the socket becomes full applies, and restarts when the socket accepts data."""
     ours, theirs = pair
     buffer = SendBuffer(ours)
     results: list[bool] = []
@@ -126,11 +126,11 @@ async def test_lost_connection_ends_every_wait(pair: tuple[socket.socket, socket
         assert not await buffer.drain()
     assert buffer.broken
     buffer.put(b"x")
-    buffer.flush()  # goes nowhere
+    buffer.flush()  # dropped
     assert not await buffer.drain()
 
 
-async def test_congestion_counts_what_comes_while_the_socket_is_full(
+async def test_congestion_counts_data_put_while_the_socket_is_full(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = pair

@@ -1,4 +1,4 @@
-"""A few messages that are not finished do not keep gigabytes of log, and are delivered all the same."""
+"""Tests that a few unfinished messages do not keep gigabytes of log, and are delivered nevertheless."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from trio_nsq.log.disk.carried_forward import FILE_NAME
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with the true numbers, a thousand times smaller."""
+    """The real limits divided by a thousand."""
     monkeypatch.setattr(retention, "PINNED_BYTES", 20_000)
     monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 0.1)
     monkeypatch.setattr(retention, "RETRY_NS", 20_000_000)
@@ -31,7 +31,7 @@ def carried(data_path: Path) -> Path:
 
 
 async def finish_all_but(client: RawClient, count: int, kept: set[int]) -> list[bytes]:
-    """Receive so many and finish them; returns the ids of those that are not finished."""
+    """Receive this many messages and finish them, except some; return the ids of those."""
     ids = []
     for number in range(count):
         message = await client.message()
@@ -51,9 +51,7 @@ async def ready_client(client: RawClient) -> None:
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("what", ["in flight", "requeued for later"])
-async def test_unfinished_messages_outlast_the_files_they_were_in(
-    tmp_path: Path, restart: bool, what: str
-) -> None:
+async def test_unfinished_messages_outlive_their_files(tmp_path: Path, restart: bool, what: str) -> None:
     data_path = tmp_path / "d"
     async with running_api(data_path, **FAST) as api:
         await api.post("/topic/create", topic="t")
@@ -98,7 +96,7 @@ async def take_the_rest(api: Api, data_path: Path, bodies: set[bytes]) -> None:
     await until(lambda: not carried(data_path).exists())
 
 
-async def test_a_message_deferred_by_its_publisher_is_carried_forward_again_and_again(tmp_path: Path) -> None:
+async def test_message_deferred_by_its_publisher_is_carried_forward_repeatedly(tmp_path: Path) -> None:
     data_path = tmp_path / "d"
     async with running_api(data_path, **FAST | {"checkpoint_interval_ms": 10**9}) as api:
         await api.post("/topic/create", topic="t")
@@ -123,8 +121,10 @@ async def test_a_message_deferred_by_its_publisher_is_carried_forward_again_and_
 
 
 @pytest.mark.parametrize("past_them", [False, True])
-async def test_a_move_of_their_channel_outlasts_a_kill(tmp_path: Path, past_them: bool) -> None:
-    """One is in flight and one deferred; a move to the beginning of the log keeps both, one past it skips them."""
+async def test_seek_survives_a_kill(tmp_path: Path, past_them: bool) -> None:
+    """One is in flight and one deferred; a seek to the beginning of the log keeps both, one past it skips
+    them.
+    """
     data_path, killed = tmp_path / "d", tmp_path / "killed"
     async with running_api(data_path, **FAST | {"checkpoint_interval_ms": 10**9}) as api:
         await api.post("/topic/create", topic="t")
@@ -168,7 +168,7 @@ async def test_a_move_of_their_channel_outlasts_a_kill(tmp_path: Path, past_them
             assert json.loads(line)["body"].encode() == body(7)
 
 
-async def test_what_is_too_much_to_hold_in_memory_is_not_copied(
+async def test_too_many_messages_are_not_carried_forward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "MAX_CARRIED_BYTES", 1500)
@@ -190,7 +190,7 @@ async def test_what_is_too_much_to_hold_in_memory_is_not_copied(
         await until(lambda: not carried(data_path).exists())
 
 
-async def test_where_it_does_not_pay_nothing_is_copied(tmp_path: Path) -> None:
+async def test_messages_are_not_carried_forward_without_a_benefit(tmp_path: Path) -> None:
     data_path = tmp_path / "d"
     async with running_api(data_path, **FAST) as api:
         await api.post("/topic/create", topic="t")
@@ -207,7 +207,9 @@ async def test_where_it_does_not_pay_nothing_is_copied(tmp_path: Path) -> None:
         await until(lambda: len(segments(data_path)) == 1)
 
 
-async def test_a_lost_file_of_theirs_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_missing_carried_forward_segment_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data_path = tmp_path / "d"
     async with running_api(data_path, **FAST) as api:
         await api.post("/topic/create", topic="t")

@@ -1,4 +1,6 @@
-"""Deleting and making topics and channels while others use them, and while the disk is slow or fails."""
+"""Tests for deleting and creating topics and channels while others use them, and while the disk is slow or
+fails.
+"""
 
 import json
 import os
@@ -18,7 +20,7 @@ def topic_folders(data_path: Path) -> list[str]:
     return sorted(os.listdir(data_path / "topics"))
 
 
-async def test_topic_whose_name_sounds_like_a_deletion(tmp_path: Path) -> None:
+async def test_topic_whose_name_looks_like_a_deletion(tmp_path: Path) -> None:
     names = ["deleted-1", "deleted-", "a.topic-deleted-1", "t.topic"]
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         for name in names:
@@ -30,7 +32,7 @@ async def test_topic_whose_name_sounds_like_a_deletion(tmp_path: Path) -> None:
                 assert (await client.message()).body == b"kept"
 
 
-async def test_unfinished_deletion_is_finished_at_the_next_start(tmp_path: Path) -> None:
+async def test_unfinished_deletion_is_completed_at_the_next_start(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.publish("t", b"kept")
     left = tmp_path / "d" / "topics" / "gone.topic-deleted-1"
@@ -41,7 +43,7 @@ async def test_unfinished_deletion_is_finished_at_the_next_start(tmp_path: Path)
     assert topic_folders(tmp_path / "d") == ["t.topic"]
 
 
-async def test_delete_waits_for_the_publish_under_way_and_refuses_the_next(tmp_path: Path) -> None:
+async def test_delete_waits_for_a_running_publish_and_refuses_the_next(tmp_path: Path) -> None:
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files) as api:
         await api.tcp.publish("t", b"makes the topic")
@@ -73,7 +75,7 @@ async def test_delete_waits_for_the_publish_under_way_and_refuses_the_next(tmp_p
 
 
 class LockedFolder(Files):
-    """Folders cannot be synced any more."""
+    """Folders cannot be synced anymore."""
 
     fails = False
 
@@ -83,7 +85,7 @@ class LockedFolder(Files):
         super().sync_folder(path)
 
 
-async def test_topic_that_cannot_be_deleted_stays_as_it_was(tmp_path: Path) -> None:
+async def test_topic_that_cannot_be_deleted_is_unchanged(tmp_path: Path) -> None:
     files = LockedFolder()
     async with running_api(tmp_path / "d", files=files) as api:
         await api.tcp.subscribe("t", "c", ready_count=5)
@@ -132,8 +134,8 @@ async def test_topic_deleted_while_its_first_sub_is_saved(tmp_path: Path) -> Non
     assert topic_folders(tmp_path / "d") == []
 
 
-async def test_channel_of_a_client_that_is_gone_harms_no_other(tmp_path: Path) -> None:
-    """The client goes while its SUB waits for its turn to be saved."""
+async def test_channel_of_a_disconnected_client_affects_no_other(tmp_path: Path) -> None:
+    """The client disconnects while its SUB waits to be saved."""
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=3_600_000) as api:
         await api.tcp.publish("t", b"x")
@@ -155,7 +157,7 @@ async def test_channel_of_a_client_that_is_gone_harms_no_other(tmp_path: Path) -
         assert names[:2] == ["first", "second"]
 
 
-async def test_scheduled_sync_meets_a_deletion(tmp_path: Path) -> None:
+async def test_scheduled_sync_during_a_deletion(tmp_path: Path) -> None:
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files, sync="interval", sync_every=2) as api:
         assert await api.post("/pub", b"1", topic="t") == OK
@@ -171,7 +173,7 @@ async def test_scheduled_sync_meets_a_deletion(tmp_path: Path) -> None:
         assert (await api.get("/ping")).text == "OK"
 
 
-async def test_ephemeral_channel_goes_on_when_another_consumer_is_there_in_time(tmp_path: Path) -> None:
+async def test_ephemeral_channel_stays_if_another_consumer_arrives_in_time(tmp_path: Path) -> None:
     files = HeldFiles()
     async with running_broker(tmp_path / "d", files=files) as bound:
         async with connected(bound.tcp_address) as last, connected(bound.tcp_address) as next_one:
@@ -189,7 +191,9 @@ async def test_ephemeral_channel_goes_on_when_another_consumer_is_there_in_time(
 
 
 @pytest.mark.parametrize("topic", ["t", "t#ephemeral"])
-async def test_deleted_topic_closes_its_consumers_and_comes_back_empty(tmp_path: Path, topic: str) -> None:
+async def test_deleted_topic_disconnects_its_consumers_and_can_be_recreated(
+    tmp_path: Path, topic: str
+) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.subscribe(topic, "c", ready_count=5)
         await api.tcp.publish(topic, b"old")
@@ -200,8 +204,8 @@ async def test_deleted_topic_closes_its_consumers_and_comes_back_empty(tmp_path:
         assert await api.depth(topic) == 1
 
 
-async def test_ids_do_not_repeat_when_a_topic_is_deleted_and_made_again(tmp_path: Path) -> None:
-    """Nor over restarts in between, however they come about, and whatever is published besides."""
+async def test_ids_of_a_recreated_topic_are_new(tmp_path: Path) -> None:
+    """Also over restarts of any kind in between, and with other publishes."""
     seen: set[bytes] = set()
 
     async def publish_and_delete(api: Api) -> None:
@@ -227,8 +231,8 @@ async def test_ids_do_not_repeat_when_a_topic_is_deleted_and_made_again(tmp_path
     assert len(seen) == 2 * 4 * 9
 
 
-async def test_a_channel_that_is_deleted_is_not_changed_any_more(tmp_path: Path) -> None:
-    """The change waits for the deletion; it neither succeeds nor brings the channel back."""
+async def test_channel_being_deleted_cannot_be_changed(tmp_path: Path) -> None:
+    """The change waits for the deletion; it neither succeeds nor restores the channel."""
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=10**9) as api:
         await api.post("/topic/create", topic="t")
@@ -250,7 +254,7 @@ async def test_a_channel_that_is_deleted_is_not_changed_any_more(tmp_path: Path)
         assert json.loads(state)["channels"] == []
 
 
-async def test_a_topic_that_is_deleted_is_not_changed_any_more(tmp_path: Path) -> None:
+async def test_topic_being_deleted_cannot_be_changed(tmp_path: Path) -> None:
     files = HeldFiles()
     async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=10**9) as api:
         await api.post("/topic/create", topic="t")

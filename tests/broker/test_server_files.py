@@ -1,4 +1,4 @@
-"""Beginning a new file and deleting old ones wait for the disk: nobody else does."""
+"""Tests that creating and deleting files delays only those who need them."""
 
 from errno import EIO
 from pathlib import Path
@@ -23,7 +23,7 @@ class HeldUnlink(HeldFiles):
 
 
 async def finish(client: RawClient, count: int) -> list[bytes]:
-    """Receive so many messages and finish them."""
+    """Receive this many messages and finish them."""
     bodies = []
     for _ in range(count):
         message = await client.message()
@@ -32,7 +32,7 @@ async def finish(client: RawClient, count: int) -> list[bytes]:
     return bodies
 
 
-async def test_new_file_with_sync_interval_holds_up_only_its_topic(tmp_path: Path) -> None:
+async def test_new_file_with_sync_interval_delays_only_its_topic(tmp_path: Path) -> None:
     files = HeldFiles()
     options: dict[str, Any] = {"files": files, "sync": "interval", "max_bytes_per_file": 1000}
     async with running_api(tmp_path / "d", **options) as api:
@@ -60,7 +60,7 @@ async def test_new_file_with_sync_interval_holds_up_only_its_topic(tmp_path: Pat
             assert await finish(second, 1) == [b"5"]
 
 
-async def test_new_file_that_cannot_be_made_refuses_what_was_for_it(tmp_path: Path) -> None:
+async def test_publishes_for_a_file_that_cannot_be_created_are_refused(tmp_path: Path) -> None:
     class Failing(HeldFiles):
         fails = False
 
@@ -83,7 +83,7 @@ async def test_new_file_that_cannot_be_made_refuses_what_was_for_it(tmp_path: Pa
         assert await finish(client, 2) == [BODY, b"after"]
 
 
-async def test_deleting_old_files_holds_up_nobody(tmp_path: Path) -> None:
+async def test_deleting_old_files_delays_nobody(tmp_path: Path) -> None:
     files = HeldUnlink()
     options: dict[str, Any] = {"files": files, "max_bytes_per_file": 1000, "checkpoint_interval_ms": 10}
     async with running_broker(tmp_path / "d", **options) as bound, connected(bound.tcp_address) as client:
@@ -101,7 +101,7 @@ async def test_deleting_old_files_holds_up_nobody(tmp_path: Path) -> None:
 
 
 class BadSector(HeldFiles):
-    """A file whose second block cannot be read, once told so."""
+    """A file whose second block can be made unreadable."""
 
     def __init__(self, clock: trio.testing.MockClock) -> None:
         super().__init__()
@@ -124,11 +124,11 @@ class BadSector(HeldFiles):
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
-async def test_bad_sector_holds_up_a_channel_for_a_while_and_then_costs_what_lies_there(
+async def test_bad_sector_delays_a_channel_for_some_time_and_then_costs_its_messages(
     tmp_path: Path,
     clock: trio.testing.MockClock,
     caplog: pytest.LogCaptureFixture,

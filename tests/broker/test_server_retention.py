@@ -1,4 +1,4 @@
-"""Retention, limits and the time to live, in a running broker."""
+"""Tests for retention, limits and the TTL, in a running broker."""
 
 import json
 import time
@@ -38,7 +38,7 @@ async def pass_all(api: Api) -> None:
 # ---------------------------------------------------------------------- retention
 
 
-async def test_files_go_once_they_are_passed_and_nothing_keeps_them(tmp_path: Path) -> None:
+async def test_passed_files_are_deleted_without_retention(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", **FAST) as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -49,7 +49,7 @@ async def test_files_go_once_they_are_passed_and_nothing_keeps_them(tmp_path: Pa
         assert "first_sequence" not in await stats(api)
 
 
-async def test_retention_keeps_them_until_it_is_changed(tmp_path: Path) -> None:
+async def test_retention_keeps_files_until_it_is_changed(tmp_path: Path) -> None:
     keep = TopicSettings(retention_time_ms=10**9)
     async with running_api(tmp_path / "d", topic_defaults=keep, **FAST) as api:
         await api.post("/topic/create", topic="t")
@@ -66,7 +66,7 @@ async def test_retention_keeps_them_until_it_is_changed(tmp_path: Path) -> None:
         assert segments(tmp_path / "d") == [28]
 
 
-async def test_retention_keeps_nothing_back_from_a_channel(tmp_path: Path) -> None:
+async def test_retention_does_not_affect_delivery(tmp_path: Path) -> None:
     drop = TopicSettings(retention_time_ms=1, retention_bytes=1)
     async with running_api(tmp_path / "d", topic_defaults=drop, **FAST) as api:
         await api.post("/topic/create", topic="t")
@@ -80,8 +80,8 @@ async def test_retention_keeps_nothing_back_from_a_channel(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_a_topic_on_which_nothing_happens_loses_what_is_too_old(tmp_path: Path, restart: bool) -> None:
-    """Also what is in the file that was written last."""
+async def test_idle_topic_deletes_old_messages(tmp_path: Path, restart: bool) -> None:
+    """Also those in the last file."""
     keep = TopicSettings(retention_time_ms=1000)
     options = {"topic_defaults": keep, **FAST}
     async with running_api(tmp_path / "d", **options) as api:
@@ -101,7 +101,7 @@ async def test_a_topic_on_which_nothing_happens_loses_what_is_too_old(tmp_path: 
 
 
 class Counting(Files):
-    """Files that know what was done to them, and may refuse to let go."""
+    """Counts operations, and may refuse to delete."""
 
     def __init__(self) -> None:
         self.replaced = 0
@@ -125,7 +125,7 @@ class Counting(Files):
 
 
 async def pass_time(clock: trio.testing.MockClock, seconds: float, step_s: float = 1) -> None:
-    """Let it pass in steps, so that what is done every so often is done."""
+    """Let time pass in steps, so that periodic work is done."""
     for _ in range(int(seconds / step_s)):
         clock.jump(step_s)
         await settle()
@@ -139,7 +139,7 @@ async def pass_time(clock: trio.testing.MockClock, seconds: float, step_s: float
         (TopicSettings(), False),
     ],
 )
-async def test_after_a_start_topics_with_nothing_to_lose_cost_nothing(
+async def test_topics_without_old_messages_cost_nothing_after_a_start(
     tmp_path: Path, mock_clock: trio.testing.MockClock, keep: TopicSettings, passed: bool
 ) -> None:
     """There may be ten thousand of them."""
@@ -158,8 +158,10 @@ async def test_after_a_start_topics_with_nothing_to_lose_cost_nothing(
         assert (files.replaced - found[0], files.read_bytes - found[1]) == (0, 0)
 
 
-async def test_a_start_begins_a_new_file_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or else the only file of a topic on which nothing happens would stay for ever."""
+async def test_new_file_is_started_in_time_after_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the only file of an idle topic would stay forever."""
     monkeypatch.setattr(retention, "MIN_FILE_NS", 0)
     async with running_api(tmp_path / "d", **FAST) as api:
         await api.post("/topic/create", topic="t")
@@ -174,7 +176,7 @@ async def test_a_start_begins_a_new_file_in_time(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     "keep", [TopicSettings(), TopicSettings(retention_bytes=4000), TopicSettings(retention_time_ms=800)]
 )
-async def test_a_start_that_asks_for_less_takes_it_from_topics_on_which_nothing_happens(
+async def test_shorter_retention_at_a_start_applies_to_idle_topics(
     tmp_path: Path, keep: TopicSettings
 ) -> None:
     before = TopicSettings(retention_time_ms=10**9)
@@ -188,10 +190,10 @@ async def test_a_start_that_asks_for_less_takes_it_from_topics_on_which_nothing_
         await until(lambda: segments(tmp_path / "d")[0] >= 6)
 
 
-async def test_a_message_is_as_old_as_the_machines_clock_says(
+async def test_age_of_a_message_follows_the_machines_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock is put right while the broker runs, as at the start of a machine; timestamps follow it."""
+    """The clock is corrected while the broker runs, as after booting; timestamps follow it."""
     real, ahead_s = time.time_ns, 3600
     monkeypatch.setattr(time, "time_ns", lambda: real() + ahead_s * 10**9)
     keep = TopicSettings(retention_time_ms=600_000)
@@ -209,10 +211,10 @@ async def test_a_message_is_as_old_as_the_machines_clock_says(
 
 
 @pytest.mark.parametrize("set_back", [True, False])
-async def test_a_message_is_too_old_when_the_machines_clock_says_so(
+async def test_ttl_follows_the_machines_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_back: bool
 ) -> None:
-    """For one that is fresh, and one that comes again."""
+    """For a new message and a redelivered one."""
     real, ahead_s = time.time_ns, 3600
     monkeypatch.setattr(time, "time_ns", lambda: real() + ahead_s * 10**9)
     async with running_api(tmp_path / "d", topic_defaults=TopicSettings(ttl_ms=600_000)) as api:
@@ -230,7 +232,7 @@ async def test_a_message_is_too_old_when_the_machines_clock_says_so(
             assert (await api.channel("t", "c"))["depth"] == 0
 
 
-async def test_files_that_cannot_be_deleted_are_no_matter_of_those_who_wait_for_a_save(
+async def test_failed_deletion_of_files_does_not_affect_a_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = Counting()
@@ -250,10 +252,10 @@ async def test_files_that_cannot_be_deleted_are_no_matter_of_those_who_wait_for_
         await until(lambda: segments(tmp_path / "d") == [8])
         with trio.fail_after(PATIENCE_S):
             while (await api.get("/ping")).text != "OK":
-                pass  # the files are deleted in a thread
+                pass  # a thread deletes the files
 
 
-async def test_files_that_cannot_be_deleted_are_tried_again_though_nothing_happens(tmp_path: Path) -> None:
+async def test_failed_deletion_of_files_is_retried_in_an_idle_broker(tmp_path: Path) -> None:
     files = Counting()
     async with running_api(tmp_path / "d", files=files, **FAST) as api:
         await api.post("/topic/create", topic="t")
@@ -266,10 +268,8 @@ async def test_files_that_cannot_be_deleted_are_tried_again_though_nothing_happe
         await until(lambda: segments(tmp_path / "d") == [8])
 
 
-async def test_publishes_wait_while_a_new_file_is_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With either sync mode nothing gets lost or out of order between the files."""
+async def test_publishes_wait_for_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With both sync modes, no message is lost or out of order between the files."""
     monkeypatch.setattr(retention, "MIN_FILE_NS", 0)
     for sync in ("always", "interval"):
         folder = tmp_path / sync
@@ -293,7 +293,7 @@ async def test_publishes_wait_while_a_new_file_is_begun(
 # ---------------------------------------------------------------------- limits
 
 
-async def test_a_full_topic_refuses_until_there_is_room(tmp_path: Path) -> None:
+async def test_full_topic_refuses_until_there_is_room(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await configure(api, max_messages=3)
@@ -308,13 +308,13 @@ async def test_a_full_topic_refuses_until_there_is_room(tmp_path: Path) -> None:
         refused = await api.post("/pub", b"d", topic="t")
         reason = f"topic t is full: 3 messages wait, 1 more are too many: max_messages is 3; {stored}"
         assert refused == (503, reason)
-        assert (await api.get("/ping")).text == "OK"  # nothing is wrong with the broker
+        assert (await api.get("/ping")).text == "OK"  # the broker is healthy
         await api.post("/topic/empty", topic="t")
         assert await api.post("/pub", b"d", topic="t") == (200, "OK")
         assert "dropped_count" not in await stats(api)
 
 
-async def test_publishes_that_are_stored_together_do_not_exceed_the_limit(tmp_path: Path) -> None:
+async def test_publishes_stored_together_respect_the_limit(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await configure(api, max_messages=50)
@@ -339,7 +339,7 @@ async def test_publishes_that_are_stored_together_do_not_exceed_the_limit(tmp_pa
         assert stored == (await stats(api))["depth"] == 50
 
 
-async def test_the_oldest_make_room_and_are_counted(tmp_path: Path) -> None:
+async def test_oldest_messages_are_dropped_and_counted(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await configure(api, max_messages=3, when_full="drop-oldest")
@@ -357,7 +357,7 @@ async def test_the_oldest_make_room_and_are_counted(tmp_path: Path) -> None:
         assert [(await api.tcp.message()).body for _ in range(3)] == [b"4", b"5", b"6"]
 
 
-async def test_a_lower_limit_holds_at_once(tmp_path: Path) -> None:
+async def test_smaller_limit_applies_at_once(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -367,7 +367,7 @@ async def test_a_lower_limit_holds_at_once(tmp_path: Path) -> None:
         assert (channel["depth"], channel["dropped_count"]) == (1, 2)
 
 
-async def test_a_consumer_that_keeps_up_loses_nothing(tmp_path: Path) -> None:
+async def test_fast_consumer_loses_nothing(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/channel/create", topic="t", channel="c")
         await api.post("/topic/create", topic="t")
@@ -377,10 +377,10 @@ async def test_a_consumer_that_keeps_up_loses_nothing(tmp_path: Path) -> None:
         assert [(await api.tcp.message()).body for _ in range(100)] == [b"%d" % n for n in range(100)]
 
 
-# ---------------------------------------------------------------------- time to live
+# ---------------------------------------------------------------------- TTL
 
 
-async def test_what_waits_too_long_goes_though_nobody_consumes(tmp_path: Path) -> None:
+async def test_old_messages_are_dropped_without_a_consumer(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", **FAST) as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -393,7 +393,7 @@ async def test_what_waits_too_long_goes_though_nobody_consumes(tmp_path: Path) -
         assert 'nsq_channel_expired_total{channel="c",topic="t"} 30.0' in (await api.get("/metrics")).text
 
 
-async def test_what_waits_too_long_goes_after_a_restart(
+async def test_old_messages_are_dropped_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = time.time_ns()
@@ -411,8 +411,8 @@ async def test_what_waits_too_long_goes_after_a_restart(
         assert (await stats(api))["expired_count"] == 30
 
 
-async def test_what_comes_back_too_late_holds_nobody_back(tmp_path: Path) -> None:
-    """They are more than are dropped in one turn; it goes on though nothing else happens."""
+async def test_old_redelivered_messages_do_not_delay_others(tmp_path: Path) -> None:
+    """They exceed the drops of one turn; dropping continues although nothing else happens."""
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
@@ -435,7 +435,7 @@ async def until_depth(api: Api, depth: int) -> None:
             pass  # it takes some turns
 
 
-async def test_settings_that_are_switched_on_are_in_the_statistics(tmp_path: Path) -> None:
+async def test_active_settings_are_in_the_stats(tmp_path: Path) -> None:
     usual = {"retention_time_ms", "retention_bytes", "ttl_ms", "max_messages", "max_bytes", "when_full"}
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
@@ -450,7 +450,7 @@ async def test_settings_that_are_switched_on_are_in_the_statistics(tmp_path: Pat
         }
 
 
-async def test_a_producer_knows_that_a_full_topic_stored_nothing(tmp_path: Path) -> None:
+async def test_producer_knows_that_a_full_topic_stored_nothing(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")
         await configure(api, max_messages=1)
@@ -463,7 +463,7 @@ async def test_a_producer_knows_that_a_full_topic_stored_nothing(tmp_path: Path)
         assert not failed.value.maybe_stored
 
 
-async def test_of_publishes_that_are_refused_together_the_first_is_answered(tmp_path: Path) -> None:
+async def test_first_of_several_refused_publishes_is_answered(tmp_path: Path) -> None:
     full = TopicSettings(max_messages=1)
     async with (
         running_broker(tmp_path / "d", topic_defaults=full) as bound,

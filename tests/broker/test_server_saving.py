@@ -1,4 +1,4 @@
-"""Saved state: what is new is on disk when it should be, whatever happens to those who wait for it."""
+"""Tests for saved state: changes are saved in time, whatever happens to those who wait for it."""
 
 import errno
 import json
@@ -26,8 +26,8 @@ def saved_channels(data_path: Path) -> list[str]:
     return [channel["name"] for channel in state["channels"]]
 
 
-async def test_save_that_is_cancelled_is_made_up_for(tmp_path: Path) -> None:
-    """Cancelled in the very turn in which it is its turn: nothing is written, and that is not forgotten."""
+async def test_cancelled_save_is_repeated(tmp_path: Path) -> None:
+    """Cancelled in the turn in which it would run: nothing is written, and that is not forgotten."""
     files = HeldFiles()
     folder = DataFolder(tmp_path / "d", files)
     async with trio.open_nursery() as nursery:
@@ -58,7 +58,7 @@ async def test_save_that_is_cancelled_is_made_up_for(tmp_path: Path) -> None:
     folder.close()
 
 
-async def test_those_who_wait_to_save_the_same_topic_share_one_write(tmp_path: Path) -> None:
+async def test_concurrent_saves_of_a_topic_share_one_write(tmp_path: Path) -> None:
     writes: list[bytes] = []
 
     class Recording(HeldFiles):
@@ -83,7 +83,7 @@ async def test_those_who_wait_to_save_the_same_topic_share_one_write(tmp_path: P
     folder.close()
 
 
-async def test_a_change_of_an_ephemeral_channel_is_not_saved(tmp_path: Path) -> None:
+async def test_change_of_an_ephemeral_channel_is_not_saved(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", checkpoint_interval_ms=10**9) as api:
         await api.tcp.subscribe("t", "kept")
         async with connected(address(api)) as consumer:
@@ -94,7 +94,7 @@ async def test_a_change_of_an_ephemeral_channel_is_not_saved(tmp_path: Path) -> 
             assert saved_channels(tmp_path / "d") == ["kept"]
 
 
-async def test_ids_are_reserved_long_before_those_reserved_are_used_up(tmp_path: Path) -> None:
+async def test_ids_are_reserved_long_before_the_reserved_ones_are_used(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path / "d")
     ids = MessageIds(1, 1000, 1000 + ID_RESERVE // 4)
 
@@ -116,15 +116,15 @@ async def test_ids_are_reserved_long_before_those_reserved_are_used_up(tmp_path:
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
 class RefusedStates(Files):
-    """A real file system where the states of topics cannot be saved while `fails`.
+    """A real file system where states of topics cannot be saved while `fails`.
 
     Attributes:
-        refused: How often one was not saved.
+        refused: The number of failed saves.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class RefusedStates(Files):
         super().replace(path, content)
 
 
-async def test_what_could_not_be_saved_is_saved_at_the_next_checkpoint_and_reported_once(
+async def test_failed_save_is_repeated_at_the_next_checkpoint_and_reported_once(
     tmp_path: Path, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = RefusedStates()
@@ -165,7 +165,7 @@ async def test_what_could_not_be_saved_is_saved_at_the_next_checkpoint_and_repor
 
 
 class UnsyncedLogs(Files):
-    """A real file system where logs cannot be synced while `fails`, and everything else can."""
+    """A real file system where logs cannot be synced while `fails`, and other files can."""
 
     fails = False
 
@@ -175,8 +175,8 @@ class UnsyncedLogs(Files):
         super().sync(fd)
 
 
-async def test_a_state_is_not_saved_ahead_of_a_log_that_cannot_be_synced(tmp_path: Path) -> None:
-    """After a power cut it would take messages for published that are in no log."""
+async def test_state_is_not_saved_ahead_of_a_log_that_cannot_be_synced(tmp_path: Path) -> None:
+    """After a power cut it would refer to messages that are in no log."""
     files = UnsyncedLogs()
     never = {"sync_timeout_ms": 10**9, "checkpoint_interval_ms": 10**9}
     async with running_api(tmp_path / "d", files=files, sync="interval", **never) as api:
@@ -194,7 +194,7 @@ async def test_a_state_is_not_saved_ahead_of_a_log_that_cannot_be_synced(tmp_pat
         assert saved_channels(tmp_path / "d") == ["c", "d"]
 
 
-async def test_an_emptied_channel_outlasts_a_kill_with_its_pause_and_its_settings(tmp_path: Path) -> None:
+async def test_emptied_channel_survives_a_kill_with_its_pause_and_settings(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", checkpoint_interval_ms=10**9) as api:
         await api.tcp.publish("t", b"dropped")
         assert await api.post("/channel/create", topic="t", channel="c") == DONE

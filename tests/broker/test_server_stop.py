@@ -1,4 +1,4 @@
-"""A graceful stop: what is under way is stored and answered, nothing is lost, and nothing holds it up."""
+"""Tests for a clean stop: running publishes are stored and answered, nothing is lost, and nothing delays it."""
 
 import json
 from contextlib import AsyncExitStack
@@ -13,7 +13,7 @@ from broker.support import HeldFiles, connected, open_files, open_files_before, 
 from trio_nsq.broker import BrokerOptions, StartupError, serve
 
 
-async def test_consumers_messages_do_not_wander_from_one_to_the_next(tmp_path: Path) -> None:
+async def test_messages_in_flight_are_not_redelivered_during_the_stop(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         async with running_broker(tmp_path / "d") as bound:
             clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(5)]
@@ -32,7 +32,7 @@ async def test_consumers_messages_do_not_wander_from_one_to_the_next(tmp_path: P
         assert [(await client.message()).attempts for _ in range(10)] == [2] * 10
 
 
-async def test_publish_under_way_is_stored_and_answered(tmp_path: Path) -> None:
+async def test_running_publish_is_stored_and_answered(tmp_path: Path) -> None:
     files = HeldFiles()
     async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
         async with running_broker(tmp_path / "d", files=files) as bound:
@@ -58,7 +58,7 @@ async def let_go_when_all_wait(files: HeldFiles) -> None:
     files.release()
 
 
-async def test_stop_during_a_sub_that_is_being_saved(tmp_path: Path) -> None:
+async def test_stop_while_a_sub_is_saved(tmp_path: Path) -> None:
     files = HeldFiles()
     async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
         async with running_broker(tmp_path / "d", files=files) as bound:
@@ -87,7 +87,7 @@ async def test_stop_while_a_topic_is_deleted(tmp_path: Path) -> None:
                 try:
                     await api.post("/topic/delete", topic="t")
                 except Exception:
-                    pass  # the broker may have stopped before the answer
+                    pass  # the broker may stop before the answer
 
             nursery.start_soon(delete)
             await settle()
@@ -106,7 +106,7 @@ async def test_nothing_stays_open_after_a_stop(tmp_path: Path) -> None:
     assert trio.lowlevel.current_statistics().tasks_living == tasks
 
 
-async def test_http_address_in_use_lets_go_of_the_tcp_address(tmp_path: Path) -> None:
+async def test_http_address_in_use_releases_the_tcp_address(tmp_path: Path) -> None:
     before = open_files_before()
     (taken,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with taken:
@@ -117,8 +117,8 @@ async def test_http_address_in_use_lets_go_of_the_tcp_address(tmp_path: Path) ->
     assert open_files() == before
 
 
-async def test_snapshot_ahead_of_the_log_is_replaced_before_anything_is_published(tmp_path: Path) -> None:
-    """After a power cut with --sync=interval the log may be shorter than the state says."""
+async def test_snapshot_ahead_of_the_log_is_replaced_before_any_publish(tmp_path: Path) -> None:
+    """After a power cut with --sync=interval the log may be shorter than the state expects."""
     async with (
         running_broker(tmp_path / "d", sync="interval") as bound,
         connected(bound.tcp_address) as client,

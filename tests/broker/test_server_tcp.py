@@ -1,4 +1,4 @@
-"""The broker over real sockets: conversations a client has with it."""
+"""Tests for conversations with the broker over real sockets."""
 
 import os
 from contextlib import AsyncExitStack
@@ -47,10 +47,10 @@ async def test_publish_consume_finish(tmp_path: Path) -> None:
         await client.send(b"FIN " + one.id + b"\nFIN " + two.id + b"\n")
         await client.send(b"FIN " + one.id + b"\n")
         assert await client.error() == f"E_FIN_FAILED FIN {one.id.decode()} failed ID not in flight"
-        await client.nothing_more()  # the connection goes on
+        await client.nothing_more()  # the connection continues
 
 
-async def test_an_id_that_is_not_text_comes_back_as_it_was(tmp_path: Path) -> None:
+async def test_invalid_id_is_returned_unchanged(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c")
         await client.send(b"FIN \xff\xfe0123456789abcd\n")
@@ -91,7 +91,7 @@ FATAL = {
 
 
 @pytest.mark.parametrize("sent", list(FATAL), ids=lambda sent: sent[4:30].decode("latin-1").strip())
-async def test_bad_input_gets_its_error_and_the_connection_ends(tmp_path: Path, sent: bytes) -> None:
+async def test_invalid_input_gets_its_error_and_ends_the_connection(tmp_path: Path, sent: bytes) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address, sent) as client:
         if b"IDENTIFY" in sent and b"SUB" in sent:
             await client.ok()
@@ -100,13 +100,13 @@ async def test_bad_input_gets_its_error_and_the_connection_ends(tmp_path: Path, 
 
 
 async def test_error_frame_arrives_even_if_the_client_keeps_sending(tmp_path: Path) -> None:
-    """nsqd closes at once, and the reset that follows may overtake the frame."""
+    """nsqd closes at once, and its reset may overtake the frame."""
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.send(b"NOPE\n" + bytes(2_000_000))
         assert await client.error() == "E_INVALID invalid command NOPE"
 
 
-async def test_overlong_line_ends_the_connection_without_a_frame(tmp_path: Path) -> None:
+async def test_too_long_line_ends_the_connection_without_a_frame(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.send(b"x" * 20_000)
         assert await client.frame() is None
@@ -119,7 +119,7 @@ async def test_truncated_body_gets_an_error(tmp_path: Path) -> None:
         assert await client.error() == "E_BAD_MESSAGE PUB failed to read message body"
 
 
-async def test_one_clients_failure_does_not_reach_the_others(tmp_path: Path) -> None:
+async def test_failure_of_one_client_does_not_affect_others(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as good:
         await good.subscribe("t", "c", ready_count=1)
         async with connected(bound.tcp_address, b"junk") as bad:
@@ -143,7 +143,7 @@ async def test_consumers_share_a_channel_and_channels_get_a_copy_each(tmp_path: 
         assert sorted(first + second) == sorted(own) == [b"%d" % n for n in range(10)]
 
 
-async def test_disconnect_redelivers_at_once_with_attempts_kept(tmp_path: Path) -> None:
+async def test_disconnect_redelivers_at_once_and_keeps_attempts(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as second:
         async with connected(bound.tcp_address) as first:
             await first.subscribe("t", "c", ready_count=10)
@@ -155,7 +155,7 @@ async def test_disconnect_redelivers_at_once_with_attempts_kept(tmp_path: Path) 
         assert (again.body, again.attempts) == (b"x", 2)
 
 
-async def test_cls_stops_delivery_and_lets_what_is_in_flight_be_finished(tmp_path: Path) -> None:
+async def test_cls_stops_delivery_and_messages_in_flight_can_be_finished(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c", ready_count=1)
         await client.publish("t", b"1", b"2")
@@ -168,7 +168,7 @@ async def test_cls_stops_delivery_and_lets_what_is_in_flight_be_finished(tmp_pat
         assert await client.error() == "E_INVALID cannot CLS in current state"
 
 
-async def test_a_client_that_is_leaving_gets_no_more_though_it_could_take_some(tmp_path: Path) -> None:
+async def test_closing_client_gets_no_more_messages(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c", ready_count=5)
         await client.send(b"CLS\n")
@@ -177,7 +177,7 @@ async def test_a_client_that_is_leaving_gets_no_more_though_it_could_take_some(t
         await client.nothing_more()
 
 
-async def test_a_sample_rate_is_the_share_of_the_messages_that_come(tmp_path: Path) -> None:
+async def test_sample_rate_is_the_share_of_delivered_messages(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.send(identify(sample_rate=99))
         await client.ok()
@@ -188,7 +188,7 @@ async def test_a_sample_rate_is_the_share_of_the_messages_that_come(tmp_path: Pa
             await client.message()
 
 
-async def test_ephemeral_channel_and_topic_go_with_their_last_user(tmp_path: Path) -> None:
+async def test_ephemeral_channel_and_topic_are_deleted_with_their_last_user(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound:
         async with connected(bound.tcp_address) as client:
             await client.subscribe("t", "c#ephemeral", ready_count=1)
@@ -196,7 +196,7 @@ async def test_ephemeral_channel_and_topic_go_with_their_last_user(tmp_path: Pat
             await client.message()
         async with connected(bound.tcp_address) as client:
             await client.subscribe("t", "c#ephemeral", ready_count=1)
-            await client.nothing_more()  # a new channel: it begins behind the old message
+            await client.nothing_more()  # a new channel: it begins after the old message
         async with connected(bound.tcp_address) as client:
             await client.subscribe("e#ephemeral", "c#ephemeral", ready_count=1)
             await client.publish("e#ephemeral", b"in memory")
@@ -212,7 +212,7 @@ async def test_max_channel_consumers(tmp_path: Path) -> None:
             assert await second.error() == "E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1"
 
 
-async def test_slow_consumer_holds_up_neither_the_broker_nor_its_memory(tmp_path: Path) -> None:
+async def test_slow_consumer_affects_neither_the_broker_nor_its_memory(tmp_path: Path) -> None:
     body = bytes(100_000)
     async with running_broker(tmp_path / "d", sync="interval", cache_bytes=1_000_000) as bound:
         async with connected(bound.tcp_address) as slow, connected(bound.tcp_address) as client:
@@ -232,11 +232,11 @@ async def test_slow_consumer_holds_up_neither_the_broker_nor_its_memory(tmp_path
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
-async def test_heartbeats_and_the_end_of_a_silent_client(
+async def test_heartbeats_and_disconnect_of_a_silent_client(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
@@ -250,12 +250,10 @@ async def test_heartbeats_and_the_end_of_a_silent_client(
         clock.jump(1)
         assert await client.frame() == (0, b"_heartbeat_")
         clock.jump(1)
-        assert await client.frame() is None  # nothing heard for two intervals
+        assert await client.frame() is None  # two intervals without data
 
 
-async def test_client_that_never_sends_its_magic_is_closed(
-    tmp_path: Path, clock: trio.testing.MockClock
-) -> None:
+async def test_client_without_magic_is_disconnected(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address, b"") as client:
         await settle()
         clock.jump(30)
@@ -264,7 +262,7 @@ async def test_client_that_never_sends_its_magic_is_closed(
         assert await client.frame() is None
 
 
-async def test_unanswered_message_times_out_and_touch_puts_it_off(
+async def test_unanswered_message_times_out_and_touch_extends_the_timeout(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
@@ -305,7 +303,7 @@ async def test_requeue_with_a_delay_and_deferred_publish(
         assert (later.body, later.attempts) == (b"later", 1)
 
 
-async def test_stop_is_prompt_though_clients_never_speak(tmp_path: Path) -> None:
+async def test_stop_does_not_wait_for_silent_clients(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         with trio.fail_after(PATIENCE_S):
             async with running_broker(tmp_path / "d") as bound:
@@ -321,7 +319,7 @@ async def test_stop_is_prompt_though_clients_never_speak(tmp_path: Path) -> None
 # ---------------------------------------------------------------------- restarts
 
 
-async def test_everything_unfinished_survives_a_restart(tmp_path: Path) -> None:
+async def test_unfinished_messages_survive_a_restart(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c", ready_count=3)
         await client.publish("t", b"finished", b"in flight", b"requeued", b"fresh")
@@ -335,10 +333,10 @@ async def test_everything_unfinished_survives_a_restart(tmp_path: Path) -> None:
         await client.subscribe("t", "c", ready_count=10)
         again = [await client.message() for _ in range(2)]
         assert sorted((m.body, m.attempts) for m in again) == [(b"fresh", 2), (b"in flight", 2)]
-        await client.nothing_more()  # the requeued and the deferred one wait for their time
+        await client.nothing_more()  # the requeued and the deferred one wait until due
 
 
-async def test_first_channel_gets_what_was_published_before_the_restart(tmp_path: Path) -> None:
+async def test_first_channel_gets_messages_published_before_the_restart(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.publish("t", b"before")
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
@@ -365,8 +363,10 @@ async def test_ids_differ_between_topics_and_over_restarts(tmp_path: Path) -> No
                     await client.nothing_more()
 
 
-async def test_thousands_of_messages_come_back_once_each(tmp_path: Path) -> None:
-    """More than memory keeps, over many segments, published while consumed, by two connections each."""
+async def test_thousands_of_messages_are_delivered_once(tmp_path: Path) -> None:
+    """More than memory keeps, over many segments, published and consumed at the same time, by two connections
+    each.
+    """
     total = 5_000
     options: dict[str, Any] = {
         "mem_queue_size": 100,

@@ -1,4 +1,4 @@
-"""The broker's timers, by a clock that the tests move: nothing due is missed, and nothing comes early."""
+"""Tests for the broker's timers, with a clock that the tests move: no deadline is missed, and none is early."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from broker.support import connected, dpub, identify, running_broker, settle
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
@@ -45,7 +45,7 @@ async def test_deferred_messages_behind_a_paused_topic(tmp_path: Path, clock: tr
 async def test_each_connection_has_its_own_message_timeout(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    """The shorter one counts though the longer one was looked out for first, and the other way round."""
+    """The shorter timeout counts, whichever was set first."""
     async with running_broker(tmp_path / "d") as bound:
         async with connected(bound.tcp_address) as patient, connected(bound.tcp_address) as hasty:
             for client, timeout_ms in ((patient, 50_000), (hasty, 2000)):

@@ -1,4 +1,4 @@
-"""Settings of topics and channels: what they may be, and how they are changed."""
+"""Tests for settings of topics and channels: valid values and changes."""
 
 import json
 from dataclasses import asdict, fields
@@ -9,7 +9,7 @@ import pytest
 from trio_nsq.broker.state.settings import ChannelSettings, SettingsError, TopicSettings, change
 
 
-def test_what_is_not_named_stays() -> None:
+def test_missing_keys_do_not_change() -> None:
     settings, said = change(TopicSettings(), {}, {"ttl_ms": 5, "when_full": "drop-oldest"})
     assert settings == TopicSettings(ttl_ms=5, when_full="drop-oldest")
     assert said == {"ttl_ms": 5, "when_full": "drop-oldest"}
@@ -18,19 +18,19 @@ def test_what_is_not_named_stays() -> None:
     assert change(TopicSettings(), said, {}) == (settings, said)
 
 
-def test_null_goes_back_to_the_default() -> None:
+def test_null_restores_the_default() -> None:
     defaults = TopicSettings(ttl_ms=9)
     assert change(defaults, {"ttl_ms": 5}, {"ttl_ms": None}) == (defaults, {})
     assert change(defaults, {}, {"ttl_ms": None}) == (defaults, {})
 
 
-def test_zero_is_said_against_a_default() -> None:
+def test_zero_overrides_a_default() -> None:
     settings, said = change(TopicSettings(ttl_ms=9), {}, {"ttl_ms": 0})
     assert (settings.ttl_ms, said) == (0, {"ttl_ms": 0})
 
 
 @pytest.mark.parametrize("settings", [TopicSettings(), ChannelSettings()])
-def test_json_and_back(settings: Any) -> None:
+def test_json_round_trip(settings: Any) -> None:
     assert list(asdict(settings)) == [field.name for field in fields(settings)]
     assert change(type(settings)(), {}, json.loads(json.dumps(asdict(settings))))[0] == settings
 
@@ -57,7 +57,7 @@ def test_json_and_back(settings: Any) -> None:
         (ChannelSettings(), {"ttl_ms": 1}, "the settings are max_attempts, dead_letter_topic"),
     ],
 )
-def test_what_is_refused(settings: Any, changes: dict[str, Any], text: str) -> None:
+def test_invalid_settings(settings: Any, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingsError, match=text):
         change(settings, {}, changes)
 

@@ -1,4 +1,4 @@
-"""What keeps a broker from starting, or a topic from being served, is said in a sentence, and nothing is lost by it."""
+"""Tests for failures at the start of a broker, or of a topic: one sentence says why, and nothing is lost."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from trio_nsq.broker import BrokerOptions, serve
 
 
 async def complaint(data_path: Path) -> str:
-    """What a broker that starts says of itself."""
+    """Return the broker's message at its start."""
     async with running_broker(data_path) as bound:
         assert bound.http_address is not None
         status, text = await http(bound.http_address, "GET", "/ping")
@@ -22,7 +22,7 @@ async def complaint(data_path: Path) -> str:
 
 
 async def publish_one(data_path: Path) -> Path:
-    """Let a broker store a message in topic t; returns the topic's folder."""
+    """Let a broker store a message in topic t; return the topic's folder."""
     async with running_broker(data_path) as bound, connected(bound.tcp_address) as client:
         await client.publish("t", b"kept")
     return data_path / "topics" / "t.topic"
@@ -47,7 +47,7 @@ async def test_data_path_is_a_file(tmp_path: Path) -> None:
 
 
 async def test_folder_not_writable() -> None:
-    """/proc lets nobody make a folder, not even root, whom a mode does not stop."""
+    """In /proc nobody can create a folder, not even root, which ignores modes."""
     assert "--data-path: cannot use" in await refusal(Path("/proc/trio-nsq"))
 
 
@@ -61,7 +61,7 @@ async def test_port_in_use(tmp_path: Path) -> None:
         assert str(caught.value.exceptions[0]) == f"{text}stop it, or choose another --tcp-address"
 
 
-async def test_a_file_that_is_no_segment_is_named_and_set_aside(
+async def test_stray_file_is_named_and_the_topic_is_unavailable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = await publish_one(tmp_path / "d")
@@ -81,7 +81,7 @@ async def test_damaged_topic_state_is_named(tmp_path: Path, damage: bytes) -> No
     assert f"{folder / 'state.json'} is damaged" in await complaint(tmp_path / "d")
 
 
-async def test_lost_topic_state_costs_the_channels_only(tmp_path: Path) -> None:
+async def test_missing_topic_state_loses_only_the_channels(tmp_path: Path) -> None:
     folder = await publish_one(tmp_path / "d")
     for path in folder.glob("state.json*"):
         path.unlink()
@@ -99,13 +99,15 @@ async def test_damaged_broker_file(tmp_path: Path) -> None:
     assert "broker.json is missing" in await refusal(tmp_path / "d")
 
 
-async def test_an_nsqds_folder_is_not_started_over(tmp_path: Path) -> None:
+async def test_folder_of_nsqd_is_refused(tmp_path: Path) -> None:
     (tmp_path / "nsqd.dat").write_text('{"topics":[],"version":"1.3.0"}')
     assert "holds the queues of an nsqd" in await refusal(tmp_path)
     assert os.listdir(tmp_path) == ["nsqd.dat"]
 
 
-async def test_torn_tail_is_cut_and_the_rest_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_torn_tail_is_cut_and_the_rest_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = await publish_one(tmp_path / "d")
     segment = folder / "00000000000000000000.log"
     segment.write_bytes(segment.read_bytes() + b"NSQB torn")

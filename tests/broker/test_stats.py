@@ -1,4 +1,4 @@
-"""`/stats` as JSON: filters, the process's memory, and what is said of connections (NSQ's HTTP API: /stats)."""
+"""Tests for `/stats` as JSON: filters, the process's memory, and connections."""
 
 import gc
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ async def test_include_mem_and_include_clients_are_true_unless_false_or_0(
 
 
 def names(stats: dict[str, Any]) -> list[tuple[str, list[str]]] | None:
-    """Topics and their channels."""
+    """Return topics and their channels."""
     if stats["topics"] is None:
         return None
     return [(t["topic_name"], [c["channel_name"] for c in t["channels"]]) for t in stats["topics"]]
@@ -74,7 +74,7 @@ async def test_filters(tmp_path: Path) -> None:
         assert names(await api.stats(topic="unknown", channel="c")) is None
 
 
-async def test_the_topic_filter_keeps_producers_and_takes_their_counts_of_other_topics(
+async def test_topic_filter_keeps_producers_without_their_counts_of_other_topics(
     tmp_path: Path,
 ) -> None:
     async with running_api(tmp_path / "d") as api:
@@ -92,7 +92,7 @@ async def test_the_topic_filter_keeps_producers_and_takes_their_counts_of_other_
         (producer,) = (await api.stats(topic="v"))["producers"]
         assert "pub_counts" not in producer
         assert (await api.stats(topic="t", channel="unknown"))["producers"] is not None
-        assert (await api.stats(topic="unknown"))["producers"] is None  # as nsqd
+        assert (await api.stats(topic="unknown"))["producers"] is None  # as in nsqd
 
 
 # ---------------------------------------------------------------------- memory
@@ -111,7 +111,7 @@ async def test_memory(tmp_path: Path) -> None:
     assert memory["heap_idle_bytes"] == memory["heap_released_bytes"] == memory["next_gc_bytes"] == 0
 
 
-async def test_a_broker_that_has_ended_watches_the_garbage_collector_no_longer(tmp_path: Path) -> None:
+async def test_stopped_broker_no_longer_observes_the_garbage_collector(tmp_path: Path) -> None:
     before = list(gc.callbacks)
     async with running_api(tmp_path / "d"):
         assert len(gc.callbacks) == len(before) + 1
@@ -125,16 +125,16 @@ def figures() -> Iterator[ProcessFigures]:
     found.close()
 
 
-def test_the_heap_follows_what_is_allocated(figures: ProcessFigures) -> None:
+def test_heap_follows_allocations(figures: ProcessFigures) -> None:
     before = figures.memory()
     objects = [object() for _ in range(100_000)]
-    large = b"x" * 100_000_000  # too large for what others have left
+    large = b"x" * 100_000_000  # too large for free memory of other objects
     during = figures.memory()
     assert during["heap_in_use_bytes"] - before["heap_in_use_bytes"] > 0.9 * len(large)
     assert during["heap_objects"] - before["heap_objects"] >= len(objects)
 
 
-def test_collections_of_the_young_are_not_counted(figures: ProcessFigures) -> None:
+def test_collections_of_the_youngest_generation_are_not_counted(figures: ProcessFigures) -> None:
     gc.collect(0)
     assert figures.memory()["gc_total_runs"] == 0
     gc.collect(1)
@@ -150,7 +150,7 @@ def test_collections_of_the_young_are_not_counted(figures: ProcessFigures) -> No
 
 
 async def latency(api: Api, topic: str) -> tuple[Any, list[Any]]:
-    """Of the topic, and of its channels."""
+    """Return the latency of the topic, and of its channels."""
     (found,) = (await api.stats(topic=topic))["topics"]
     key = "e2e_processing_latency"
     return found[key], [channel[key] for channel in found["channels"]]
@@ -177,7 +177,7 @@ async def test_percentiles_of_channels_and_their_topic(tmp_path: Path) -> None:
         assert '"quantile":1,' in (await api.get("/stats", format="json")).text
 
 
-async def test_no_percentiles_unless_they_are_asked_for(tmp_path: Path) -> None:
+async def test_percentiles_only_on_request(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.subscribe("t", "c")
         off = {"count": 0, "percentiles": None}
@@ -205,7 +205,7 @@ PLAIN = {
 }
 
 
-async def test_a_plain_connection(tmp_path: Path) -> None:
+async def test_plain_connection(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.publish("t", b"x")
         found = await producer(api)
@@ -214,7 +214,7 @@ async def test_a_plain_connection(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["deflate", "snappy"])
-async def test_a_compressed_connection(tmp_path: Path, kind: str) -> None:
+async def test_compressed_connection(tmp_path: Path, kind: str) -> None:
     async with running_api(tmp_path / "d") as api:
         await upgrade(api.tcp, None, kind)
         await api.tcp.publish("t", b"x")
@@ -223,14 +223,14 @@ async def test_a_compressed_connection(tmp_path: Path, kind: str) -> None:
         assert found | expected == found
 
 
-async def test_a_sampled_connection(tmp_path: Path) -> None:
+async def test_sampled_connection(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await negotiate(api.tcp, sample_rate=37)
         await api.tcp.publish("t", b"x")
         assert (await producer(api))["sample_rate"] == 37
 
 
-async def test_an_encrypted_connection(tmp_path: Path) -> None:
+async def test_encrypted_connection(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certificates")
     async with running_api(tmp_path / "d", **certificates.options) as api:
         await upgrade(api.tcp, certificates.client_context(), None)
@@ -243,7 +243,7 @@ async def test_an_encrypted_connection(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("about", [{}, {"identity": "it", "identity_url": "http://it/"}])
-async def test_an_authorized_connection(tmp_path: Path, about: dict[str, Any]) -> None:
+async def test_authorized_connection(tmp_path: Path, about: dict[str, Any]) -> None:
     everything = [authorization(), authorization(".*", ".*", "read")]
     async with running_auth_server(answer(*everything, **about)) as server:
         async with running_api(tmp_path / "d", **auth_options(server)) as api:
@@ -259,7 +259,7 @@ async def test_an_authorized_connection(tmp_path: Path, about: dict[str, Any]) -
     assert list(found)[14 : 16 + len(about)] == ["user_agent", "authed", *(f"auth_{key}" for key in about)]
 
 
-async def test_connections_that_do_not_publish_are_no_producers(tmp_path: Path) -> None:
+async def test_connections_that_do_not_publish_are_not_producers(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.subscribe("t", "c")
         async with connected(f"127.0.0.1:{(await api.get('/info')).json()['tcp_port']}"):

@@ -1,4 +1,6 @@
-"""What a channel knows of its messages' ages: the time from publish to FIN, and the oldest that is not finished."""
+"""Tests for latencies of a channel: the time from publish to FIN, and the age of the oldest unfinished
+message.
+"""
 
 from collections.abc import Sequence
 
@@ -16,14 +18,14 @@ START_NS = 1_700_000_000 * SECOND
 
 
 class Measured(Fixture):
-    """A topic that measures, and messages published at a time of one's choice."""
+    """A topic that measures, and messages with given publish times."""
 
     def __init__(self, *, name: str = "topic", cache_bytes: int = 64 * 1024 * 1024) -> None:
         super().__init__(name=name, cache_bytes=cache_bytes, e2e_window_ns=WINDOW_NS)
         self.now_ns = START_NS
 
     def publish_at(self, timestamp_ns: int, *bodies: bytes, known: bool = True) -> None:
-        """One record; `known=False`: it is in the log, as after a restart, and was never in memory."""
+        """Publish one record; `known=False`: it is only in the log, as after a restart."""
         first_id = self.ids.take(len(bodies))
         base = self.log.next_sequence
         record = RecordBatch(base, first_id, timestamp_ns, 0, pack_messages(bodies))
@@ -47,7 +49,7 @@ def near(*values: float) -> object:
     return pytest.approx(list(values), rel=RELATIVE_ERROR)
 
 
-def test_the_time_from_publish_to_fin_is_measured() -> None:
+def test_time_from_publish_to_fin_is_measured() -> None:
     fixture = Measured()
     subscriber = fixture.subscriber(ready=100)
     fixture.publish_at(START_NS - 70 * MS, b"a", b"b", b"c")
@@ -61,7 +63,7 @@ def test_the_time_from_publish_to_fin_is_measured() -> None:
     assert fixture.latencies_ms(0.5, 1.0) == near(100, 1000)
 
 
-def test_nothing_is_measured_unless_it_is_wanted() -> None:
+def test_nothing_is_measured_by_default() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=100)
     fixture.publish(b"a")
@@ -70,7 +72,7 @@ def test_nothing_is_measured_unless_it_is_wanted() -> None:
     assert fixture.channel().finish_count == 1
 
 
-def test_records_that_were_read_together_keep_their_own_times() -> None:
+def test_records_that_were_read_together_keep_their_times() -> None:
     fixture = Measured()
     for number in range(4):
         fixture.publish_at(START_NS - (1 + number) * SECOND, b"x", b"y", known=False)
@@ -88,7 +90,7 @@ def test_records_that_were_read_together_keep_their_own_times() -> None:
     assert restarted.latencies_ms(1 / 7, 2 / 7, 3 / 7, 5 / 7, 1.0) == near(1000, 2000, 2000, 3000, 4000)
 
 
-def test_messages_that_were_read_together_are_requeued_as_themselves() -> None:
+def test_requeued_messages_of_a_batch_keep_their_times() -> None:
     fixture = Measured()
     fixture.publish_at(START_NS - 2 * SECOND, b"a", b"b", known=False)
     fixture.publish_at(START_NS - 1 * SECOND, b"c", b"d", known=False)
@@ -103,7 +105,7 @@ def test_messages_that_were_read_together_are_requeued_as_themselves() -> None:
 
 
 @pytest.mark.parametrize("name", ["topic", "topic#ephemeral"])
-def test_a_message_that_is_delivered_again_counts_from_its_publish(name: str) -> None:
+def test_redelivered_message_counts_from_its_publish(name: str) -> None:
     fixture = Measured(name=name)
     subscriber = fixture.subscriber(ready=100, msg_timeout_ms=1000)
     fixture.publish_at(START_NS, b"again", b"later", b"timed out", b"touched")
@@ -122,7 +124,7 @@ def test_a_message_that_is_delivered_again_counts_from_its_publish(name: str) ->
     assert fixture.latencies_ms(0.25, 0.75, 1.0) == near(5000, 5000, 10_000)
 
 
-def test_only_what_was_in_flight_counts() -> None:
+def test_only_messages_in_flight_count() -> None:
     fixture = Measured()
     subscriber = fixture.subscriber(ready=100)
     fixture.publish_at(START_NS, b"a", b"b")
@@ -140,7 +142,7 @@ def oldest(fixture: Fixture) -> int | None:
     return fixture.channel().messages.oldest
 
 
-def test_the_oldest_is_ready_then_in_flight_then_the_next() -> None:
+def test_oldest_is_ready_then_in_flight_then_the_next() -> None:
     fixture = Fixture()
     assert oldest(fixture) is None
     fixture.publish(b"0", b"1", b"2", b"3")
@@ -157,7 +159,7 @@ def test_the_oldest_is_ready_then_in_flight_then_the_next() -> None:
     assert oldest(fixture) is None
 
 
-def test_the_oldest_may_be_in_flight_behind_younger_ones() -> None:
+def test_oldest_may_be_in_flight_behind_younger_ones() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=3)
     fixture.publish_many(5)
@@ -173,7 +175,7 @@ def test_the_oldest_may_be_in_flight_behind_younger_ones() -> None:
     assert oldest(fixture) == 3
 
 
-def test_the_oldest_may_be_of_a_younger_delivery() -> None:
+def test_oldest_may_be_in_a_later_delivery() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=10)
     fixture.publish_many(10, each=10)
@@ -182,10 +184,10 @@ def test_the_oldest_may_be_of_a_younger_delivery() -> None:
     subscriber.requeue(received[5])
     assert len(subscriber.receive()) == 1
     subscriber.finish(received[6:9])
-    assert oldest(fixture) == 5  # of the first delivery only the last is left
+    assert oldest(fixture) == 5  # only the last message of the first delivery is left
 
 
-def test_the_oldest_is_that_of_all_consumers() -> None:
+def test_oldest_of_all_consumers() -> None:
     fixture = Fixture()
     subscribers = [fixture.subscriber(ready=1) for _ in range(3)]
     bodies = fixture.publish_many(3)
@@ -211,7 +213,7 @@ def test_touched_messages_are_found() -> None:
     assert oldest(fixture) == 3
 
 
-def test_what_is_deferred_is_not_late() -> None:
+def test_deferred_messages_do_not_count() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=10)
     fixture.publish(b"later", defer_ms=1000)
@@ -226,7 +228,7 @@ def test_what_is_deferred_is_not_late() -> None:
     assert oldest(fixture) == 0
 
 
-def test_a_late_message_among_many_lined_up() -> None:
+def test_late_message_among_many() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=2500)
     fixture.publish_many(900, each=900)
@@ -241,7 +243,7 @@ def timestamps(fixture: Fixture, sequences: Sequence[int]) -> list[int | None]:
     return [fixture.channel().read_ahead.timestamp_in_memory(sequence) for sequence in sequences]
 
 
-def test_the_timestamp_of_what_is_in_memory_costs_no_read() -> None:
+def test_timestamp_in_memory_needs_no_read() -> None:
     fixture = Measured()
     fixture.publish_at(START_NS + 1, b"a", b"b")
     fixture.publish_at(START_NS + 2, b"c")
@@ -251,7 +253,7 @@ def test_the_timestamp_of_what_is_in_memory_costs_no_read() -> None:
     assert timestamps(fixture, range(3)) == expected  # frames
 
 
-def test_a_timestamp_that_is_not_in_memory_is_not_known() -> None:
+def test_timestamp_that_is_not_in_memory_is_unknown() -> None:
     fixture = Measured(cache_bytes=0)
     fixture.publish_at(START_NS + 1, b"a")
     fixture.publish_at(START_NS + 2, b"b")
@@ -264,8 +266,8 @@ def test_each_record_of_a_batch_has_its_timestamp() -> None:
         fixture.publish_at(START_NS + number, b"x", b"y", known=False)
     (batch,) = make_batches(fixture.log.read(0))
     expected = [START_NS + number for number in (5, 5, 7, 7, 7, 7, 9, 9)]
-    assert [batch.timestamp_ns(index) for index in range(8)] == expected  # of the records
+    assert [batch.timestamp_ns(index) for index in range(8)] == expected  # records
     assert batch.id(7)
-    assert [batch.timestamp_ns(index) for index in range(8)] == expected  # of the frames
+    assert [batch.timestamp_ns(index) for index in range(8)] == expected  # frames
     assert batch.timestamps_ns(1, 6) == [(START_NS + 5, 1), (START_NS + 7, 4), (START_NS + 9, 1)]
     assert batch.timestamps_ns(2, 4) == [(START_NS + 7, 4)]

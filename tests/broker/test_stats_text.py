@@ -1,4 +1,4 @@
-"""`/stats` as text, in nsqd's layout (NSQ's HTTP API: /stats)."""
+"""Tests for `/stats` as text, in nsqd's layout."""
 
 # ruff: noqa: E501 - nsqd's lines are long
 
@@ -41,7 +41,7 @@ HOUR = 60 * MINUTE
         (-MINUTE, "-1m0s"),
     ],
 )
-def test_durations_are_written_as_go_does(nanoseconds: int, text: str) -> None:
+def test_durations_are_formatted_as_in_go(nanoseconds: int, text: str) -> None:
     assert go_duration(nanoseconds) == text
 
 
@@ -137,7 +137,7 @@ def test_every_kind_of_line() -> None:
     ]  # fmt: skip
 
 
-def test_nothing_to_show() -> None:
+def test_empty_stats() -> None:
     stats = {"version": "9.9", "health": "OK", "start_time": 0, "topics": None, "producers": None}
     text = render_text(stats, 0, 0)
     assert text.endswith("\n\nHealth: OK\n\nTopics: None\n\nProducers: None\n")
@@ -145,7 +145,7 @@ def test_nothing_to_show() -> None:
 
 
 @pytest.mark.parametrize("query", [{}, {"format": ""}, {"format": "text"}, {"format": "JSON"}])
-async def test_text_is_what_is_not_asked_for_as_json(tmp_path: Path, query: dict[str, str]) -> None:
+async def test_text_unless_json_is_requested(tmp_path: Path, query: dict[str, str]) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.send(identify(hostname="here", user_agent="a/1"))
         await api.tcp.ok()

@@ -1,4 +1,4 @@
-"""What is sent to statsd servers, and when (NSQ: statsd)."""
+"""Tests for datagrams to statsd servers, and their schedule."""
 
 import logging
 import re
@@ -47,7 +47,7 @@ def text(
     return b"".join(lines(prefix, figures(stats, **options), last)).decode()
 
 
-def test_lines_in_nsqds_order() -> None:
+def test_lines_have_the_order_of_nsqd() -> None:
     described = topic(
         "t",
         channel(
@@ -104,11 +104,11 @@ def test_lines_in_nsqds_order() -> None:
         (0.29, "29"),
     ],
 )
-def test_every_percentile_has_a_name_of_its_own(quantile: float, name: str) -> None:
+def test_each_percentile_has_a_separate_name(quantile: float, name: str) -> None:
     assert percent(quantile) == name
 
 
-def test_counters_are_growth_and_gauges_are_not() -> None:
+def test_counters_are_increments_and_gauges_are_not() -> None:
     before = {"topics": [topic("t", channel("c", message_count=4, depth=4), message_count=5, depth=5)]}
     now = {
         "topics": [
@@ -124,7 +124,7 @@ def test_counters_are_growth_and_gauges_are_not() -> None:
     assert "topic.new.message_count:3|c\n" in sent
 
 
-def test_a_topic_that_was_made_again_counts_from_zero() -> None:
+def test_recreated_topic_counts_from_zero() -> None:
     before = {"topics": [topic("t", message_count=100)], "memory": {"gc_total_runs": 7}}
     now = {"topics": [topic("t", message_count=3)], "memory": {"gc_total_runs": 9}}
     sent = text(now, before)
@@ -132,7 +132,7 @@ def test_a_topic_that_was_made_again_counts_from_zero() -> None:
     assert sent.endswith("mem.gc_runs:2|c\n")
 
 
-def test_ephemeral_ones_may_be_left_out() -> None:
+def test_ephemeral_names_can_be_excluded() -> None:
     stats = {"topics": [topic("t", channel("c"), channel("c#ephemeral")), topic("e#ephemeral", channel("c"))]}
     assert text(stats).count("#ephemeral.message_count") == 2
     left = text(stats, exclude_ephemeral=True)
@@ -148,7 +148,9 @@ def test_no_memory_and_no_topics() -> None:
 
 
 @given(st.lists(st.integers(1, 60), max_size=50), st.integers(1, 120))
-def test_packets_are_whole_lines_in_order_and_as_full_as_may_be(sizes: list[int], max_bytes: int) -> None:
+def test_packets_are_complete_lines_in_order_and_as_full_as_possible(
+    sizes: list[int], max_bytes: int
+) -> None:
     given_lines = [b"x" * (size - 1) + b"\n" for size in sizes]
     made = list(packets(given_lines, max_bytes))
     assert b"".join(made) == b"".join(given_lines)
@@ -163,11 +165,11 @@ def test_packets_are_whole_lines_in_order_and_as_full_as_may_be(sizes: list[int]
 
 
 T = "t#ephemeral"
-"""Publishing to it takes no thread, during which the autojump clock would let time fly."""
+"""Publishing to it needs no thread, during which the autojump clock would move."""
 
 
 class Sink:
-    """A statsd server that keeps what it gets."""
+    """A statsd server that stores its datagrams."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -176,7 +178,7 @@ class Sink:
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
 
     def take(self) -> list[str]:
-        """The datagrams that have come since the last call."""
+        """Return the datagrams since the last call."""
         found: list[str] = []
         while True:
             try:
@@ -196,13 +198,15 @@ def sink() -> Iterator[Sink]:
 
 
 def values(datagrams: list[str]) -> dict[str, str]:
-    """`value|type` by name."""
+    """Return `value
+    type` by name.
+    """
     each = [line.rpartition(":") for line in "".join(datagrams).splitlines()]
     assert len(each) == len({name for name, _, _ in each})
     return {name: value for name, _, value in each}
 
 
-async def test_pushes_at_the_end_of_every_interval(
+async def test_metrics_are_sent_at_the_end_of_every_interval(
     tmp_path: Path, sink: Sink, autojump_clock: trio.testing.MockClock
 ) -> None:
     options: dict[str, Any] = {
@@ -233,7 +237,7 @@ async def test_pushes_at_the_end_of_every_interval(
             assert values(sink.take())[f"p.topic.{T}.message_count"] == "0|c"
 
 
-async def test_datagrams_are_small_and_spread_over_the_interval_but_its_last_second(
+async def test_datagrams_are_small_and_spread_over_the_interval_except_its_last_second(
     tmp_path: Path, sink: Sink, autojump_clock: trio.testing.MockClock
 ) -> None:
     options: dict[str, Any] = {
@@ -258,11 +262,11 @@ async def test_datagrams_are_small_and_spread_over_the_interval_but_its_last_sec
     assert times[-1] < 19
     gaps = [after - before for before, after in pairwise(times)]
     assert min(gaps) > 0
-    assert max(gaps) - min(gaps) <= 0.11  # as often as is looked
+    assert max(gaps) - min(gaps) <= 0.11  # with the frequency of the checks
     assert max(gaps) == pytest.approx(9 / len(came), abs=0.06)
 
 
-async def test_an_interval_of_a_second_sends_all_at_once(
+async def test_interval_of_a_second_sends_everything_at_once(
     tmp_path: Path, sink: Sink, autojump_clock: trio.testing.MockClock
 ) -> None:
     options: dict[str, Any] = {
@@ -275,12 +279,12 @@ async def test_an_interval_of_a_second_sends_all_at_once(
         await trio.sleep_until(start + 0.99)
         assert sink.take() == []
         await trio.sleep_until(start + 1.01)
-        assert len(sink.take()) > 1  # nsqd ends with a panic
+        assert len(sink.take()) > 1  # nsqd panics
         await trio.sleep_until(start + 2.01)
         assert len(sink.take()) > 1
 
 
-async def test_options_leave_out_memory_and_ephemeral_ones(
+async def test_options_exclude_memory_and_ephemeral_names(
     tmp_path: Path, sink: Sink, mock_clock: trio.testing.MockClock
 ) -> None:
     options: dict[str, Any] = {"statsd_address": sink.address, "statsd_mem_stats": False, "statsd_prefix": ""}
@@ -299,14 +303,14 @@ async def test_options_leave_out_memory_and_ephemeral_ones(
     ]
 
 
-async def test_a_name_that_cannot_be_resolved_is_logged_once_and_tried_again(
+async def test_name_that_cannot_be_resolved_is_logged_once_and_retried(
     tmp_path: Path,
     sink: Sink,
     autojump_clock: trio.testing.MockClock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Resolver(trio.abc.HostnameResolver):
-        """Knows nobody for half a minute."""
+        """Resolves nothing for half a minute."""
 
         async def getaddrinfo(self, host: Any, port: Any, *args: Any, **options: Any) -> Any:
             if trio.current_time() < start + 35:
@@ -338,7 +342,7 @@ async def test_a_name_that_cannot_be_resolved_is_logged_once_and_tried_again(
     assert sent[f"topic.{T}.message_count"] == "1|c"  # what was not sent before
 
 
-async def test_nobody_at_the_address_is_no_trouble(
+async def test_address_without_a_server_is_ignored(
     tmp_path: Path, sink: Sink, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink.close()
@@ -350,7 +354,7 @@ async def test_nobody_at_the_address_is_no_trouble(
 
 
 @pytest.mark.parametrize("address", ["8125", "host", "host:", ":8125", "host:70000", "a:b:1"])
-async def test_an_address_that_is_none_is_refused_at_the_start(tmp_path: Path, address: str) -> None:
+async def test_invalid_address_is_refused_at_the_start(tmp_path: Path, address: str) -> None:
     with pytest.RaisesGroup(
         pytest.RaisesExc(StartupError, match="--statsd-address: "), flatten_subgroups=True
     ):

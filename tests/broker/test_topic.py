@@ -1,4 +1,4 @@
-"""Topics and channels (broker semantics: topics and channels; ephemeral; pause, empty, delete)."""
+"""Tests for topics and their channels."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def test_messages_wait_in_the_topic_until_it_has_a_channel() -> None:
     assert fixture.drain() == [b"a", b"bc"]
 
 
-def test_the_first_channel_gets_the_backlog_and_later_ones_only_new_messages() -> None:
+def test_first_channel_gets_the_backlog_and_later_ones_only_new_messages() -> None:
     fixture = Fixture()
     fixture.publish(b"before")
     fixture.channel("first")
@@ -28,7 +28,7 @@ def test_the_first_channel_gets_the_backlog_and_later_ones_only_new_messages() -
     assert fixture.drain("second") == [b"after"]
 
 
-def test_asking_for_a_channel_again_changes_nothing() -> None:
+def test_existing_channel_is_returned_unchanged() -> None:
     fixture = Fixture()
     channel = fixture.channel()
     fixture.publish(b"a")
@@ -36,7 +36,7 @@ def test_asking_for_a_channel_again_changes_nothing() -> None:
     assert fixture.counts() == (1, 0, 0)
 
 
-def test_when_the_last_channel_is_gone_messages_wait_again() -> None:
+def test_messages_wait_again_after_the_last_channel_is_deleted() -> None:
     fixture = Fixture()
     fixture.publish(b"a")
     fixture.topic.remove_channel(fixture.channel("first"))
@@ -46,14 +46,14 @@ def test_when_the_last_channel_is_gone_messages_wait_again() -> None:
     assert fixture.drain("second") == [b"b"]
 
 
-def test_a_paused_topic_keeps_what_is_published() -> None:
+def test_paused_topic_keeps_published_messages() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"before")
     fixture.topic.pause()
     fixture.publish(b"during")
     assert (fixture.topic.depth, fixture.counts()) == (1, (1, 0, 0))
-    assert fixture.drain() == [b"before"]  # the channel itself goes on
+    assert fixture.drain() == [b"before"]  # the channel itself continues
     fixture.topic.pause()
     fixture.topic.unpause()
     assert (fixture.topic.depth, fixture.counts()) == (0, (1, 0, 0))
@@ -61,7 +61,7 @@ def test_a_paused_topic_keeps_what_is_published() -> None:
     assert fixture.drain() == [b"during"]
 
 
-def test_a_channel_made_during_a_pause_gets_what_waits() -> None:
+def test_channel_created_during_a_pause_gets_waiting_messages() -> None:
     fixture = Fixture()
     fixture.channel("early")
     fixture.topic.pause()
@@ -73,7 +73,7 @@ def test_a_channel_made_during_a_pause_gets_what_waits() -> None:
     assert fixture.drain("late") == [b"during"]
 
 
-def test_the_first_channel_of_a_paused_topic_gets_the_backlog_after_the_pause() -> None:
+def test_first_channel_of_a_paused_topic_gets_the_backlog_after_the_pause() -> None:
     fixture = Fixture()
     fixture.publish(b"a")
     fixture.topic.pause()
@@ -83,7 +83,7 @@ def test_the_first_channel_of_a_paused_topic_gets_the_backlog_after_the_pause() 
     assert fixture.drain() == [b"a"]
 
 
-def test_deleting_a_channel_drops_its_messages_and_closes_its_clients() -> None:
+def test_deleted_channel_drops_its_messages_and_disconnects_its_clients() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber("gone", ready=1)
     kept = fixture.subscriber("kept", ready=1)
@@ -99,13 +99,13 @@ def test_deleting_a_channel_drops_its_messages_and_closes_its_clients() -> None:
     assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
     subscriber.ready(10)
     assert subscriber.receive() == []
-    assert fixture.drain("gone") == []  # a new one of this name
+    assert fixture.drain("gone") == []  # a new one with this name
     fixture.publish(b"d")
     assert fixture.drain("gone") == [b"d"]
     assert kept.receive_bodies() == [b"a"]
 
 
-def test_an_old_channel_cannot_delete_its_successor() -> None:
+def test_old_channel_cannot_delete_its_successor() -> None:
     fixture = Fixture()
     old = fixture.channel()
     fixture.topic.remove_channel(old)
@@ -114,7 +114,7 @@ def test_an_old_channel_cannot_delete_its_successor() -> None:
     assert fixture.topic.channels == {"channel": new}
 
 
-def test_closing_a_topic_closes_every_client_and_forgets_what_was_cached() -> None:
+def test_closed_topic_disconnects_every_client_and_clears_its_cache() -> None:
     fixture = Fixture()
     subscribers = [fixture.subscriber(name, ready=0) for name in ("one", "two", "two")]
     fixture.publish(b"a")
@@ -125,10 +125,10 @@ def test_closing_a_topic_closes_every_client_and_forgets_what_was_cached() -> No
     assert len(fixture.cache) == 0
 
 
-# ---------------------------------------------------------------------- what is cached
+# ---------------------------------------------------------------------- cache
 
 
-def test_the_newest_messages_stay_decoded() -> None:
+def test_newest_messages_stay_decoded() -> None:
     fixture = Fixture(mem_queue_size=10)
     fixture.publish_many(9, each=3)
     assert [("topic", base) in fixture.cache for base in (0, 3, 6)] == [True, True, True]
@@ -139,7 +139,7 @@ def test_the_newest_messages_stay_decoded() -> None:
 
 
 def batches(fixture: Fixture) -> list[int]:
-    """The lengths of those in memory."""
+    """Return the lengths of the batches in memory."""
     found: list[int] = []
     while sum(found) < fixture.topic.log.next_sequence:
         (batch,) = fixture.topic.store.fetch(sum(found))
@@ -147,25 +147,25 @@ def batches(fixture: Fixture) -> list[int]:
     return found
 
 
-def test_what_is_published_one_by_one_is_delivered_together() -> None:
+def test_single_publishes_are_delivered_together() -> None:
     fixture = Fixture()
     one, other = fixture.subscriber("one", ready=600), fixture.subscriber("other", ready=5)
     bodies = fixture.publish_many(300)
     assert batches(fixture) == [256, 44]
     assert one.receive_bodies() == bodies
     assert other.receive_bodies() == bodies[:5]
-    more = fixture.publish_many(3, prefix="n")  # what has been delivered does not grow
+    more = fixture.publish_many(3, prefix="n")  # a delivered batch does not grow
     assert batches(fixture) == [256, 44, 3]
     assert one.receive_bodies() == more
 
 
-def test_batches_do_not_grow_where_little_is_kept() -> None:
+def test_batches_do_not_grow_if_little_is_kept() -> None:
     fixture = Fixture(mem_queue_size=40)
     fixture.publish_many(5)
     assert batches(fixture) == [2, 2, 1]
 
 
-def test_a_batch_that_the_cache_has_forgotten_does_not_grow() -> None:
+def test_batch_evicted_from_the_cache_does_not_grow() -> None:
     fixture = Fixture()
     fixture.publish(b"a")
     fixture.cache.discard(("topic", 0))
@@ -176,7 +176,7 @@ def test_a_batch_that_the_cache_has_forgotten_does_not_grow() -> None:
 
 
 @pytest.mark.parametrize("how", ["sample", "new channel"])
-def test_who_begins_within_a_batch_does_not_read_the_log_for_it(how: str) -> None:
+def test_channel_that_begins_within_a_batch_does_not_read_the_log(how: str) -> None:
     log = CountingLog(max_messages=1000)
     fixture = Fixture(log)
     if how == "sample":
@@ -196,7 +196,7 @@ def test_who_begins_within_a_batch_does_not_read_the_log_for_it(how: str) -> Non
     assert log.reads == 0
 
 
-def test_the_cache_knows_what_batches_have_grown_to() -> None:
+def test_cache_counts_the_growth_of_batches() -> None:
     fixture = Fixture(cache_bytes=16 * 1000)
     fixture.publish_many(100)
     (size_bytes, count) = fixture.cache.by_topic()["topic"]
@@ -205,7 +205,7 @@ def test_the_cache_knows_what_batches_have_grown_to() -> None:
 
 
 @pytest.mark.parametrize("mem_queue_size", [0, 1])
-def test_the_newest_record_stays_decoded_even_if_it_is_larger(mem_queue_size: int) -> None:
+def test_newest_record_stays_decoded_even_if_it_is_larger(mem_queue_size: int) -> None:
     fixture = Fixture(mem_queue_size=mem_queue_size)
     for base in (0, 5, 10):
         fixture.publish(*[b"x"] * 5)
@@ -213,13 +213,13 @@ def test_the_newest_record_stays_decoded_even_if_it_is_larger(mem_queue_size: in
         assert len(fixture.cache) == 1
 
 
-def test_nothing_is_cached_of_an_empty_topic() -> None:
+def test_empty_topic_has_nothing_in_the_cache() -> None:
     topic = Fixture().topic
     assert (topic.depth, topic.backend_depth, topic.store.cached_from) == (0, 0, 0)
 
 
-def test_the_cache_decides_over_all_topics_and_nothing_else_keeps_batches() -> None:
-    """mem_queue_size counts messages, which may be large: the cache's limit in bytes has to hold nevertheless."""
+def test_only_the_cache_keeps_batches_of_all_topics() -> None:
+    """mem_queue_size counts messages, which may be large; the cache's limit in bytes must hold nevertheless."""
     import gc
 
     from trio_nsq.broker.state.batch import Batch
@@ -233,7 +233,7 @@ def test_the_cache_decides_over_all_topics_and_nothing_else_keeps_batches() -> N
     assert (fixture.topic.store.cached_from, fixture.topic.backend_depth) == (41, 41 - disk.first_sequence)
 
 
-def test_redelivery_finds_in_memory_what_is_there() -> None:
+def test_redelivery_uses_batches_in_memory() -> None:
     log = CountingLog(max_messages=10_000)
     fixture = Fixture(log)
     fixture.publish_many(1000, each=20)
@@ -248,7 +248,7 @@ def test_redelivery_finds_in_memory_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("each", [1, 20])
-def test_redelivery_from_disk_reads_neighbours_together(each: int) -> None:
+def test_redelivery_from_disk_reads_consecutive_messages_together(each: int) -> None:
     log = CountingLog(max_messages=10_000)
     fixture = Fixture(log, mem_queue_size=0, cache_bytes=0)
     bodies = fixture.publish_many(2000, each=each)
@@ -260,7 +260,7 @@ def test_redelivery_from_disk_reads_neighbours_together(each: int) -> None:
     assert log.reads <= 20
 
 
-def test_scattered_redelivery_from_disk_reads_each_place_once() -> None:
+def test_scattered_redelivery_from_disk_reads_each_position_once() -> None:
     log = CountingLog(max_messages=10_000)
     fixture = Fixture(log, mem_queue_size=0)
     fixture.publish_many(2000, each=20)
@@ -274,8 +274,8 @@ def test_scattered_redelivery_from_disk_reads_each_place_once() -> None:
     assert log.reads <= 10
 
 
-def test_redelivery_is_of_this_very_message_though_batches_overlap(tmp_path: Path) -> None:
-    """Batches of different lengths may begin at one sequence: as it was published, and merged as it was read."""
+def test_redelivery_has_the_right_message_if_batches_overlap(tmp_path: Path) -> None:
+    """Batches of different lengths may begin at one sequence: as published, and merged as read."""
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=5)
     bodies = fixture.publish_many(40)
     early = fixture.subscriber(ready=40)
@@ -286,7 +286,7 @@ def test_redelivery_is_of_this_very_message_though_batches_overlap(tmp_path: Pat
     assert [(m.id, m.body) for m in early.receive()] == [(m.id, m.body) for m in reversed(received)]
 
 
-def test_a_message_the_log_no_longer_has_is_held_by_no_batch() -> None:
+def test_message_that_left_the_log_is_held_by_no_batch() -> None:
     fixture = Fixture(MemoryLog(max_messages=3), mem_queue_size=0, cache_bytes=0)
     fixture.publish_many(10)
     assert fixture.topic.store.batch_holding(2) is None
@@ -296,11 +296,11 @@ def test_a_message_the_log_no_longer_has_is_held_by_no_batch() -> None:
     assert fixture.topic.store.batch_holding(10) is None
 
 
-# ---------------------------------------------------------------------- a commit under way
+# ---------------------------------------------------------------------- during a commit
 
 
-def test_what_a_thread_has_stored_counts_only_when_it_is_accepted() -> None:
-    """With --sync=always the log grows in a thread; channels may be made, paused or emptied meanwhile."""
+def test_stored_messages_count_only_after_they_are_accepted() -> None:
+    """With --sync=always a thread appends to the log; channels may be created, paused or emptied meanwhile."""
     fixture = Fixture()
     fixture.publish(b"a")
     stored = fixture.store(b"b", b"c", defer_ms=1000)
@@ -318,7 +318,7 @@ def test_what_a_thread_has_stored_counts_only_when_it_is_accepted() -> None:
     assert restored.counts("early") == (1, 0, 2)
 
 
-def test_a_fresh_message_that_a_thread_has_stored_is_not_delivered_early() -> None:
+def test_stored_message_is_not_delivered_before_it_is_accepted() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a")
@@ -332,7 +332,7 @@ def test_a_fresh_message_that_a_thread_has_stored_is_not_delivered_early() -> No
     assert fixture.channel().message_count == 2
 
 
-def test_emptying_a_topic_leaves_what_is_being_stored() -> None:
+def test_emptying_a_topic_keeps_messages_being_stored() -> None:
     fixture = Fixture()
     fixture.publish(b"gone")
     stored = fixture.store(b"kept")
@@ -343,10 +343,10 @@ def test_emptying_a_topic_leaves_what_is_being_stored() -> None:
     assert fixture.drain() == [b"kept"]
 
 
-# ---------------------------------------------------------------------- in memory only
+# ---------------------------------------------------------------------- logs in memory
 
 
-def test_an_ephemeral_topic_or_channel_says_so() -> None:
+def test_ephemeral_topics_and_channels() -> None:
     assert Fixture(name="t#ephemeral").topic.ephemeral
     assert not Fixture(name="t").topic.ephemeral
     assert Fixture().channel("c#ephemeral").ephemeral
@@ -357,7 +357,7 @@ def bounded(messages: int = 10) -> Fixture:
     return Fixture(MemoryLog(max_messages=messages), name="t#ephemeral", mem_queue_size=messages)
 
 
-def test_a_full_memory_drops_the_oldest_and_the_depth_says_so() -> None:
+def test_full_memory_drops_the_oldest_and_the_depth_follows() -> None:
     fixture = bounded()
     fixture.publish_many(25)
     assert fixture.topic.depth == 10
@@ -373,7 +373,7 @@ def test_a_full_memory_drops_the_oldest_and_the_depth_says_so() -> None:
     assert fixture.drain("first") == [b"n%d" % index for index in range(2, 12)]
 
 
-def test_a_full_memory_drops_what_waits_in_a_paused_topic() -> None:
+def test_full_memory_drops_messages_of_a_paused_topic() -> None:
     fixture = bounded()
     fixture.channel()
     fixture.publish_many(3, prefix="before")
@@ -386,8 +386,8 @@ def test_a_full_memory_drops_what_waits_in_a_paused_topic() -> None:
     assert fixture.drain() == [b"late%d" % index for index in range(20, 30)]
 
 
-def test_what_is_in_flight_survives_a_full_memory() -> None:
-    """A busy ephemeral topic forgets a message in a fraction of a second: a requeue must bring it back still."""
+def test_messages_in_flight_survive_a_full_memory() -> None:
+    """A busy ephemeral topic drops a message after a fraction of a second; a requeue must still redeliver it."""
     fixture = bounded()
     subscriber = fixture.subscriber(ready=5, msg_timeout_ms=1000)
     fixture.publish_many(5, each=5, prefix="old")
@@ -413,7 +413,7 @@ def test_what_is_in_flight_survives_a_full_memory() -> None:
     assert {body: third.get(body) for body in old} == dict.fromkeys(old, 3)
 
 
-def test_a_touched_message_survives_a_full_memory() -> None:
+def test_touched_message_survives_a_full_memory() -> None:
     fixture = bounded()
     subscriber = fixture.subscriber(ready=2, msg_timeout_ms=1000)
     fixture.publish(b"a", b"b")
@@ -426,7 +426,7 @@ def test_a_touched_message_survives_a_full_memory() -> None:
     assert sorted(subscriber.receive_bodies()) == [b"a", b"b"]
 
 
-def test_a_deferred_publish_survives_a_full_memory() -> None:
+def test_deferred_publish_survives_a_full_memory() -> None:
     fixture = bounded()
     fixture.publish(b"before any channel", defer_ms=1000)
     fixture.publish_many(20)
@@ -440,7 +440,7 @@ def test_a_deferred_publish_survives_a_full_memory() -> None:
     assert subscriber.receive_bodies() == [b"before any channel", b"with a channel", b"and another"]
 
 
-def test_a_durable_topic_pins_no_batch_for_what_is_in_flight() -> None:
+def test_durable_topic_holds_no_batches_for_messages_in_flight() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1)
     fixture.publish(b"a")
@@ -449,7 +449,7 @@ def test_a_durable_topic_pins_no_batch_for_what_is_in_flight() -> None:
     assert delivery.held is None
 
 
-def test_received_is_what_was_published() -> None:
+def test_received_equals_published() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=1)
     fixture.publish(bytes(range(256)))

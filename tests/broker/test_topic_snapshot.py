@@ -1,4 +1,4 @@
-"""Saved state: what a restart makes of a snapshot and the log (broker semantics: exit and restart)."""
+"""Tests for saved state: a restart from a snapshot and the log."""
 
 import json
 from pathlib import Path
@@ -15,12 +15,12 @@ from trio_nsq.log import MemoryLog
 
 
 def saved(fixture: Fixture) -> dict[str, Any]:
-    """A snapshot, as it comes back from disk."""
+    """Return a snapshot, encoded and decoded."""
     state: dict[str, Any] = json.loads(json.dumps(fixture.topic.snapshot()))
     return state
 
 
-def test_after_a_clean_stop_what_was_unfinished_is_delivered_with_its_attempts() -> None:
+def test_after_a_clean_stop_unfinished_messages_are_delivered_with_their_attempts() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=5)
     fixture.publish_many(8, each=4)
@@ -44,7 +44,7 @@ def test_after_a_clean_stop_what_was_unfinished_is_delivered_with_its_attempts()
     }
 
 
-def test_after_a_restart_counters_begin_at_zero_and_pauses_are_kept() -> None:
+def test_after_a_restart_counters_start_at_zero_and_pauses_are_kept() -> None:
     fixture = Fixture()
     fixture.publish(b"a")
     fixture.channel("paused").paused = True
@@ -84,7 +84,7 @@ def test_due_times_survive_a_restart() -> None:
     assert [(m.body, m.attempts) for m in received] == [(b"requeued", 2), (b"deferred", 1)]
 
 
-def test_deferred_messages_that_wait_in_the_topic_survive_a_restart() -> None:
+def test_deferred_messages_of_the_topic_survive_a_restart() -> None:
     fixture = Fixture()
     fixture.publish(b"a", b"b", defer_ms=1000)
     fixture.publish(b"c")
@@ -96,7 +96,7 @@ def test_deferred_messages_that_wait_in_the_topic_survive_a_restart() -> None:
     assert sorted(after.drain()) == [b"a", b"b", b"c"]
 
 
-def test_what_was_published_after_the_snapshot_is_found_in_the_log() -> None:
+def test_messages_after_the_snapshot_are_found_in_the_log() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a")
@@ -104,7 +104,7 @@ def test_what_was_published_after_the_snapshot_is_found_in_the_log() -> None:
     fixture.publish(b"b")
     fixture.publish(b"c", b"d", defer_ms=1000)
     fixture.publish(b"e")
-    assert sorted(fixture.drain()) == [b"a", b"b", b"e"]  # nobody will know
+    assert sorted(fixture.drain()) == [b"a", b"b", b"e"]  # not recorded anywhere
     after = fixture.restarted(state)
     assert after.counts() == (3, 0, 2)
     assert after.channel().next_due_ns == after.now_ns + SECOND
@@ -113,7 +113,7 @@ def test_what_was_published_after_the_snapshot_is_found_in_the_log() -> None:
     assert after.drain() == [b"c", b"d"]
 
 
-def test_a_topic_that_was_never_saved_has_its_log_and_no_channel() -> None:
+def test_topic_that_was_never_saved_has_its_log_and_no_channel() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a")
@@ -133,7 +133,7 @@ def test_ephemeral_channels_are_not_kept() -> None:
     assert list(after.topic.channels) == ["kept"]
 
 
-def test_a_lagging_cursor_with_deferred_and_emptied_ahead_of_it() -> None:
+def test_cursor_behind_deferred_and_emptied_messages() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a")
@@ -160,7 +160,7 @@ def test_a_lagging_cursor_with_deferred_and_emptied_ahead_of_it() -> None:
     assert after.drain() == [b"deferred"]
 
 
-def test_a_snapshot_does_not_change_while_it_is_being_written() -> None:
+def test_snapshot_does_not_change_while_it_is_written() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=2)
     fixture.publish_many(5)
@@ -180,7 +180,7 @@ def test_a_snapshot_does_not_change_while_it_is_being_written() -> None:
     assert json.dumps(state) == before
 
 
-def test_a_restart_changes_nothing_that_is_saved() -> None:
+def test_restart_does_not_change_the_saved_state() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber("one", ready=2)
     fixture.publish_many(9, each=3)
@@ -197,10 +197,10 @@ def test_a_restart_changes_nothing_that_is_saved() -> None:
     assert saved(fixture.restarted(once)) == once
 
 
-# ---------------------------------------------------------------------- what the log may let go
+# ---------------------------------------------------------------------- needed messages
 
 
-def test_first_needed_is_the_oldest_of_all_that_may_yet_be_read() -> None:
+def test_first_needed_is_the_oldest_message_that_may_be_read() -> None:
     fixture = Fixture()
     needed = []
 
@@ -209,7 +209,7 @@ def test_first_needed_is_the_oldest_of_all_that_may_yet_be_read() -> None:
 
     note()
     fixture.publish_many(4)
-    note()  # no channel: the first will want it all
+    note()  # no channel: the first one will get everything
     fixture.topic.add_channel("channel")
     note()
     subscriber = fixture.subscriber(ready=4)
@@ -231,7 +231,7 @@ def test_first_needed_is_the_oldest_of_all_that_may_yet_be_read() -> None:
     assert needed == [0, 0, 0, 0, 1, 2, 4]
 
 
-def test_a_live_ephemeral_channel_keeps_what_it_has_not_read(tmp_path: Path) -> None:
+def test_ephemeral_channel_keeps_messages_that_it_has_not_read(tmp_path: Path) -> None:
     fixture = Fixture(disk_log(tmp_path / "log", segment_bytes=300), mem_queue_size=0, cache_bytes=0)
     fixture.channel("tail#ephemeral")
     fixture.channel("durable")
@@ -253,9 +253,7 @@ def test_a_live_ephemeral_channel_keeps_what_it_has_not_read(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("ephemeral_leaves", [False, True])
-def test_discarding_what_a_snapshot_does_not_need_loses_nothing(
-    tmp_path: Path, ephemeral_leaves: bool
-) -> None:
+def test_discarding_unneeded_messages_loses_nothing(tmp_path: Path, ephemeral_leaves: bool) -> None:
     fixture = Fixture(disk_log(tmp_path / "log", segment_bytes=300), mem_queue_size=0, cache_bytes=0)
     subscriber = fixture.subscriber(ready=20)
     bodies = fixture.publish_many(60)
@@ -271,11 +269,11 @@ def test_discarding_what_a_snapshot_does_not_need_loses_nothing(
     assert sorted(after.drain()) == sorted(bodies[13:])
 
 
-# ---------------------------------------------------------------------- snapshots that do not fit the log
+# ---------------------------------------------------------------------- snapshots that do not match the log
 
 
 def cut(log: MemoryLog, end: int) -> MemoryLog:
-    """The log as a power cut left it: without the records at its end."""
+    """Return the log after a power cut: without the records at its end."""
     shorter = MemoryLog(max_messages=1_000_000)
     for record in log.read(0, 1 << 40):
         if record.next_sequence <= end:
@@ -283,8 +281,8 @@ def cut(log: MemoryLog, end: int) -> MemoryLog:
     return shorter
 
 
-def test_a_snapshot_ahead_of_the_log_is_cut_back_to_it() -> None:
-    """--sync=interval and a power cut: the state is on disk, the last messages are not."""
+def test_snapshot_ahead_of_the_log_is_cut_back_to_it() -> None:
+    """A power cut with --sync=interval: the state was saved, the last messages were not synced."""
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a", b"b", b"c")
@@ -330,7 +328,7 @@ def test_a_snapshot_ahead_of_the_log_of_a_paused_topic() -> None:
     assert after.channel().message_count == 1
 
 
-def test_due_times_are_in_order_when_some_of_them_were_cut() -> None:
+def test_due_times_are_in_order_after_some_were_cut() -> None:
     fixture = Fixture()
     fixture.channel()
     for body, defer_ms in ((b"5", 5), (b"2", 2), (b"1, lost", 1)):
@@ -341,8 +339,8 @@ def test_due_times_are_in_order_when_some_of_them_were_cut() -> None:
     assert after.channel().next_due_ns == fixture.now_ns + 2 * MS
 
 
-def test_a_snapshot_that_took_lost_messages_for_finished_has_to_be_saved_anew() -> None:
-    """Their sequences are used again: the old snapshot would take the new messages for finished, too."""
+def test_snapshot_with_lost_finished_messages_must_be_saved_again() -> None:
+    """Their sequences are reused: the old snapshot would treat the new messages as finished."""
     fixture = Fixture()
     fixture.channel()
     fixture.publish_many(10)
@@ -358,7 +356,7 @@ def test_a_snapshot_that_took_lost_messages_for_finished_has_to_be_saved_anew() 
     assert again.drain() == [b"new%d" % index for index in range(10)]
 
 
-def test_a_snapshot_that_the_log_has_caught_up_with_is_not_ahead() -> None:
+def test_snapshot_that_the_log_has_caught_up_with_is_not_ahead() -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a")
@@ -370,7 +368,7 @@ def test_a_snapshot_that_the_log_has_caught_up_with_is_not_ahead() -> None:
 
 
 @given(st.data())
-def test_a_snapshot_however_far_ahead_of_the_log_gives_the_rest_of_it_once(data: st.DataObject) -> None:
+def test_snapshot_far_ahead_of_the_log_delivers_the_remaining_messages_once(data: st.DataObject) -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=data.draw(st.integers(0, 5)))
     for index in range(data.draw(st.integers(0, 12))):
@@ -400,7 +398,7 @@ def test_a_snapshot_however_far_ahead_of_the_log_gives_the_rest_of_it_once(data:
     end = data.draw(st.sampled_from(ends))
     log = cut(fixture.log, end)
     kept = [body for record in log.read(0, 1 << 40) for body in record.messages.bodies()]
-    # What is due in full, without a cut, tells what is unfinished.
+    # The complete state, without a cut, has the expected messages.
     whole = fixture.restarted(state)
     whole.pass_ms(1000)
     unfinished = whole.drain()
@@ -415,7 +413,7 @@ def test_a_snapshot_however_far_ahead_of_the_log_gives_the_rest_of_it_once(data:
     assert after.counts() == (0, 0, 0)
 
 
-def test_a_log_that_begins_after_what_the_snapshot_needs() -> None:
+def test_log_that_begins_after_messages_needed_by_the_snapshot() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=2)
     bodies = fixture.publish_many(10)
@@ -423,13 +421,13 @@ def test_a_log_that_begins_after_what_the_snapshot_needs() -> None:
     state = saved(fixture)
     fixture.log.discard_before(5)
     after = fixture.restarted(state)
-    assert after.counts() == (7, 0, 0)  # two of them were in flight, and will not be found
+    assert after.counts() == (7, 0, 0)  # two of them were in flight, and are missing
     assert after.drain() == bodies[5:]
     assert after.counts() == (0, 0, 0)
     assert fixture.restarted(None).topic.depth == 5
 
 
-def test_a_log_that_begins_after_what_waits_in_the_topic() -> None:
+def test_log_that_begins_after_messages_waiting_in_the_topic() -> None:
     fixture = Fixture()
     bodies = fixture.publish_many(10)
     state = saved(fixture)
@@ -465,7 +463,7 @@ def test_a_log_that_begins_after_what_waits_in_the_topic() -> None:
         (lambda state: state["channels"][0].update(holes=None), "not iterable"),
     ],
 )
-def test_what_is_not_a_snapshot_is_refused_with_the_reason(spoil: Any, complaint: str) -> None:
+def test_invalid_snapshot_is_refused_with_the_reason(spoil: Any, complaint: str) -> None:
     fixture = Fixture()
     fixture.channel()
     fixture.publish(b"a")
@@ -475,8 +473,8 @@ def test_what_is_not_a_snapshot_is_refused_with_the_reason(spoil: Any, complaint
         Fixture(fixture.log).topic.restore(state)
 
 
-def test_ids_that_went_down_at_a_restart_still_find_their_messages(tmp_path: Path) -> None:
-    """The node id comes from the host name, which may change between two runs."""
+def test_descending_ids_after_a_restart_are_found(tmp_path: Path) -> None:
+    """The node id depends on the host name, which may change between two runs."""
     log = disk_log(tmp_path / "log")
     for base, node in enumerate((900, 3, 900, 2, 2, 900)):
         log.append([records([b"m%d" % base], base=base, first_id=node << 54 | base)], sync=True)

@@ -1,4 +1,6 @@
-"""A topic whose files cannot be used: it is refused with the reason, kept as it is, and no other topic is hurt."""
+"""Tests for a topic with unusable files: it is refused with the reason, its files do not change, and others
+work.
+"""
 
 import errno
 import json
@@ -20,7 +22,9 @@ BLOCK = 4096
 
 
 class BadBlocks(HastyFiles):
-    """A disk that cannot read some blocks of a file, or all of it; as Linux does, it first gives what lies before."""
+    """A disk that cannot read some blocks of a file, or all of it. As in Linux, the blocks before them are
+    read first.
+    """
 
     def __init__(self) -> None:
         self.bad: Callable[[Path, int], bool] = lambda path, block: False
@@ -62,7 +66,7 @@ async def bodies(client: RawClient, count: int) -> list[bytes]:
 
 
 async def check_good(bound: BoundAddresses) -> None:
-    """The other topic has all it had, and takes more."""
+    """Check that the other topic has all messages, and accepts more."""
     async with connected(bound.tcp_address) as client:
         await client.publish("good", b"new")
         await client.subscribe("good", "c", ready_count=100)
@@ -70,7 +74,7 @@ async def check_good(bound: BoundAddresses) -> None:
 
 
 async def check_refused(bound: BoundAddresses, reason: str) -> None:
-    """Whatever is asked of the topic is refused with the reason."""
+    """Check that all requests about the topic are refused with the reason."""
     said = f"topic bad is unavailable: {reason}"
     for command, error in (
         (b"PUB bad\n" + (1).to_bytes(4, "big") + b"x", "E_PUB_FAILED PUB failed"),
@@ -91,7 +95,7 @@ async def check_refused(bound: BoundAddresses, reason: str) -> None:
 
 
 async def check_reported(bound: BoundAddresses, reason: str) -> None:
-    """Those who look after the broker are told."""
+    """Check that the broker's health and metrics report it."""
     assert await get(bound, "/ping") == (500, f"NOK - topic bad is unavailable: {reason}")
     assert bound.http_address is not None
     found = await stats(bound.http_address)
@@ -106,9 +110,7 @@ async def check_reported(bound: BoundAddresses, reason: str) -> None:
     assert "\nnsq_healthy 0.0\n" in text
 
 
-async def test_a_block_that_cannot_be_read_in_the_last_segment(
-    data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unreadable_block_in_the_last_segment(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = data / "topics" / "bad.topic"
     (segment,) = segment_files(folder)
     files = BadBlocks()
@@ -155,7 +157,7 @@ DAMAGE = [unreadable_folder, damaged_states, state_of_a_later_version, no_segmen
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-async def test_damage_of_any_kind_hurts_no_other_topic(data: Path, damage: Callable[[Path], None]) -> None:
+async def test_damage_of_any_kind_affects_no_other_topic(data: Path, damage: Callable[[Path], None]) -> None:
     folder = data / "topics" / "bad.topic"
     damage(folder)
     before = read_image(data / "topics")["bad.topic"]
@@ -170,9 +172,7 @@ async def test_damage_of_any_kind_hurts_no_other_topic(data: Path, damage: Calla
     assert read_image(data / "topics")["bad.topic"] == before
 
 
-async def test_a_mistake_of_ours_while_a_topic_is_opened(
-    data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_exception_while_a_topic_is_opened(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = BadBlocks()
 
     def bad(path: Path, block: int) -> bool:
@@ -189,7 +189,7 @@ async def test_a_mistake_of_ours_while_a_topic_is_opened(
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
 
 
@@ -198,7 +198,7 @@ async def until_it_is_well(bound: BoundAddresses) -> None:
         pass
 
 
-async def test_it_is_opened_again_when_the_disk_is_back(
+async def test_topic_is_opened_again_when_the_disk_works(
     data: Path, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = BadBlocks()
@@ -212,7 +212,7 @@ async def test_it_is_opened_again_when_the_disk_is_back(
     files.bad = bad
     async with running_broker(data, files=files) as bound:
         before = reads
-        await settle()  # the task that tries again sleeps by now
+        await settle()  # the retrying task sleeps by now
         clock.jump(11)
         await until(lambda: reads > before)
         await settle()
@@ -233,7 +233,7 @@ async def test_it_is_opened_again_when_the_disk_is_back(
         assert (await stats(bound.http_address))["bad"]["channels"]["c"]["depth"] == 6
 
 
-async def test_an_unavailable_topic_is_deleted_when_somebody_says_so(data: Path) -> None:
+async def test_unavailable_topic_can_be_deleted(data: Path) -> None:
     damaged_states(data / "topics" / "bad.topic")
     async with running_broker(data) as bound:
         assert await post(bound, "/topic/delete", topic="bad") == (200, "")
@@ -254,7 +254,7 @@ class NoRenames(HastyFiles):
         super().rename(path, to)
 
 
-async def test_an_unavailable_topic_that_cannot_be_deleted_stays(data: Path) -> None:
+async def test_unavailable_topic_that_cannot_be_deleted_stays(data: Path) -> None:
     damaged_states(data / "topics" / "bad.topic")
     async with running_broker(data, files=NoRenames()) as bound:
         status, text = await post(bound, "/topic/delete", topic="bad")
@@ -263,7 +263,7 @@ async def test_an_unavailable_topic_that_cannot_be_deleted_stays(data: Path) -> 
         assert (await get(bound, "/ping"))[0] == 500
 
 
-async def test_many_unavailable_topics_have_one_line(data: Path) -> None:
+async def test_many_unavailable_topics_are_reported_in_one_line(data: Path) -> None:
     for topic in ("bad", "good"):
         damaged_states(data / "topics" / f"{topic}.topic")
     async with running_broker(data) as bound:
@@ -273,8 +273,8 @@ async def test_many_unavailable_topics_have_one_line(data: Path) -> None:
         assert text.count("is unavailable") == 1
 
 
-async def test_a_state_ahead_of_its_log_that_cannot_be_replaced(tmp_path: Path) -> None:
-    """Publishing before would put messages in places that the state takes for finished."""
+async def test_state_ahead_of_its_log_that_cannot_be_replaced(tmp_path: Path) -> None:
+    """New messages would get sequences that the state treats as finished."""
     data = tmp_path / "d"
     folder = data / "topics" / "bad.topic"
     async with running_broker(data) as bound, connected(bound.tcp_address) as client:
@@ -303,7 +303,7 @@ async def test_a_state_ahead_of_its_log_that_cannot_be_replaced(tmp_path: Path) 
 
 @pytest.fixture
 async def moved(tmp_path: Path) -> Path:
-    """What a broker that was killed has left: a message is a dead letter already, and yet in its channel's state."""
+    """The files after a kill: a message is a dead letter, and still in its channel's state."""
     data = tmp_path / "running"
     async with running_broker(data, checkpoint_interval_ms=3_600_000, max_bytes_per_file=5000) as bound:
         await post(bound, "/topic/create", topic="bad")
@@ -317,7 +317,7 @@ async def moved(tmp_path: Path) -> Path:
             await client.publish("bad", b"other")
             await client.subscribe("bad", "c", ready_count=1)
             message = await client.message()
-            await post(bound, "/channel/pause", topic="bad", channel="c")  # which saves it
+            await post(bound, "/channel/pause", topic="bad", channel="c")  # saves it
             await post(bound, "/channel/unpause", topic="bad", channel="c")
             await client.send(b"REQ %s 0\n" % message.id)
             await reader.subscribe("dead", "dead-letters", ready_count=1)
@@ -327,20 +327,20 @@ async def moved(tmp_path: Path) -> Path:
 
 
 async def check_letters(bound: BoundAddresses) -> None:
-    """The message is a dead letter, once."""
+    """Check that the message is a dead letter, once."""
     assert bound.http_address is not None
     assert (await stats(bound.http_address))["dead"]["channels"]["dead-letters"]["depth"] == 1
 
 
 async def check_moved_once(bound: BoundAddresses, others: int) -> None:
-    """And nothing else; so many others wait in its channel."""
+    """Check that, and that this many others wait in its channel."""
     await check_letters(bound)
     assert bound.http_address is not None
     assert (await stats(bound.http_address))["bad"]["channels"]["c"]["depth"] == others
 
 
-async def test_what_was_moved_is_known_when_its_topic_is_back(moved: Path) -> None:
-    """The dead-letter topic may not forget meanwhile that the other's saved state has the message, too."""
+async def test_moved_message_is_known_when_its_topic_is_available_again(moved: Path) -> None:
+    """Meanwhile the dead-letter topic must remember that the other topic's saved state still has the message."""
     files = BadBlocks()
     files.bad = lambda path, block: path.parent.name == "bad.topic" and path.suffix == ".log"
     for _ in range(2):
@@ -353,21 +353,21 @@ async def test_what_was_moved_is_known_when_its_topic_is_back(moved: Path) -> No
         await check_moved_once(bound, 1)
 
 
-async def test_what_was_moved_is_known_when_its_topic_is_opened_again(
+async def test_moved_message_is_known_when_its_topic_is_opened_again(
     moved: Path, clock: trio.testing.MockClock
 ) -> None:
     files = BadBlocks()
     files.bad = lambda path, block: path.parent.name == "bad.topic" and path.suffix == ".log"
     async with running_broker(moved, files=files) as bound:
         files.bad = lambda path, block: False
-        await settle()  # the task that tries again sleeps by now
+        await settle()  # the retrying task sleeps by now
         clock.jump(11)
         await until_it_is_well(bound)
         await settle()
         await check_moved_once(bound, 1)
 
 
-async def test_what_came_from_a_topic_that_is_deleted_keeps_nothing(moved: Path) -> None:
+async def test_letters_of_a_deleted_topic_keep_no_files(moved: Path) -> None:
     damaged_states(moved / "topics" / "bad.topic")
     async with running_broker(moved) as bound:
         assert await post(bound, "/topic/delete", topic="bad") == (200, "")
@@ -375,7 +375,7 @@ async def test_what_came_from_a_topic_that_is_deleted_keeps_nothing(moved: Path)
     assert state["settled"] == state["end"] == 1
 
 
-async def test_what_was_moved_and_cannot_be_looked_at_is_left_for_the_next_start(
+async def test_moved_message_that_cannot_be_checked_waits_for_the_next_start(
     moved: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = BadBlocks()
@@ -388,7 +388,7 @@ async def test_what_was_moved_and_cannot_be_looked_at_is_left_for_the_next_start
             await client.subscribe("bad", "c", ready_count=1)
             message = await client.message()
             assert message.body == b"other"
-            await client.send(b"FIN %s\nCLS\n" % message.id)  # else it would be a dead letter next
+            await client.send(b"FIN %s\nCLS\n" % message.id)  # otherwise it would be the next dead letter
             assert await client.frame() == (0, b"CLOSE_WAIT")
     async with running_broker(moved) as bound:
         await check_moved_once(bound, 0)

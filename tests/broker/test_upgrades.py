@@ -1,4 +1,4 @@
-"""TLS, snappy and deflate: negotiated by IDENTIFY, with an OK inside each (NSQ protocol: upgrades)."""
+"""Tests for TLS, snappy and deflate, negotiated by IDENTIFY."""
 
 import json
 import socket
@@ -38,7 +38,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.mark.parametrize("kind", COMPRESSIONS)
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-async def test_everything_goes_through_an_upgraded_connection(
+async def test_conversation_over_an_upgraded_connection(
     tmp_path: Path, certificates: Certificates, tls: bool, kind: str | None
 ) -> None:
     context = certificates.client_context() if tls else None
@@ -68,8 +68,8 @@ async def test_heartbeats_are_compressed_too(tmp_path: Path, kind: str, autojump
         assert await client.frame() == (0, b"_heartbeat_")
 
 
-async def test_commands_sent_too_early_are_taken_for_what_comes_next(tmp_path: Path) -> None:
-    """What lies behind IDENTIFY in the same packet is compressed already."""
+async def test_commands_sent_too_early_are_decoded_as_upgraded_data(tmp_path: Path) -> None:
+    """Bytes after IDENTIFY in the same packet count as compressed."""
     packer = StreamCompressor()
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         early = packer.add_chunk(pub("t", b"early"))
@@ -80,24 +80,22 @@ async def test_commands_sent_too_early_are_taken_for_what_comes_next(tmp_path: P
         await client.ok()
 
 
-async def test_what_is_not_negotiated_is_not_done(tmp_path: Path) -> None:
+async def test_upgrades_without_negotiation_are_ignored(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.send(identify(tls_v1=True, snappy=True))  # no feature_negotiation
         await client.ok()
         await client.publish("t", b"x")
 
 
-async def test_a_connection_is_upgraded_once(tmp_path: Path) -> None:
+async def test_connection_is_upgraded_once(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await upgrade(client, None, "snappy")
         assert (await negotiate(client, deflate=True))["deflate"] is False
         await client.publish("t", b"x")
 
 
-async def test_an_upgraded_connection_may_say_again_and_again_what_it_is(
-    tmp_path: Path, certificates: Certificates
-) -> None:
-    """Commands in records of their own, which arrive together, do not pile up on the stack."""
+async def test_upgraded_connection_may_repeat_identify(tmp_path: Path, certificates: Certificates) -> None:
+    """Commands in separate records, which arrive together, do not cause deep recursion."""
     async with running_broker(tmp_path / "d", **certificates.options) as bound:
         async with connected(bound.tcp_address) as client:
             plain = client.stream
@@ -110,14 +108,14 @@ async def test_an_upgraded_connection_may_say_again_and_again_what_it_is(
                 await client.ok()
 
 
-async def test_garbage_in_a_compressed_connection_ends_it_without_a_word(tmp_path: Path) -> None:
+async def test_invalid_compressed_data_ends_the_connection_silently(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await upgrade(client, None, "snappy")
         await client.stream.stream.send_all(b"PUB t\n\0\0\0\1x")  # type: ignore[attr-defined]
         assert await client.frame() is None
 
 
-async def test_the_end_of_the_deflate_stream_ends_the_connection(tmp_path: Path) -> None:
+async def test_end_of_the_deflate_stream_ends_the_connection(tmp_path: Path) -> None:
     packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await upgrade(client, None, "deflate")
@@ -126,10 +124,10 @@ async def test_the_end_of_the_deflate_stream_ends_the_connection(tmp_path: Path)
         assert await client.frame() is None
 
 
-async def test_what_is_missing_of_a_body_says_nothing_of_what_is_compressed(
+async def test_missing_bytes_of_a_body_do_not_limit_compressed_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it would be read byte by byte."""
+    """Otherwise it would be read byte by byte."""
     reads = 0
     receive = Session.receive_now
 
@@ -152,10 +150,8 @@ async def test_what_is_missing_of_a_body_says_nothing_of_what_is_compressed(
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["upgraded", "early"])
-async def test_a_little_that_becomes_a_lot_of_commands_is_obeyed_bit_by_bit(
-    tmp_path: Path, early: bool
-) -> None:
-    """Its answers are sent as they come, and others have their turn."""
+async def test_commands_that_expand_greatly_are_executed_in_steps(tmp_path: Path, early: bool) -> None:
+    """Answers are sent continuously, and other clients are served."""
     count = 200_000
     packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
     commands = b"SUB t c\n" + b"FIN 0123456789abcdef\n" * count + pub("last", b"x")
@@ -190,7 +186,7 @@ async def test_a_little_that_becomes_a_lot_of_commands_is_obeyed_bit_by_bit(
 # ---------------------------------------------------------------------- TLS
 
 
-async def test_nothing_around_a_handshake_is_lost(tmp_path: Path, certificates: Certificates) -> None:
+async def test_no_data_around_a_handshake_is_lost(tmp_path: Path, certificates: Certificates) -> None:
     """It begins in one packet with IDENTIFY, and ends in one with a command and the session's end."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     session = certificates.client_context().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
@@ -219,7 +215,7 @@ async def test_nothing_around_a_handshake_is_lost(tmp_path: Path, certificates: 
 
 
 def said(session: SSL.Connection) -> bytes:
-    """What a client's session has to send."""
+    """Return the data that a client's session has to send."""
     try:
         return session.bio_read(65536)
     except SSL.WantReadError:
@@ -227,14 +223,14 @@ def said(session: SSL.Connection) -> bytes:
 
 
 async def test_renegotiation_is_refused_at_once(tmp_path: Path, certificates: Certificates) -> None:
-    """Refusals do not pile up unsent."""
+    """Refusals do not accumulate."""
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
     context.set_max_proto_version(SSL.TLS1_2_VERSION)
     session = SSL.Connection(context, None)
     session.set_connect_state()
 
     async def obtain(operation: Callable[[], Any]) -> Any:
-        """What it returns or raises once all it needs has been sent and has come, in however many packets."""
+        """Run an operation of a TLS session until it returns or raises, with any number of packets."""
         while True:
             try:
                 return operation()
@@ -255,7 +251,7 @@ async def test_renegotiation_is_refused_at_once(tmp_path: Path, certificates: Ce
                     await obtain(session.do_handshake)
 
 
-async def test_stats_tell_of_the_session(tmp_path: Path, certificates: Certificates) -> None:
+async def test_stats_show_the_session(tmp_path: Path, certificates: Certificates) -> None:
     context = certificates.client_context()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256")
@@ -275,29 +271,27 @@ async def test_stats_tell_of_the_session(tmp_path: Path, certificates: Certifica
             assert producer["tls_cipher_suite"].endswith("_WITH_AES_128_GCM_SHA256")
 
 
-async def test_a_client_that_ends_the_session_in_good_order(
-    tmp_path: Path, certificates: Certificates
-) -> None:
+async def test_client_closes_the_session_cleanly(tmp_path: Path, certificates: Certificates) -> None:
     async with running_broker(tmp_path / "d", **certificates.options) as bound:
         async with connected(bound.tcp_address) as client:
             await upgrade(client, certificates.client_context(), None)
             with trio.fail_after(PATIENCE_S):
-                await client.stream.aclose()  # says so, and waits for the broker to say it, too
+                await client.stream.aclose()  # sends close_notify, and waits for the broker's
 
 
-async def test_the_broker_ends_the_session_in_good_order(tmp_path: Path, certificates: Certificates) -> None:
+async def test_broker_closes_the_session_cleanly(tmp_path: Path, certificates: Certificates) -> None:
     async with running_broker(tmp_path / "d", **certificates.options) as bound:
         async with connected(bound.tcp_address) as client:
             await upgrade(client, certificates.client_context(), None)
             await client.send(b"NOPE\n")
             assert await client.error() == "E_INVALID invalid command NOPE"
-            assert await client.frame() is None  # an end without the session's end would be an error here
+            assert await client.frame() is None  # an end without close_notify would be an error here
 
 
 @pytest.mark.parametrize(
     ("sent", "reason"), [(b"GET / HTTP/1.0\r\n\r\n", "http request"), (b"\x16\x03\x01" + bytes(20), "")]
 )
-async def test_a_failed_handshake_is_answered_in_plain_text(
+async def test_failed_handshake_is_answered_in_plain_text(
     tmp_path: Path, certificates: Certificates, sent: bytes, reason: str
 ) -> None:
     async with running_broker(tmp_path / "d", **certificates.options) as bound:
@@ -311,7 +305,7 @@ async def test_a_failed_handshake_is_answered_in_plain_text(
             assert b"\x00\x00\x00\x01E_IDENTIFY_FAILED IDENTIFY failed " + reason.encode() in data
 
 
-async def test_a_handshake_that_does_not_come_is_waited_for_five_seconds(
+async def test_missing_handshake_times_out_after_five_seconds(
     tmp_path: Path, certificates: Certificates, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with running_broker(tmp_path / "d", **certificates.options) as bound:
@@ -322,7 +316,7 @@ async def test_a_handshake_that_does_not_come_is_waited_for_five_seconds(
             assert trio.current_time() - started == pytest.approx(5, abs=0.1)
 
 
-async def test_tls_is_not_there_without_a_certificate(tmp_path: Path) -> None:
+async def test_tls_needs_a_certificate(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         assert (await negotiate(client, tls_v1=True))["tls_v1"] is False
         await client.publish("t", b"x")
@@ -330,7 +324,7 @@ async def test_tls_is_not_there_without_a_certificate(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("required", ["true", "tcp-https"])
 @pytest.mark.parametrize("command", [b"PUB t\n", b"NOP\n", b"NOPE\n", b"\n", b"SUB t c\n"])
-async def test_nothing_but_identify_before_required_tls(
+async def test_only_identify_is_allowed_before_required_tls(
     tmp_path: Path, certificates: Certificates, required: str, command: bytes
 ) -> None:
     verb = command.split()[0].decode() if command.strip() else ""
@@ -345,7 +339,7 @@ async def test_nothing_but_identify_before_required_tls(
 
 
 CLIENTS = [
-    # policy, certificate (None: none), known to the CA, let in
+    # policy, certificate (None: none), known to the CA, accepted
     ("require", None, True, False),
     ("require", "alice", False, True),
     ("require-verify", None, True, False),
@@ -391,7 +385,7 @@ async def test_client_certificates(
         ("tls1.3", ssl.TLSVersion.TLSv1_3, True),
     ],
 )
-async def test_the_oldest_version(
+async def test_minimum_version(
     tmp_path: Path, certificates: Certificates, oldest: str, newest: ssl.TLSVersion, good: bool
 ) -> None:
     context = certificates.client_context()
@@ -408,7 +402,7 @@ async def test_the_oldest_version(
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-async def test_an_old_version_works_when_asked_for(tmp_path: Path, certificates: Certificates) -> None:
+async def test_old_version_can_be_enabled(tmp_path: Path, certificates: Certificates) -> None:
     context = certificates.client_context()
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
@@ -418,7 +412,7 @@ async def test_an_old_version_works_when_asked_for(tmp_path: Path, certificates:
             await client.publish("t", b"x")
 
 
-async def test_a_stop_does_not_wait_for_a_handshake(
+async def test_stop_does_not_wait_for_a_handshake(
     tmp_path: Path, certificates: Certificates, mock_clock: trio.testing.MockClock
 ) -> None:
     async with running_broker(tmp_path / "d", **certificates.options) as bound:
@@ -452,7 +446,7 @@ async def test_a_stop_does_not_wait_for_a_handshake(
         ),
     ],
 )
-async def test_settings_that_cannot_work_are_refused_at_the_start(
+async def test_invalid_settings_are_refused_at_the_start(
     tmp_path: Path, certificates: Certificates, options: dict[str, Any], text: str
 ) -> None:
     key = certificates.options["tls_key"]

@@ -1,4 +1,4 @@
-"""What is said of a topic's saved state beside its log, and of a data folder that a broker is using."""
+"""Tests for verifying a topic's saved state with its log, and a data folder that a broker is using."""
 
 import json
 import os
@@ -25,7 +25,7 @@ State = dict[str, Any]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A topic with 40 messages: channel `a` has finished 10, has 5 to be delivered again and 2 deferred."""
+    """A topic with 40 messages: channel `a` has finished 10, and has 5 requeued and 2 deferred ones."""
     folder = tmp_path / "topics" / "clicks.topic"
     folder.mkdir(parents=True)
     fixture = Fixture(disk_log(folder, segment_bytes=300), name="clicks")
@@ -55,19 +55,17 @@ def change(folder: Path, edit: Callable[[State], object]) -> None:
 
 
 def only(report: LogReport) -> tuple[Kind, str, int | None, int | None]:
-    """The one finding there is: kind, file, first message and how many."""
+    """Return the only finding: kind, file, first message and number of messages."""
     (finding,) = report.findings
     return finding.kind, finding.path.name, finding.sequence, finding.messages
 
 
-def test_a_topic_as_a_broker_leaves_it(folder: Path) -> None:
+def test_topic_of_a_stopped_broker(folder: Path) -> None:
     report = verify_topic(folder)
     assert (report.findings, report.messages, report.damaged) == ([], 41, False)
 
 
-def test_the_same_seen_from_inside_and_under_another_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_topic_folder_alone_and_with_another_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     assert verify_topic(Path()).findings == []
     copy = folder.rename(folder.with_name("copy of clicks"))
@@ -76,7 +74,7 @@ def test_the_same_seen_from_inside_and_under_another_name(
     assert only(verify_topic(elsewhere)) == (Kind.DAMAGE, "state.json", None, 0)
 
 
-def test_a_log_that_goes_on_after_the_state_was_saved(folder: Path) -> None:
+def test_log_that_continues_after_the_saved_state(folder: Path) -> None:
     def before_the_last_messages(state: State) -> None:
         state.update(end=36, distribution_point=36)
         for channel in state["channels"]:
@@ -88,7 +86,7 @@ def test_a_log_that_goes_on_after_the_state_was_saved(folder: Path) -> None:
     assert verify_topic(folder).findings == []
 
 
-def test_a_topic_without_a_state(folder: Path) -> None:
+def test_topic_without_a_state(folder: Path) -> None:
     (folder / "state.json").unlink()
     report = verify_topic(folder)
     assert (only(report), report.damaged) == ((Kind.NOTE, "state.json", None, 0), False)
@@ -97,12 +95,12 @@ def test_a_topic_without_a_state(folder: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", "null", '{"format": 1}', '{"format": 99, "name": "clicks"}']
 )
-def test_a_state_that_cannot_be_read(folder: Path, text: str) -> None:
+def test_unreadable_state(folder: Path, text: str) -> None:
     (folder / "state.json").write_text(text)
     assert only(verify_topic(folder)) == (Kind.DAMAGE, "state.json", None, 0)
 
 
-def test_a_state_that_can_be_replaced_by_the_one_before(folder: Path) -> None:
+def test_state_with_a_usable_copy(folder: Path) -> None:
     path, previous = folder / "state.json", folder / "state.json.previous"
     previous.write_bytes(path.read_bytes())
     assert verify_topic(folder).findings == []
@@ -120,15 +118,15 @@ def test_a_state_that_can_be_replaced_by_the_one_before(folder: Path) -> None:
     assert finding.what.endswith("; it is needed only if state.json is damaged too")
 
 
-def test_a_log_that_was_cut(folder: Path) -> None:
+def test_truncated_log(folder: Path) -> None:
     last = segment_files(folder)[-1]
     cut_at = int(last.stem)
     last.unlink()
-    # What is lost was deferred or not yet delivered.
+    # The lost messages were deferred or not yet delivered.
     assert only(verify_topic(folder)) == (Kind.DAMAGE, "state.json", cut_at, 41 - cut_at)
 
 
-def test_a_log_of_which_only_finished_messages_are_gone(folder: Path) -> None:
+def test_log_without_finished_messages(folder: Path) -> None:
     def all_finished(state: State) -> None:
         for channel in state["channels"]:
             channel.update(cursor=41, holes=[], unfinished=[], deferred=[])
@@ -139,7 +137,7 @@ def test_a_log_of_which_only_finished_messages_are_gone(folder: Path) -> None:
     assert (only(report)[0], report.lost_messages) == (Kind.NOTE, 0)
 
 
-def test_a_log_whose_needed_beginning_is_gone(folder: Path) -> None:
+def test_log_without_needed_messages(folder: Path) -> None:
     first, second = segment_files(folder)[:2]
     first.unlink()
     # Channel b has not begun.
@@ -163,7 +161,7 @@ def test_a_log_whose_needed_beginning_is_gone(folder: Path) -> None:
         lambda state: state["channels"][1].update(cursor="1", holes=[]),
     ],
 )
-def test_a_state_that_contradicts_itself(folder: Path, edit: Callable[[State], object]) -> None:
+def test_inconsistent_state(folder: Path, edit: Callable[[State], object]) -> None:
     change(folder, edit)
     report = verify_topic(folder)
     assert report.damaged
@@ -175,7 +173,7 @@ def test_a_state_that_contradicts_itself(folder: Path, edit: Callable[[State], o
 
 @pytest.fixture
 def carried(folder: Path) -> Path:
-    """The same topic, but both channels are done with all before message 30, except for those of `a`."""
+    """The same topic, but both channels have finished everything before message 30, except those of `a`."""
     change(folder, lambda state: [channel.update(cursor=30) for channel in state["channels"]])
     log = disk_log(folder, segment_bytes=300)
     assert log.carry_forward(range(10, 17), 10**6)
@@ -185,11 +183,11 @@ def carried(folder: Path) -> Path:
     return folder
 
 
-def test_a_topic_with_messages_that_were_carried_forward(carried: Path) -> None:
+def test_topic_with_carried_forward_messages(carried: Path) -> None:
     assert verify_topic(carried).findings == []
 
 
-def test_of_those_that_are_lost_only_the_needed_ones_count(carried: Path) -> None:
+def test_only_needed_lost_messages_count(carried: Path) -> None:
     (carried / "stragglers").unlink()
     assert only(verify_topic(carried)) == (Kind.DAMAGE, "state.json", 10, 7)
     change(carried, lambda state: state["channels"][1].update(cursor=15))
@@ -197,7 +195,7 @@ def test_of_those_that_are_lost_only_the_needed_ones_count(carried: Path) -> Non
     assert only(verify_topic(carried)) == (Kind.DAMAGE, "state.json", 10, begin - 10)
 
 
-def test_each_of_those_that_are_damaged_is_told_once(carried: Path) -> None:
+def test_each_damaged_message_is_reported_once(carried: Path) -> None:
     path = carried / "stragglers"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -211,14 +209,14 @@ def test_each_of_those_that_are_damaged_is_told_once(carried: Path) -> None:
 
 
 class ReadOnly(Files):
-    """Files that may not be written to."""
+    """Files that cannot be written."""
 
     def open(self, path: Path) -> int:
         raise AssertionError(f"{path} is opened for writing")
 
 
 class BadDisk(ReadOnly):
-    """The disk cannot read what was carried forward."""
+    """Carried-forward messages cannot be read."""
 
     def __init__(self, error: int) -> None:
         self._error = error
@@ -241,7 +239,7 @@ class BadDisk(ReadOnly):
         return super().read(fd, size, offset)
 
 
-def test_a_bad_place_on_the_disk_is_damage_and_any_other_error_is_none(carried: Path) -> None:
+def test_bad_sector_is_damage_and_other_errors_are_not(carried: Path) -> None:
     found = verify_topic(carried, files=BadDisk(EIO)).findings
     assert [(each.path.name, each.messages) for each in found] == [("stragglers", None), ("state.json", 7)]
     with pytest.raises(LogReadError, match="Permission denied"):
@@ -252,8 +250,8 @@ def test_nothing_is_opened_for_writing(carried: Path) -> None:
     assert verify_topic(carried, files=ReadOnly()).findings == []
 
 
-def test_what_is_carried_forward_again_meanwhile_is_not_missed(carried: Path) -> None:
-    """More is carried forward, and what was finished meanwhile is forgotten, while the log is read."""
+def test_messages_carried_forward_again_during_the_check_are_not_missing(carried: Path) -> None:
+    """More messages are carried forward, and finished ones forgotten, while the log is read."""
 
     def go_on() -> None:
         def finish(state: State) -> None:
@@ -290,7 +288,7 @@ def test_broker_json(tmp_path: Path) -> None:
 
 
 class Meanwhile(Files):
-    """Before the first read of a segment something happens to the topic."""
+    """Calls a function before the first read of a segment."""
 
     def __init__(self, happens: Callable[[], None]) -> None:
         self._happens: Callable[[], None] | None = happens
@@ -309,14 +307,14 @@ class Meanwhile(Files):
         return super().read(fd, size, offset)
 
 
-def test_a_state_that_is_saved_meanwhile_may_know_more_than_was_read(folder: Path) -> None:
+def test_state_saved_during_the_check_may_refer_to_later_messages(folder: Path) -> None:
     def save() -> None:
         change(folder, lambda state: state.update(end=100, distribution_point=100))
 
     assert verify_topic(folder, files=Meanwhile(save)).findings == []
 
 
-def test_what_is_deleted_meanwhile_no_later_state_needs(folder: Path) -> None:
+def test_files_deleted_during_the_check_are_not_needed_by_a_later_state(folder: Path) -> None:
     def finish(state: State) -> None:
         for channel in state["channels"]:
             channel.update(cursor=41, holes=[], unfinished=[], deferred=[])
@@ -331,8 +329,8 @@ def test_what_is_deleted_meanwhile_no_later_state_needs(folder: Path) -> None:
     assert {finding.kind for finding in report.findings} == {Kind.NOTE}
 
 
-def test_a_log_of_which_all_files_that_were_seen_are_deleted_meanwhile(folder: Path) -> None:
-    """It goes on in others."""
+def test_all_listed_files_of_a_log_are_deleted_during_the_check(folder: Path) -> None:
+    """The log continues in others."""
 
     def finish(state: State) -> None:
         for channel in state["channels"]:
@@ -352,7 +350,7 @@ def test_a_log_of_which_all_files_that_were_seen_are_deleted_meanwhile(folder: P
     assert report.next_sequence == 49
 
 
-def test_files_that_are_made_while_the_folder_is_listed(folder: Path) -> None:
+def test_files_created_while_the_folder_is_listed(folder: Path) -> None:
     def nothing_known(state: State) -> None:
         state.update(end=0, distribution_point=0, settled=0, ephemeral_needed=0)
         for channel in state["channels"]:
@@ -374,8 +372,8 @@ def test_files_that_are_made_while_the_folder_is_listed(folder: Path) -> None:
     assert not report.damaged, report.findings
 
 
-async def test_beside_a_busy_broker_nothing_is_found(tmp_path: Path) -> None:
-    """Segments grow, are deleted, and states are saved every few milliseconds."""
+async def test_check_beside_a_busy_broker_finds_nothing(tmp_path: Path) -> None:
+    """Segments grow and are deleted, and states are saved every few milliseconds."""
     data = tmp_path / "data"
     options: dict[str, Any] = {"checkpoint_interval_ms": 2, "max_bytes_per_file": 20_000}
     verified = 0

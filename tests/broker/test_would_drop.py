@@ -1,4 +1,4 @@
-"""How many messages a change of settings would drop is what the change then drops."""
+"""Tests that a change of settings drops as many messages as its preview says."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ PAST_MS = 20
 
 
 def publish(fixture: Fixture, *bodies: bytes, defer_ms: int = 0) -> None:
-    """One record, published now."""
+    """Publish one record now."""
     due_ns = fixture.now_ns + defer_ms * MS if defer_ms else 0
     first_id = fixture.ids.take(len(bodies))
     record = RecordBatch(fixture.log.next_sequence, first_id, fixture.now_ns, due_ns, pack_messages(bodies))
@@ -23,7 +23,7 @@ def publish(fixture: Fixture, *bodies: bytes, defer_ms: int = 0) -> None:
 
 
 def messages(fixture: Fixture) -> None:
-    """Two channels, one further than the other, with messages that come again, in flight and deferred."""
+    """Two channels at different positions, with requeued, in-flight and deferred messages."""
     fixture.channel("behind")
     ahead = fixture.subscriber("ahead", ready=3)
     publish(fixture, b"a", b"b", b"c")
@@ -48,14 +48,14 @@ def paused(fixture: Fixture) -> None:
 
 
 def no_channel(fixture: Fixture) -> None:
-    """A topic alone."""
+    """A topic without channels."""
     publish(fixture, b"1", b"2", b"3", b"4", b"5")
     fixture.pass_ms(PAST_MS)
     publish(fixture, b"new")
 
 
 def dropped(fixture: Fixture) -> int:
-    """All that was dropped so far, because there were too many or because it had waited for too long."""
+    """Return how many messages were dropped so far, for a limit or for their age."""
     everywhere: list[TopicLimits | ChannelMessages] = [
         fixture.topic.limits,
         *[channel.messages for channel in fixture.topic.channels.values()],
@@ -79,7 +79,7 @@ def dropped(fixture: Fixture) -> int:
     ],
     ids=str,
 )
-def test_as_many_as_then_are(prepare: Callable[[Fixture], None], changes: dict[str, object]) -> None:
+def test_preview_equals_the_effect(prepare: Callable[[Fixture], None], changes: dict[str, object]) -> None:
     fixture = Fixture()
     fixture.now_ns = 1_700_000_000 * SECOND
     prepare(fixture)
@@ -93,14 +93,14 @@ def test_as_many_as_then_are(prepare: Callable[[Fixture], None], changes: dict[s
     if expired_before:
         topic.limits.expire_before(expired_before)
         for name in list(topic.channels):
-            fixture.drain(name)  # what comes again is looked at when it is to be delivered
+            fixture.drain(name)  # requeued messages are checked when they are to be delivered
     assert foreseen == dropped(fixture)
 
 
-def test_what_is_dropped_anyway_does_not_count() -> None:
+def test_messages_dropped_anyway_do_not_count() -> None:
     fixture = Fixture()
     fixture.topic.configure({"max_messages": 2, "when_full": "drop-oldest"})
     fixture.channel()
-    fixture.publish_many(5)  # make_room comes a moment later
+    fixture.publish_many(5)  # make_room is called a moment later
     assert fixture.topic.limits.would_drop(fixture.topic.settings_with({"retention_time_ms": 5}), 0) == 0
     assert fixture.topic.limits.would_drop(fixture.topic.settings_with({"max_messages": 1}), 0) == 4
