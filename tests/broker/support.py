@@ -239,7 +239,7 @@ class QuietRounds:
     is_busy = False
 
     def end_round(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def idle(self) -> bool:
         """Do nothing."""

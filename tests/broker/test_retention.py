@@ -172,7 +172,7 @@ class Kept:
         self.now_ns = NOW + int(minutes * MINUTE) * MS
 
     def is_due(self) -> bool:
-        """Whether the topic is to be looked at now."""
+        """Whether the topic is due for a check."""
         return self.retention.schedule.take_all_due(self.now_ns) == ["t"]
 
     def checkpoint(self) -> Checkpoint:
