@@ -11,11 +11,13 @@ import trio.testing
 import trustme
 from hypothesis import HealthCheck, settings
 
-# A shell starts background jobs with SIGINT ignored, and so would be the commands that tests interrupt.
+# A shell starts background processes with SIGINT ignored, which would also be so for the commands that tests
+# interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The examples are the same each time, however long one takes. `make soak` draws others, by the seed that it prints.
+# Property tests draw the same examples each time, without a deadline. `make soak` draws random ones, and
+# prints the seed.
 settings.register_profile(
     "fixed",
     derandomize=True,
@@ -28,7 +30,7 @@ settings.register_profile("random", settings.get_profile("fixed"), derandomize=F
 settings.load_profile("fixed")
 
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A JVM of a test runs for seconds: optimizing its code costs more than it saves."""
+"""A JVM of a test runs for seconds, so optimizing its code costs more than it saves."""
 _SPARK_CONF = f"""\
 spark.driver.extraJavaOptions {_JVM_OPTIONS}
 spark.executor.extraJavaOptions {_JVM_OPTIONS}
@@ -37,11 +39,11 @@ spark.sql.adaptive.enabled false
 spark.sql.codegen.wholeStage false
 spark.sql.shuffle.partitions 1
 """
-"""Spark's defaults in the tests. They export and replay few rows, so no plan is worth compiling."""
+"""Spark's defaults for the tests, which have few rows: query plans are not compiled."""
 _SLOW_FOLDERS = {"cli", "faults", "interop", "model", "spark"}
-"""Where most tests start processes or repeat a scenario."""
+"""Folders in which most tests start processes or repeat a scenario."""
 _SPARK_FOLDERS = {"spark", "documents"}
-"""Where the longest files are."""
+"""Folders with the slowest files."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -78,7 +80,7 @@ def _processes_start_fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(autouse=True)
 def _logging_is_put_back() -> Iterator[None]:
-    """A command that runs in this process sets logging up as if the process were its own."""
+    """Restore logging: a command in this process configures it as if the process were its own."""
     logger = logging.getLogger("trio_nsq")
     before = logger.handlers[:], logger.propagate, logger.level
     yield
@@ -87,16 +89,16 @@ def _logging_is_put_back() -> Iterator[None]:
 
 
 def _works(thread: threading.Thread) -> bool:
-    """Whether it is one of trio's that has something to do: they are named so while they run a function."""
+    """Return whether this is a busy thread of trio: threads have such names while they run a function."""
     return " from " in thread.name
 
 
 @pytest.fixture
 def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> trio.testing.MockClock:
-    """Jumps to the next deadline when nothing else is left to do; work in threads, too, is something to do.
+    """A clock that jumps to the next deadline when all tasks and threads wait.
 
-    pytest-trio's, in place of which it is, jumps while the log is written in a thread, and a test's limits are over
-    before that is done.
+    pytest-trio's own fixture, which this replaces, jumps while a thread writes the log, so that a test's time
+    limits pass too early.
     """
     clock = trio.testing.MockClock(autojump_threshold=0.001)
     jump = clock._autojump

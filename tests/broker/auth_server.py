@@ -129,7 +129,7 @@ async def _main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--answer", type=Path, help="a file of JSON; without it everybody may do everything")
+    parser.add_argument("--answer", type=Path, help="a JSON file; by default every client may do everything")
     parser.add_argument("--tls-cert", type=Path)
     parser.add_argument("--tls-key", type=Path)
     given = parser.parse_args()

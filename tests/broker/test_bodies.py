@@ -221,7 +221,7 @@ class _Client:
     peer = "a client"
 
     def close(self) -> None:
-        raise AssertionError("nobody is slow here")
+        raise AssertionError("no client is slow here")
 
 
 async def test_each_body_needs_its_own_room() -> None:

@@ -144,7 +144,7 @@ async def test_endless_requeues_do_not_starve_messages_that_must_be_read(
         with files.held():
             before = files.reads
             await requeue_until(lambda: files.reads > before)
-            for _ in range(10):  # and that read delays nobody
+            for _ in range(10):  # and that read delays no other client
                 await requeue_until(iter([False, True]).__next__)
             assert files.reads == before + 1
         await requeue_until(lambda: len(seen) == 200)

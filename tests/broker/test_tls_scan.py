@@ -1,4 +1,4 @@
-"""What a TLS scanner finds: protocol versions, cipher suites, compression, renegotiation."""
+"""Tests of a TLS scanner: protocol versions, cipher suites, compression, renegotiation."""
 
 import ssl
 import subprocess
@@ -24,7 +24,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 def client_context(certificates: Certificates, version: ssl.TLSVersion, suite: str) -> ssl.SSLContext:
-    """A client that offers one version and some suites, however weak."""
+    """Return the context of a client that offers one version and some suites, however weak."""
     context = certificates.client_context()
     context.minimum_version = context.maximum_version = version
     context.set_ciphers(f"{suite}:@SECLEVEL=0")
@@ -32,7 +32,7 @@ def client_context(certificates: Certificates, version: ssl.TLSVersion, suite: s
 
 
 async def accepts(address: str, context: ssl.SSLContext) -> bool:
-    """Whether a handshake succeeds."""
+    """Return whether a handshake succeeds."""
     host, _, port = address.rpartition(":")
     stream = trio.SSLStream(
         await trio.open_tcp_stream(host, int(port)),
@@ -50,7 +50,7 @@ async def accepts(address: str, context: ssl.SSLContext) -> bool:
 
 
 @pytest.mark.parametrize("least", NAMES)
-async def test_only_the_versions_that_are_configured(
+async def test_only_configured_versions_are_accepted(
     tmp_path: Path, certificates: Certificates, least: str
 ) -> None:
     async with running_broker(tmp_path / "d", tls_min_version=least, **certificates.options) as bound:
@@ -61,7 +61,7 @@ async def test_only_the_versions_that_are_configured(
 
 
 def suites() -> Iterator[str]:
-    """All suites up to TLS 1.2 that OpenSSL can offer, by OpenSSL's names."""
+    """Return the names of all suites up to TLS 1.2 that OpenSSL can offer."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
     return (suite["name"] for suite in context.get_ciphers() if suite["protocol"] != "TLSv1.3")

@@ -1,4 +1,4 @@
-"""What a client does that negotiates TLS or compression: IDENTIFY, and the layers that it then speaks through."""
+"""A client's side of upgrades: IDENTIFY, and the TLS and compression layers."""
 
 import json
 import ssl
@@ -13,7 +13,7 @@ from broker.support import RawClient, identify
 
 
 class CompressedStream:
-    """What is sent and received goes through these, chunk by chunk."""
+    """A stream whose data is compressed and decompressed chunk by chunk."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class CompressedStream:
 
 
 def compress(client: RawClient, kind: str) -> None:
-    """Go on compressed, with what has come already, too."""
+    """Continue compressed, including data that was already received."""
     encode: Callable[[bytes], bytes]
     decode: Callable[[bytes], bytes]
     if kind == "snappy":
@@ -53,7 +53,7 @@ def compress(client: RawClient, kind: str) -> None:
 
 
 async def negotiate(client: RawClient, **fields: object) -> dict[str, Any]:
-    """IDENTIFY; the reply."""
+    """Send IDENTIFY; return the reply."""
     await client.send(identify(feature_negotiation=True, **fields))
     frame = await client.frame()
     assert frame is not None
@@ -63,20 +63,20 @@ async def negotiate(client: RawClient, **fields: object) -> dict[str, Any]:
 
 
 async def start_tls(client: RawClient, context: ssl.SSLContext) -> None:
-    """The handshake alone; the stream is encrypted afterwards."""
+    """Do the handshake only; the stream is encrypted afterwards."""
     stream = trio.SSLStream(client.stream, context, server_hostname="127.0.0.1")
     await stream.do_handshake()
     client.stream = stream  # type: ignore[assignment]
 
 
 async def start_tls_and_read(client: RawClient, context: ssl.SSLContext) -> None:
-    """In TLS 1.3 a client hears that it is refused only when it reads."""
+    """Do the handshake and read: in TLS 1.3 a client learns of its refusal only when it reads."""
     await start_tls(client, context)
     await client.frame()
 
 
 async def upgrade(client: RawClient, context: ssl.SSLContext | None, kind: str | None) -> None:
-    """IDENTIFY and all that follows, the OKs included."""
+    """Send IDENTIFY, and do all negotiated upgrades, with their OKs."""
     reply = await negotiate(
         client, tls_v1=context is not None, snappy=kind == "snappy", deflate=kind == "deflate"
     )

@@ -58,7 +58,7 @@ def extensions(tree: Path) -> set[str]:
 
 def test_wheel_has_the_compiled_extension(tree: Path, tmp_path: Path) -> None:
     if not bulk.COMPILED and os.environ.get("CI") != "true":
-        pytest.skip("what is installed is not compiled: there may be no C compiler")
+        pytest.skip("the installed package is not compiled: there may be no C compiler")
     before = sorted(tree.rglob("*"))
     done = build(tree, "build_wheel", str(tmp_path), TRIO_NSQ_COMPILE="1")
     assert done.returncode == 0, done.stdout + done.stderr

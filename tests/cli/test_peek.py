@@ -130,7 +130,7 @@ def test_damage(tmp_path: Path) -> None:
     ("args", "error"),
     [
         (["t", "--state", "fresh"], "--state is for channels: write TOPIC/CHANNEL."),
-        (["t/c", "--from", "0"], "--from is for topics: a channel begins with what it delivers next."),
+        (["t/c", "--from", "0"], "--from is for topics: a channel begins with its next message."),
     ],
 )
 def test_usage(nowhere: Cli, args: list[str], error: str) -> None:

@@ -376,7 +376,7 @@ def test_end_while_one_broker_is_down_reports_each_broker(tmp_path: Path, args: 
         assert kept_by(first) == [b"1", b"2"]
 
 
-# ---------------------------------------------------------------------- without
+# ---------------------------------------------------------------------- without brokers
 
 
 class Unreliable:

@@ -189,7 +189,7 @@ def test_copies_for_one_channel_are_left_out(metadata: bytes, due_ns: int, expec
     assert is_for_all_channels(RecordBatch(0, 1, 1, due_ns, pack_messages([b"a"]), metadata)) is expected
 
 
-# ---------------------------------------------------------------------- what is missing
+# ---------------------------------------------------------------------- missing messages
 
 
 def test_damage_is_skipped_and_reported(tmp_path: Path) -> None:

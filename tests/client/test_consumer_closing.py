@@ -161,7 +161,7 @@ async def test_no_connection_gets_more_while_others_close(
         await first.expect(b"RDY 5\n")
         nursery.start_soon(consumer.aclose)
         await second.expect_nothing()
-        await second.send(OK_FRAME)  # too late for a share: nobody would requeue its messages
+        await second.send(OK_FRAME)  # too late for a share: its messages would not be requeued
         await second.expect_nothing()
         await see_off(first)
         await second.expect_end()

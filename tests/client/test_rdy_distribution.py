@@ -191,7 +191,7 @@ def test_each_connection_has_its_turn(limit: int, more: int, messages: bool, see
     assert last <= rounds * ((OVER_S if messages else IDLE_S) + INTERVAL_S)
 
 
-# ------------------------------------------------------------------------------------------------ whatever happens
+# ------------------------------------------------------------------------------------------------ properties
 
 STEPS = st.lists(
     st.one_of(

@@ -202,7 +202,7 @@ class Ledger:
         number = int(body[:9]) if body[:9].isdigit() else -1
         message = self.published.get(number)
         if message is None or body != body_of(number) or message.topic != name.topic:
-            self._wrong.append(f"{name}: nobody published {body!r} there")
+            self._wrong.append(f"{name}: {body!r} was not published there")
             return -1
         known = self._seen.setdefault(number, (message_id, stamp_ns))
         if known != (message_id, stamp_ns):
@@ -296,7 +296,7 @@ class Ledger:
             for drop in self.drops[name]:
                 acknowledged = message.acknowledged_ns is not None and message.acknowledged_ns < drop.sent_ns
                 if acknowledged and drop.done_ns is not None and drop.done_ns < event.at_ns:
-                    wrong("dropped on request, and came back")
+                    wrong("dropped on request, and delivered again")
             hidden = sum(at_ns <= event.at_ns for at_ns in self._departures[name])  # sent, but not read
             if not 1 <= event.attempts <= count + hidden:
                 wrong(f"attempts of {event.attempts}")

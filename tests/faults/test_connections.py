@@ -104,14 +104,14 @@ async def live_through(
                 proxy.passages[-1].cut()
                 receiver.expect(bodies_of(number))
                 await producer.publish_many(TOPIC, bodies_of(number))
-                async with patience(f"it does not come back before {fault}"):
+                async with patience(f"it does not reconnect before {fault}"):
                     passage = await proxy.accepted(before + 1)
                 with trio.move_on_after(QUIET_S):
                     await passage.struck.wait()
                 if passage.struck.is_set():
                     happened[fault.kind] += 1
                     if fault.kind is not Kind.TRICKLE:
-                        async with patience(f"it does not come back after {fault}"):
+                        async with patience(f"it does not reconnect after {fault}"):
                             await proxy.accepted(before + 2)
                         absence_s = proxy.accepted_at[before + 1] - passage.struck_at
                         assert absence_s <= longest_absence_s(fault) + at.slack_s, (
@@ -123,7 +123,7 @@ async def live_through(
             steps.allow(STEPS)
             before = len(proxy.passages)
             await trio.sleep(3 * SILENCE_S)
-            assert len(proxy.passages) == before, "a connection that works is given up"
+            assert len(proxy.passages) == before, "a working connection is closed"
             await drained(at.http_address)
         nursery.cancel_scope.cancel()
     return len(planned), happened
@@ -311,7 +311,7 @@ async def faults_of_a_producer(folder: Path, form: str, part: slice) -> tuple[in
             steps.allow(10 * STEPS)
             before = len(proxy.passages)
             await trio.sleep(3 * SILENCE_S)
-            assert len(proxy.passages) == before, "a connection that works is given up"
+            assert len(proxy.passages) == before, "a working connection is closed"
             publisher.judge(await stored(at.http_address))
         nursery.cancel_scope.cancel()
     return len(planned), happened

@@ -69,7 +69,7 @@ async def test_outage_costs_few_attempts_and_the_client_reconnects_after_it(
             attempts = len(proxy.passages)
             assert FEWEST_ATTEMPTS <= attempts <= MOST_ATTEMPTS
             proxy.always = None
-            async with patience("it does not come back", HANDSHAKE_S + SILENCE_S + HEARTBEAT_S + MAX_DELAY_S):
+            async with patience("it does not reconnect", HANDSHAKE_S + SILENCE_S + HEARTBEAT_S + MAX_DELAY_S):
                 await receiver.has(bodies_of(1))
             await footprint.returns(PATIENCE_S)
         nursery.cancel_scope.cancel()

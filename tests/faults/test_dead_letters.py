@@ -337,7 +337,7 @@ async def test_crash_neither_loses_nor_duplicates_a_message(
         await scenario.run(STEPS)
     journal, fates = files.journal, scenario.fates
     note_syncs(journal, fates)
-    assert scenario.buried, "nobody failed"
+    assert scenario.buried, "no message failed"
     moments = range(len(journal) + 1) if COMPLETE else sorted(chance.sample(range(len(journal) + 1), CUTS))
     since_power = _since_ok if sync == "always" else _since_sync
     for now, disk in disk_at(journal, moments):

@@ -154,15 +154,15 @@ async def fill_and_recover(start: Callable[[], AbstractContextManager[Broker]]) 
                     await recover(life, ledger, chance, kills=number % 2 == 1)
             await fill(life, ledger)
         async with meanwhile(*consumers):
-            await life.until("what was stored is not delivered", life.is_drained)
+            await life.until("stored messages are not delivered", life.is_drained)
 
         async def is_well() -> bool:
             return await life.ping() == "OK"
 
-        await life.until("it does not say that there is room, and nobody publishes", is_well)
+        await life.until("the broker does not become healthy without publishes", is_well)
         life.kill()
         async with meanwhile(*consumers):
-            await life.until("what was stored is not delivered", life.is_drained)
+            await life.until("stored messages are not delivered", life.is_drained)
     finally:
         life.close()
     wrong = ledger.judge()

@@ -44,7 +44,7 @@ class BrokerFailed(Exception):
     """A check failed."""
 
 
-def talk(address: str, data: bytes, *, after: bytes = b"") -> bytes:
+def exchange(address: str, data: bytes, *, after: bytes = b"") -> bytes:
     """Send ``data``, close the sending side, and return everything that is received.
 
     Args:
@@ -98,11 +98,11 @@ def check_responses(answer: bytes) -> None:
 def attack(broker: Broker, kind: str, data: bytes) -> None:
     """Send one input and check the answer."""
     if kind == "http":
-        check_responses(talk(broker.http_address, data))
+        check_responses(exchange(broker.http_address, data))
     elif kind == "commands":
-        check_frames(talk(broker.tcp_address, data))
+        check_frames(exchange(broker.tcp_address, data))
     else:
-        talk(
+        exchange(
             broker.tcp_address, data, after=UPGRADES[kind]
         )  # the answers are compressed: only their end is checked
 

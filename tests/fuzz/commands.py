@@ -175,7 +175,7 @@ def _obey_all(reader: CommandReader, found: list[object]) -> None:
 
 def _check_error(error: CommandError) -> None:
     assert error.code in CODES, f"{error.code} is no code of NSQ's"
-    assert error.fatal, "only what is obeyed can fail without an end"
+    assert error.fatal, "only executed commands can fail without ending the connection"
     assert isinstance(error, LineTooLong) or len(error.wire) <= LONGEST_ERROR
 
 

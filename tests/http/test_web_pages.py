@@ -1,4 +1,4 @@
-"""Which Host headers name a server, and which requests come from foreign web pages."""
+"""Tests for Host headers that name a server, and for requests of foreign web pages."""
 
 import socket
 
@@ -35,7 +35,7 @@ from trio_nsq.http.web_pages import HostNames, foreign_page
 def test_names_of_the_server(host: str) -> None:
     names = HostNames(["nsq.example.com"])
     assert names.allows(host)
-    assert names.allows(host)  # also when it is known
+    assert names.allows(host)  # also if it is cached
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_other_names(host: str) -> None:
     assert not HostNames(["nsq.example.com"]).allows(host)
 
 
-def test_an_asterisk_allows_every_name() -> None:
+def test_asterisk_allows_every_name() -> None:
     assert HostNames(["*"]).allows("evil.test")
 
 
@@ -68,7 +68,7 @@ def test_any_header_has_an_answer(host: str) -> None:
     foreign_page({"host": "localhost", "origin": host, "referer": host})
 
 
-def test_the_memory_of_known_names_is_bounded() -> None:
+def test_cache_of_known_names_is_limited() -> None:
     names = HostNames()
     for number in range(10_000):
         assert names.allows(f"h{number}")

@@ -107,7 +107,7 @@ class NotingFiles(HastyFiles):
         super().sync(fd)
 
     def close(self, fd: int) -> None:
-        assert fd not in self.dirty, "what was written to it was not synced"
+        assert fd not in self.dirty, "written data was not synced"
         self.closed.append(fd)
         super().close(fd)
 

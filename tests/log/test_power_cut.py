@@ -104,7 +104,7 @@ class Ledger:
         for before, after in pairwise(found):
             assert before.next_sequence <= after.base_sequence
         for records in self.linked:
-            assert len({one in found for one in records}) == 1, "a part of what was appended together"
+            assert len({one in found for one in records}) == 1, "a part of one append"
         for one in self.kept:
             assert one in found, "something that was acknowledged is lost"
         if self.kept:

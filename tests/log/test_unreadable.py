@@ -134,7 +134,7 @@ def test_bad_sector_becomes_damage_after_some_time(
     attempts = files.attempts
     for sequence in range(100):
         assert (log.read(sequence, 0) == [BATCHES[sequence]]) is (sequence not in lost)
-    assert files.attempts == attempts, "the disk is asked again for what it cannot read"
+    assert files.attempts == attempts, "the bad sector is read again"
     assert caplog.text.count(place) == 1
 
 

@@ -127,7 +127,7 @@ def test_stream_that_repeats_its_last_batch(
     assert found == [b"%s %d" % (word, n) for word in (b"first", b"second") for n in range(500)]
 
 
-# ---------------------------------------------------------------------- what a task does
+# ---------------------------------------------------------------------- tasks
 
 
 def test_topics_and_delays(broker: Broker, topic: str) -> None:
@@ -342,7 +342,7 @@ def test_refused_publishes(broker: Broker, topic: str) -> None:
         publish(sink("127.0.0.1:1", topic, patience_s=0.0), SinkTask("gone", 0), [table(body=numbers(4))])
 
 
-# ---------------------------------------------------------------------- planning, and what is said
+# ---------------------------------------------------------------------- planning and log messages
 
 
 def planned(schema: str, overwrite: bool = False, stream: bool = False, **options: str) -> Any:

@@ -239,7 +239,7 @@ def test_columns_and_rows(qcli: Cli, topic: str) -> None:
     assert rows == [(b"%d" % n, n) for n in range(25_000)]
 
 
-# ---------------------------------------------------------------------- where it begins
+# ---------------------------------------------------------------------- starting positions
 
 
 def test_latest_is_fixed_by_the_first_batch(qcli: Cli, topic: str) -> None:
@@ -292,7 +292,7 @@ def test_added_broker_starts_at_the_option(qcli: Cli, topic: str, tmp_path: Path
         assert Query(without.checkpoint, **both).batch() == [(other.http_address, 3)]
 
 
-# ---------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------- failures
 
 
 def test_unreachable_broker_is_retried(tmp_path: Path) -> None:

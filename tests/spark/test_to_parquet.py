@@ -34,7 +34,7 @@ from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.runtime.engine import run_inline
 from trio_nsq.spark.storage import ArrowStorage, LocalStorage
 
-# ---------------------------------------------------------------------- what is written
+# ---------------------------------------------------------------------- content of files
 
 
 def test_all_retained_messages_unchanged(qcli: Cli, topic: str, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_brokers_of_a_discovery_service(tmp_path: Path) -> None:
             assert rows(tmp_path / "b").equals(rows(tmp_path / "a"))
 
 
-# ---------------------------------------------------------------------- what is missing
+# ---------------------------------------------------------------------- missing messages
 
 
 def test_damage_is_skipped_and_reported(tmp_path: Path) -> None:
