@@ -10,6 +10,7 @@ import trio
 
 from ..protocol import NSQError
 from .attempts import FailedAttempts
+from .audit import AuditLog
 from .policy import Identity, Policy, token_digest
 
 MAX_CACHED_ANSWERS = 1000
@@ -41,9 +42,11 @@ class Access:
     Args:
         policy: The contents of the auth file; None without one.
         service: External auth servers, for secrets that the auth file does not have; None without any.
+        audit: The audit log; None for none.
         unix_time: Returns the time in Unix seconds.
 
     Attributes:
+        audit: Where refusals and failed logins are recorded.
         failures: The failed logins.
     """
 
@@ -52,8 +55,10 @@ class Access:
         policy: Policy | None = None,
         service: AuthService | None = None,
         *,
+        audit: AuditLog | None = None,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
+        self.audit = audit or AuditLog()
         self.policy = policy
         self.service = service
         self.failures = FailedAttempts()

@@ -11,6 +11,7 @@ import trio
 from ..listening import StartupError
 from ..wording import count_of
 from .access import Access, AuthService
+from .audit import AuditLog
 from .auth_file import AuthFileError, read_auth_file
 from .policy import Policy
 
@@ -44,6 +45,7 @@ class Authentication:
         auth_file: The file of tokens and certificates; None without one.
         service: External auth servers; None without any.
         verifies_clients: The server verifies certificates of clients.
+        audit: The audit log; None for none.
         unix_time: Returns the time in Unix seconds.
 
     Attributes:
@@ -59,6 +61,7 @@ class Authentication:
         service: ReloadableAuthService | None = None,
         *,
         verifies_clients: bool,
+        audit: AuditLog | None = None,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._auth_file = auth_file
@@ -68,7 +71,7 @@ class Authentication:
             policy = self._read_policy()
         except AuthFileError as exc:
             raise StartupError(f"--auth-file: {exc}") from exc
-        self.access = Access(policy, self._service, unix_time=unix_time)
+        self.access = Access(policy, self._service, audit=audit, unix_time=unix_time)
         self._changed = trio.Event()
         self._reading = trio.Lock()  # an earlier reading must not replace a later one
 
@@ -86,17 +89,24 @@ class Authentication:
     async def reload(self, connections: Connections) -> None:
         """Read the auth file and the CAs of auth servers again. Raises AuthFileError, StartupError: nothing changed."""
         async with self._reading:
-            policy = await trio.to_thread.run_sync(self._read_policy)
-            if self._service is not None:
-                await self._service.reload()
+            file = str(self._auth_file or "")
+            try:
+                policy = await trio.to_thread.run_sync(self._read_policy)
+                if self._service is not None:
+                    await self._service.reload()
+            except (AuthFileError, StartupError) as exc:
+                self.access.audit.record("reload", "", None, file=file, error=str(exc))
+                raise
             if policy is None:
                 return
             self.access.policy = policy
+            tokens, certificates = len(policy.tokens), len(policy.certificates)
+            self.access.audit.record("reload", "", None, file=file, tokens=tokens, certificates=certificates)
             logger.info(
                 "read the auth file %s: %s, %s",
                 self._auth_file,
-                count_of(len(policy.tokens), "token"),
-                count_of(len(policy.certificates), "certificate"),
+                count_of(tokens, "token"),
+                count_of(certificates, "certificate"),
             )
             connections.renew_identities()
             self._changed.set()

@@ -58,6 +58,7 @@ class BrokerOptions:
             name, the broadcast address and IP addresses. `*` allows all.
         http_read_only: Refuse HTTP requests that change something.
         http_open_metrics: `/metrics` needs no authentication.
+        audit_log: The file of the audit log, or `-` for standard output; empty for none.
         http_client_connect_timeout_ms, http_client_request_timeout_ms: For the broker's own HTTP requests.
         statsd_address: `host:port` (UDP) to send metrics to; empty sends none.
         statsd_prefix: Prefix of the metric names; `%s` stands for the broadcast address and HTTP port.
@@ -104,6 +105,7 @@ class BrokerOptions:
     http_allowed_hosts: tuple[str, ...] = ()
     http_read_only: bool = False
     http_open_metrics: bool = False
+    audit_log: str = ""
     http_client_connect_timeout_ms: int = 2 * SECOND_MS
     http_client_request_timeout_ms: int = 5 * SECOND_MS
     statsd_address: str = ""

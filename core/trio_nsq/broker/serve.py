@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from .._version import __version__
+from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
 from ..admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
 from ..listening import Listening, StartupError, listen, loopback_host
@@ -91,12 +92,16 @@ async def _serve_folder(
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
     tls_context = _tls_context(options)
+    audit = _audit_writer(options)
     authentication = Authentication(
         options.auth_file,
         AuthClient(options) if options.auth_http_addresses else None,
         verifies_clients=options.tls.verifies_clients,
+        audit=audit.log,
     )
-    server = Server(options, folder, workers, tls_context=tls_context, authentication=authentication)
+    server = Server(
+        options, folder, workers, tls_context=tls_context, authentication=authentication, audit=audit
+    )
     _log_start(server)
     opened: dict[str, Listening] = {}
     try:
@@ -129,7 +134,11 @@ async def _serve_folder(
             run = lookup.run  # here, so that a stop unregisters before clients are closed
             accepting.start_soon(_keep_running, run, name=run)
             if reloads is not None:
-                steps = partial(authentication.reload, server.sessions), partial(_reload_certificate, server)
+                steps = (
+                    audit.reopen,
+                    partial(authentication.reload, server.sessions),
+                    partial(_reload_certificate, server),
+                )
                 accepting.start_soon(partial(reload_on_request, reloads, *steps, logger=logger))
             task_status.started(bound)
     finally:
@@ -139,6 +148,7 @@ async def _serve_folder(
         with trio.CancelScope(shield=True):
             await server.stop()
             await authentication.aclose()
+            await audit.aclose()
         logger.info("NSQ: bye")
 
 
@@ -176,6 +186,13 @@ def _log_start(server: Server) -> None:
         "NSQ: found %s, %s, %s",
         count_of(len(server.broker.topics), "topic"), count_of(channels, "channel"), count_of(messages, "message"),
     )  # fmt: skip
+
+
+def _audit_writer(options: BrokerOptions) -> AuditWriter:
+    try:
+        return AuditWriter(options.audit_log)
+    except OSError as exc:
+        raise StartupError(f"--audit-log: cannot write {options.audit_log}: {exc.strerror}") from exc
 
 
 def _tls_context(options: BrokerOptions) -> "ServerContext | None":

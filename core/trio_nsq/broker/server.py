@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
 from ..admission import Admission
 from ..log import DiskLog, Log, MemoryLog, is_disk_full
@@ -52,6 +53,7 @@ class Server:
         node_id: The first ten bits of every message id.
         admissions: Connection limits, by the kind of listener.
         authentication: Identifies clients; without one, every client may do everything.
+        audit: Writes the audit log.
         process: Resource usage of the process.
     """
 
@@ -63,10 +65,12 @@ class Server:
         *,
         tls_context: "ServerContext | None" = None,
         authentication: Authentication | None = None,
+        audit: AuditWriter | None = None,
     ) -> None:
         self.options = options
         self.start_time_s = int(time.time())
         self.authentication = authentication or Authentication(None, verifies_clients=False)
+        self.audit = audit or AuditWriter("")
         self.admissions: dict[str, Admission] = {}
         self._folder = folder
         folder.spare_room.start()
@@ -104,6 +108,7 @@ class Server:
             self._loader.open_again_on_schedule,
             publisher.syncs.run,
             partial(self.authentication.watch_expiry, self.sessions),
+            self.audit.run,
         )
 
     def _first_ids(self) -> MessageIds:

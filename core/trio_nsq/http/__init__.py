@@ -5,6 +5,7 @@ keep-alive, limits, deadlines and closing. Each client has a task; with a `Polle
 route can answer there by its `begin`, without a task switch.
 """
 
+from .auditing import audited
 from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest
 from .guard import Guard
 from .messages import Body, CutOff, HTTPError, Request, Response, channel_names, given, valid_name
@@ -33,6 +34,7 @@ __all__ = [
     "Route",
     "Router",
     "TLSRequiredRouter",
+    "audited",
     "channel_names",
     "given",
     "log_request",

@@ -9,6 +9,8 @@ import trio
 from ..access.access import Access, AuthError
 from ..access.attempts import Reason
 from ..access.policy import Identity, Rule
+from ..protocol.address import host_of
+from .auditing import record_closing, record_refusal
 from .credentials import is_bearer, token_of
 from .messages import CutOff, HTTPError, Request, Response
 from .routing import Route
@@ -17,6 +19,7 @@ from .web_pages import HostNames, foreign_page
 logger = logging.getLogger("trio_nsq.http")
 
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="trio-nsq", Basic realm="trio-nsq"'}
+_INVALID_TOKEN = "INVALID_TOKEN"
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -78,14 +81,16 @@ class Guard:
             Undecided: `ask` decides.
         """
         if self._is_open:  # the fast path
-            return self._check_page(request, route) or self._check_method(request, route)
+            refusal = self._check_page(request, route) or self._check_method(request, route)
+            return None if refusal is None else self._refuse(request, refusal)
         token = token_of(request.headers)
         identity = self._access.find(token, self._subject)
         if identity is None and token and self._access.service is not None:
             identity = self._access.known_answer(**self._question(request, token))
             if identity is None and self._needs_identity(request, route):
                 raise Undecided
-        return self._decide(request, route, token, identity)
+        refusal = self._decide(request, route, token, identity)
+        return None if refusal is None else self._refuse(request, refusal)
 
     async def ask(self, request: Request, route: Route | None) -> Response | None:
         """As `check`, by the auth servers."""
@@ -95,8 +100,9 @@ class Guard:
             identity = await self._access.query_cached(**self._question(request, token))
         except AuthError as exc:
             logger.error("%s: authentication failed: %s", request.peer, exc)
-            return HTTPError(503, "AUTH_UNAVAILABLE").response()
-        return self._decide(request, route, token, identity)
+            return self._refuse(request, HTTPError(503, "AUTH_UNAVAILABLE"))
+        refusal = self._decide(request, route, token, identity)
+        return None if refusal is None else self._refuse(request, refusal)
 
     def check_again(self, request: Request, route: Route) -> None:
         """Check a request whose answer is being sent. Raises CutOff: its client may not send it any more."""
@@ -105,11 +111,12 @@ class Guard:
             return
         current = self._access.renew(identity)
         if current is None or route.rule is None or not route.rule.allows(current, request.query):
+            record_closing(self._access.audit, request, self._subject)
             raise CutOff(f"the authentication of {identity.name} was revoked or has expired")
 
     def _question(self, request: Request, token: bytes) -> _Question:
         return {
-            "remote_ip": _host_of(request.peer),
+            "remote_ip": host_of(request.peer),
             "tls": self._encrypted,
             "common_name": self._common_name,
             "secret": token,
@@ -123,7 +130,7 @@ class Guard:
 
     def _decide(
         self, request: Request, route: Route | None, token: bytes | None, identity: Identity | None
-    ) -> Response | None:
+    ) -> HTTPError | None:
         request.identity = identity
         if identity is None or identity.source == "certificate":
             refusal = self._check_page(request, route)  # browsers send certificates by themselves
@@ -137,47 +144,48 @@ class Guard:
             return refusal
         return self._check_rule(request, route.rule, token, identity)
 
-    def _check_page(self, request: Request, route: Route | None) -> Response | None:
+    def _check_page(self, request: Request, route: Route | None) -> HTTPError | None:
         host = request.headers.get("host", "")
         if not self._hosts.allows(host):
             return HTTPError(
                 403, f"HOST_NOT_ALLOWED: {host[:100]} is not a name of this server; see --http-allowed-host"
-            ).response()
+            )
         return self._check_origin(request, route)
 
-    def _check_origin(self, request: Request, route: Route | None) -> Response | None:
+    def _check_origin(self, request: Request, route: Route | None) -> HTTPError | None:
         if not foreign_page(request.headers):
             return None
         # A page cannot see the answers to its GETs, but some cost much: a profile of the broker takes minutes.
         if request.method in _SAFE_METHODS and not (route and route.rule and route.rule.role == "admin"):
             return None
-        return HTTPError(403, "NOT_FOR_WEB_PAGES: a web page of another origin made this request").response()
+        return HTTPError(403, "NOT_FOR_WEB_PAGES: a web page of another origin made this request")
 
-    def _check_method(self, request: Request, route: Route | None) -> Response | None:
+    def _check_method(self, request: Request, route: Route | None) -> HTTPError | None:
         if self._read_only and route is not None and request.method not in _SAFE_METHODS:
-            return HTTPError(403, "READ_ONLY: this server runs with --http-read-only").response()
+            return HTTPError(403, "READ_ONLY: this server runs with --http-read-only")
         return None
 
     def _check_rule(
         self, request: Request, rule: Rule | None, token: bytes | None, identity: Identity | None
-    ) -> Response | None:
+    ) -> HTTPError | None:
         if rule is not None and rule.open:
             return None
         if identity is None:
-            code = "AUTH_REQUIRED" if token is None else "INVALID_TOKEN"
-            delay_s = 0.0
-            if token is not None:
-                reason: Reason = "token" if self._access.service is None else "auth_server"
-                delay_s = self._access.failures.record_failure(
-                    _host_of(request.peer), self._clock_s(), "http", reason
-                )
-            return HTTPError(401, code).response(_CHALLENGE, delay_s)
+            return HTTPError(401, "AUTH_REQUIRED" if token is None else _INVALID_TOKEN)
         if rule is None:
-            return HTTPError(403, "FORBIDDEN: no role allows this").response()
+            return HTTPError(403, "FORBIDDEN: no role allows this")
         if not rule.allows(identity, request.query):
-            return HTTPError(403, f"FORBIDDEN: this needs {rule.describe(request.query)}").response()
+            return HTTPError(403, f"FORBIDDEN: this needs {rule.describe(request.query)}")
         return None
 
-
-def _host_of(peer: str) -> str:
-    return peer.rpartition(":")[0].strip("[]")
+    def _refuse(self, request: Request, error: HTTPError) -> Response:
+        """Record a refusal, and build its response."""
+        delay_s = 0.0
+        is_login = error.code == _INVALID_TOKEN
+        if is_login:
+            reason: Reason = "token" if self._access.service is None else "auth_server"
+            delay_s = self._access.failures.record_failure(
+                host_of(request.peer), self._clock_s(), "http", reason
+            )
+        record_refusal(self._access.audit, request, error, self._subject, is_login=is_login)
+        return error.response(_CHALLENGE if error.status == 401 else None, delay_s)

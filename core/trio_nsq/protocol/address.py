@@ -75,6 +75,11 @@ def format_peer(address: tuple[str, int] | tuple[str, int, int, int] | str | byt
     return name if name.isprintable() else ascii(name)  # the client chooses the name, and it is logged
 
 
+def host_of(peer: str) -> str:
+    """Return the host of a client's address in the form of `format_peer`; empty for a unix socket."""
+    return peer.rpartition(":")[0].strip("[]")
+
+
 def without_secrets(url: str) -> str:
     """Replace user, password and query of an address or URL by `xxxxx`, for logs and answers.
 

@@ -13,6 +13,7 @@ import click
 from ...framework import params
 from ...framework.daemon import kinds
 from ...framework.daemon.security_settings import (
+    audit_log_setting,
     auth_file_setting,
     certificate_settings,
     http_access_settings,
@@ -423,6 +424,7 @@ SETTINGS = under_headings(
     ),
     "Logging",
     *LOG_SETTINGS,
+    audit_log_setting(),
     Setting(
         "queue-scan-worker-pool-max",
         kinds.Kind(click.STRING, "N", (int, str), "an integer"),

@@ -1,5 +1,7 @@
 """The settings of TLS and authentication that all servers have. Each call returns new settings: they get a heading."""
 
+import click
+
 from .. import params
 from . import kinds
 from .setting import Setting
@@ -83,3 +85,15 @@ def http_access_settings(changes: str = "") -> list[Setting]:
             brief=True,
         ),
     ]
+
+
+def audit_log_setting() -> Setting:
+    """Return `--audit-log`."""
+    return Setting(
+        "audit-log",
+        kinds.Kind(click.Path(dir_okay=False, allow_dash=True), "FILE|-"),
+        "",
+        help="Append a line of JSON to this file for each administrative action, failed login and refusal; - is "
+        "standard output. Opened again at SIGHUP.",
+        brief=True,
+    )

@@ -20,6 +20,7 @@ from ...http import (
     Route,
     Router,
     TLSRequiredRouter,
+    audited,
     log_request,
     peer_of,
     serve_connection,
@@ -216,7 +217,9 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
             for place, (rule, handler) in _DEBUG_HANDLERS.items()
         ),
     ]
-    return Router(replace(route, handler=partial(_answer, route.handler)) for route in routes)
+    answered = (replace(route, handler=partial(_answer, route.handler)) for route in routes)
+    audit = server.authentication.access.audit
+    return Router(audited(route, audit) for route in answered)
 
 
 async def _answer(handler: Handler, request: Request) -> Response:

@@ -194,6 +194,7 @@ class MetricsExposition:
         for (protocol, reason), count in sorted(server.authentication.access.failures.totals.items()):
             failed.add_metric([protocol, reason], count)
         yield failed
+        yield from self._of_audit_log()
         yield GaugeMetricFamily("nsq_producers", "Connected TCP clients that have published.", producers)
         yield _histogram(
             "nsq_append_duration_seconds",
@@ -206,6 +207,23 @@ class MetricsExposition:
             publisher.syncs.duration,
         )
         yield CounterMetricFamily("nsq_syncs", "Syncs of topic logs to stable storage.", publisher.sync_count)
+
+    def _of_audit_log(self) -> Iterator[Metric]:
+        audit = self._server.audit
+        yield CounterMetricFamily("nsq_audit_lines", "Lines recorded in the audit log.", audit.log.recorded)
+        yield CounterMetricFamily(
+            "nsq_audit_suppressed",
+            "Refusals that the audit log only counts, because there were too many.",
+            audit.log.suppressed,
+        )
+        yield CounterMetricFamily(
+            "nsq_audit_dropped",
+            "Lines missing in the audit log, because it could not be written or was too slow.",
+            audit.log.dropped,
+        )
+        yield GaugeMetricFamily(
+            "nsq_audit_failed", "1 if the last write of the audit log failed.", bool(audit.error)
+        )
 
     def _latencies(self, channels: Iterable[tuple[Labels, Channel]]) -> Iterator[Sample]:
         fractions, now_ns = self._server.options.e2e_processing_latency_percentiles, time.time_ns()

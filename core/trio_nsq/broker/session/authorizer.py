@@ -9,7 +9,9 @@ import trio
 from ...access import Identity
 from ...access.access import Access, AuthDenied, AuthError
 from ...access.attempts import Reason
+from ...access.audit import Event
 from ...protocol import CommandError
+from ...protocol.address import host_of
 from ...protocol.errors import quote
 from ...protocol.go_json import encode_object
 
@@ -45,7 +47,8 @@ class Authorizer:
         self.allows_all = access.is_open
         self._access = access
         self._peer = peer
-        self._host = peer.rpartition(":")[0].strip("[]")
+        self._host = host_of(peer)
+        self._subject = ""
         self._secret = b""
         self._tls: TLSSession | None = None
         self._ask_again_at_s = math.inf  # by trio's clock
@@ -57,19 +60,20 @@ class Authorizer:
             raise CommandError("E_AUTH_DISABLED", "AUTH disabled")
         if self.identity is not None and self.identity.source != "certificate":
             raise CommandError("E_INVALID", "AUTH already set")
-        identity = self._access.find(secret, tls.subject if tls is not None else "")
+        self._subject = tls.subject if tls is not None else ""
+        identity = self._access.find(secret, self._subject)
         if identity is None and self._access.service is not None:
             self._secret, self._tls = secret, tls
             try:
                 identity = await self._ask()
             except AuthDenied as exc:
-                await self._delay_failure("auth_server")
+                await self._delay_failure("auth_server", "E_AUTH_FAILED")
                 raise CommandError("E_AUTH_FAILED", "AUTH failed") from exc
             if not identity.grants:
-                await self._delay_failure("auth_server")
+                await self._delay_failure("auth_server", "E_UNAUTHORIZED")
                 raise CommandError("E_UNAUTHORIZED", "AUTH no authorizations found")
         if identity is None:
-            await self._delay_failure("token")
+            await self._delay_failure("token", "E_AUTH_FAILED")
             raise CommandError("E_AUTH_FAILED", "AUTH failed: the token is unknown, expired or revoked")
         self.identity = identity
         return auth_reply(identity)
@@ -84,6 +88,7 @@ class Authorizer:
 
         A client that has sent AUTH before its connection was encrypted keeps that identity.
         """
+        self._subject = tls.subject
         if self.identity is None:
             self.identity = self._access.find(None, tls.subject)
 
@@ -103,14 +108,17 @@ class Authorizer:
         if self._access.is_open:
             return
         if self.identity is None:
+            self._record("refused", verb, "E_AUTH_FIRST", topic, channel)
             raise CommandError("E_AUTH_FIRST", f"AUTH required before {verb}")
         if self._ask_again_at_s <= trio.current_time():
             self._publishable.clear()
             try:
                 self.identity = await self._ask()
             except AuthDenied as exc:
+                self._record("refused", verb, "E_AUTH_FAILED", topic, channel)
                 raise CommandError("E_AUTH_FAILED", "AUTH failed") from exc
         if not self.identity.allows("publish" if channel is None else "consume", topic, channel):
+            self._record("refused", verb, "E_UNAUTHORIZED", topic, channel)
             target = f"{quote(topic)} {quote(channel or '')}"
             raise CommandError("E_UNAUTHORIZED", f"AUTH failed for {verb} on {target}")
         if channel is None:
@@ -128,14 +136,19 @@ class Authorizer:
             Whether the connection may stay: the identity is still valid, and allows the subscription.
         """
         self._publishable.clear()
-        if self.identity is None:
+        before = self.identity
+        if before is None:
             return True
-        self.identity = self._access.renew(self.identity)
-        if self.identity is None:
-            return False
-        return topic is None or self.identity.allows("consume", topic, channel)
+        self.identity = self._access.renew(before)
+        if self.identity is not None and (topic is None or self.identity.allows("consume", topic, channel)):
+            return True
+        self._access.audit.record(
+            "closed", self._peer, before, subject=self._subject, topic=topic, channel=channel
+        )
+        return False
 
-    async def _delay_failure(self, reason: Reason) -> None:
+    async def _delay_failure(self, reason: Reason, error: str) -> None:
+        self._record("login_failed", "AUTH", error)
         await trio.sleep(self._access.failures.record_failure(self._host, trio.current_time(), "tcp", reason))
 
     async def _ask(self) -> Identity:
@@ -153,5 +166,20 @@ class Authorizer:
             logger.error("%s: AUTH failed: %s", self._peer, exc)
             if isinstance(exc, AuthDenied):
                 raise
+            self._record("refused", "AUTH", "AUTH_UNAVAILABLE")
             raise CommandError("E_AUTH_FAILED", "AUTH failed") from exc
         return identity
+
+    def _record(
+        self, event: Event, verb: str, error: str, topic: str | None = None, channel: str | None = None
+    ) -> None:
+        self._access.audit.record(
+            event,
+            self._peer,
+            self.identity,
+            subject=self._subject,
+            action=verb,
+            topic=topic,
+            channel=channel,
+            error=error,
+        )
