@@ -52,7 +52,7 @@ class HostNames:
         return True
 
     def _is_own(self, name: str) -> bool:
-        if name in self._names or "." not in name or name.endswith(_PRIVATE_DOMAINS):
+        if name in self._names or (name and "." not in name) or name.endswith(_PRIVATE_DOMAINS):
             return True
         try:
             ipaddress.ip_address(name)
