@@ -1,4 +1,4 @@
-"""Auth files for tests, a naive policy engine to compare with, and an HTTP client that sends exactly what it is told to."""
+"""Auth files for tests, a naive policy engine to compare with, and an HTTP client that sends what it is told to."""
 
 import json
 import re
@@ -45,7 +45,9 @@ class AuthFile:
 
     def add_token(self, name: str, *grants: Given, expires: str | None = None, secret: str = "") -> None:
         """Add a token; without a secret it is the name and `-secret`."""
-        self._add("token", name, f'hash = "{token_digest((secret or f"{name}-secret").encode())}"', grants, expires)
+        self._add(
+            "token", name, f'hash = "{token_digest((secret or f"{name}-secret").encode())}"', grants, expires
+        )
 
     def add_certificate(self, name: str, subject: str, *grants: Given, expires: str | None = None) -> None:
         """Add a certificate."""
@@ -165,9 +167,10 @@ class HTTPConnection:
     async def _until(self, end: bytes) -> bytes:
         while end not in self._received:
             await self._receive()
-        found, self._received = self._received[: self._received.index(end) + len(end)], self._received[
-            self._received.index(end) + len(end) :
-        ]
+        found, self._received = (
+            self._received[: self._received.index(end) + len(end)],
+            self._received[self._received.index(end) + len(end) :],
+        )
         return found
 
     async def _exactly(self, size: int) -> bytes:
@@ -183,9 +186,7 @@ class HTTPConnection:
         self._received += bytes(data)
 
 
-def request(
-    method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes = b""
-) -> bytes:
+def request(method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes = b"") -> bytes:
     """The bytes of a request. A header of None is left out."""
     known = {"Host": "localhost", "Content-Length": str(len(body)), **(headers or {})}
     lines = "".join(f"{name}: {value}\r\n" for name, value in known.items())

@@ -24,7 +24,9 @@ def token(**keys: str) -> str:
 def certificate(**keys: str) -> str:
     """As `token`, a [[certificate]]."""
     known = {"name": '"backup"', "subject": '"CN=backup"', "grants": f"[{GRANT}]"} | keys
-    return "\n".join(["[[certificate]]", *(f"{key} = {value}" for key, value in known.items() if value)]) + "\n"
+    return (
+        "\n".join(["[[certificate]]", *(f"{key} = {value}" for key, value in known.items() if value)]) + "\n"
+    )
 
 
 def test_a_file(tmp_path: Path) -> None:
@@ -83,17 +85,29 @@ def test_a_file(tmp_path: Path) -> None:
         (token(expires="2027-13-01T00:00:00Z"), "line"),
         (token(grants="1"), "token web: grants is not a list of tables"),
         (token(grants='["read"]'), "token web: grants is not a list of tables"),
-        (token(grants="[{}]"), "token web: a grant needs roles; the roles are publish, consume, read, manage"),
+        (
+            token(grants="[{}]"),
+            "token web: a grant needs roles; the roles are publish, consume, read, manage",
+        ),
         (token(grants="[{ roles = [] }]"), "token web: a grant needs roles"),
         (token(grants='[{ roles = "read" }]'), "token web: roles is not a list of strings"),
         (token(grants="[{ roles = [1] }]"), "token web: roles is not a list of strings"),
         (token(grants='[{ roles = ["Read"] }]'), "token web: unknown role 'Read'; the roles are"),
         (token(grants='[{ roles = ["read", "root"] }]'), "token web: unknown role 'root'; the roles are"),
         (token(grants='[{ role = ["read"] }]'), "token web: a grant has the unknown key role"),
-        (token(grants='[{ roles = ["read"], channel = ["c"] }]'), "token web: a grant has the unknown key channel"),
+        (
+            token(grants='[{ roles = ["read"], channel = ["c"] }]'),
+            "token web: a grant has the unknown key channel",
+        ),
         (token(grants='[{ roles = ["read"], topics = "t" }]'), "token web: topics is not a list of strings"),
-        (token(grants='[{ roles = ["read"], topics = ["a b"] }]'), "token web: ' ' in 'a b': names have only"),
-        (token(grants='[{ roles = ["read"], channels = [""] }]'), "token web: a pattern has 1 to 256 characters"),
+        (
+            token(grants='[{ roles = ["read"], topics = ["a b"] }]'),
+            "token web: ' ' in 'a b': names have only",
+        ),
+        (
+            token(grants='[{ roles = ["read"], channels = [""] }]'),
+            "token web: a pattern has 1 to 256 characters",
+        ),
         (token(grants='[{ roles = ["read"], topics = [".+"] }]'), "token web: '+' in '.+'"),
     ],
 )
@@ -112,7 +126,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "auth.toml"
     with pytest.raises(AuthFileError, match=f"cannot read the auth file {path}: No such file"):
         read_auth_file(path)
-    with pytest.raises(AuthFileError, match="cannot read the auth file .*: Is a directory"):
+    with pytest.raises(AuthFileError, match=r"cannot read the auth file .*: Is a directory"):
         read_auth_file(tmp_path)
     path.write_bytes(b"\xff")
     with pytest.raises(AuthFileError, match=f"the auth file {path} is not valid: 'utf-8' codec can't decode"):

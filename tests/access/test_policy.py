@@ -16,7 +16,9 @@ from trio_nsq.access import ROLES, Identity, Policy, Rule, token_digest
 from trio_nsq.access.auth_file import parse_auth_file
 
 NAMES = st.sampled_from(["orders", "orders.eu", "clicks", "o", "ors", "orders#ephemeral", "none"])
-PATTERNS = st.lists(st.sampled_from(["*", "orders", "orders*", "*s", "clicks", "**", "o*s", "none"]), max_size=3)
+PATTERNS = st.lists(
+    st.sampled_from(["*", "orders", "orders*", "*s", "clicks", "**", "o*s", "none"]), max_size=3
+)
 GRANTS = st.lists(
     st.builds(
         Given,
@@ -61,7 +63,9 @@ def test_what_an_identity_may_do(grants: list[Given], role: str, topic: str, cha
 
 
 @given(GRANTS, ROLE, NAMES, NAMES)
-def test_everywhere_includes_every_topic_and_channel(grants: list[Given], role: str, topic: str, channel: str) -> None:
+def test_everywhere_includes_every_topic_and_channel(
+    grants: list[Given], role: str, topic: str, channel: str
+) -> None:
     identity = identity_of(grants)
     if identity.allows_everywhere(role):  # type: ignore[arg-type]
         assert identity.allows(role, topic)  # type: ignore[arg-type]
@@ -99,7 +103,12 @@ def test_who_has_a_token(tokens: list[tuple[str, list[Given], int | None]], now_
     valid = [each for each in tokens if each[0] == name and (each[2] is None or now_s < each[2] * 3600)]
     found = policy.find_token(f"{name}-secret".encode(), now_s)
     assert (found.name if found else None) == (valid[0][0] if valid else None)
-    for wrong in (b"", name.encode(), f"{name}-secret ".encode(), token_digest(f"{name}-secret".encode()).encode()):
+    for wrong in (
+        b"",
+        name.encode(),
+        f"{name}-secret ".encode(),
+        token_digest(f"{name}-secret".encode()).encode(),
+    ):
         assert policy.find_token(wrong, now_s) is None
     assert policy.find_certificate(f"{name}-secret", now_s) is None
 

@@ -71,14 +71,18 @@ class Router:
 
     A subclass may override `resolve`, for example to give every request the same answer.
 
+    Attributes:
+        routes: All routes.
+
     Raises:
         ValueError: A path does not have the form that `Route` requires, or two routes have the same method and path.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
+        self.routes = tuple(routes)
         exact: dict[str, dict[str, Route]] = {}
         parents: dict[str, dict[str, Route]] = {}
-        for route in routes:
+        for route in self.routes:
             parent = _parent_of_braces(route.path)
             methods = exact.setdefault(route.path, {}) if parent is None else parents.setdefault(parent, {})
             if methods.setdefault(route.method, route) is not route:
