@@ -7,7 +7,7 @@ from . import stale_files, write_files
 
 
 def main(arguments: list[str]) -> int:
-    """Do it for the repository this file lies in; 1 if `--check` finds something stale."""
+    """Write or check the files of this repository; return 1 if `--check` finds outdated files."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "pyproject.toml").is_file():
         print("This runs in a checkout of the repository only.", file=sys.stderr)
