@@ -1,9 +1,12 @@
 """Discovery services for tests, and a raw client for them."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from struct import pack, unpack
 from typing import Any, TypeAlias
 
@@ -11,6 +14,7 @@ import trio
 
 from broker.support import PATIENCE_S, time_limit
 from interop.peers import nsqlookupd
+from trio_nsq.access import token_digest
 from trio_nsq.log import Files
 from trio_nsq.lookup.service.options import LookupdOptions
 from trio_nsq.lookup.service.server import serve
@@ -25,12 +29,14 @@ class Lookupd:
     Attributes:
         tcp_address, http_address: `127.0.0.1:PORT`.
         end: Ends it at once, like a kill.
+        reload: Has it read its files again, as SIGHUP does.
         log: Its log output, if it is a process.
     """
 
     tcp_address: str
     http_address: str
     end: Callable[[], None]
+    reload: Callable[[], Awaitable[None]] | None = None
     log: Callable[[], list[str]] = list
 
 
@@ -44,16 +50,17 @@ async def ours(
 ) -> AsyncIterator[Lookupd]:
     """Run `qcli lookupd` in the test's trio run."""
     settings = LookupdOptions(tcp_address, http_address, **({"broadcast_address": "127.0.0.1"} | options))
+    reload, reloads = trio.open_memory_channel[None](0)
     async with trio.open_nursery() as nursery:
         scope = trio.CancelScope()
 
         async def run(task_status: Any) -> None:
             with scope:
-                await serve(settings, files=files, task_status=task_status)
+                await serve(settings, files=files, reloads=reloads, task_status=task_status)
 
         bound = await nursery.start(run)
         with time_limit(nursery.cancel_scope):
-            yield Lookupd(bound.tcp_address, bound.http_address, scope.cancel)
+            yield Lookupd(bound.tcp_address, bound.http_address, scope.cancel, partial(reload.send, None))
         scope.cancel()
 
 
@@ -66,7 +73,7 @@ async def real(tcp_address: str = FREE, http_address: str = FREE) -> AsyncIterat
             lookupd.process.kill()
             lookupd.process.wait()
 
-        yield Lookupd(lookupd.tcp_address, lookupd.http_address, end, lookupd.log)
+        yield Lookupd(lookupd.tcp_address, lookupd.http_address, end, log=lookupd.log)
 
 
 def identify(**changes: Any) -> bytes:
@@ -82,10 +89,44 @@ def identify(**changes: Any) -> bytes:
     return b"IDENTIFY\n" + pack(">i", len(body)) + body
 
 
+def auth(secret: bytes) -> bytes:
+    """Return an AUTH with this secret."""
+    return b"AUTH\n" + pack(">i", len(secret)) + secret
+
+
+def token_of(name: str) -> bytes:
+    """Return the token of an entry of `write_auth_file`."""
+    return f"token-of-{name}".encode()
+
+
+def write_auth_file(path: Path, entries: Mapping[str, str], *, certificates: Mapping[str, str] = {}) -> Path:
+    """Write an auth file.
+
+    Args:
+        entries: The names of tokens, see `token_of`, each with the lines of TOML after its hash.
+        certificates: The same for certificates; the names are subjects.
+    """
+    parts = [
+        f'[[token]]\nname = "{name}"\nhash = "{token_digest(token_of(name))}"\n{lines}\n'
+        for name, lines in entries.items()
+    ]
+    for number, (subject, lines) in enumerate(certificates.items()):
+        parts.append(
+            f"[[certificate]]\nname = 'certificate-{number}'\nsubject = {json.dumps(subject)}\n{lines}\n"
+        )
+    path.write_text("\n".join(parts))
+    return path
+
+
+def grant(*roles: str, topics: str = "*") -> str:
+    """Return the line of one grant in an auth file."""
+    return f'grants = [{{ roles = {json.dumps(roles)}, topics = ["{topics}"] }}]'
+
+
 class RawProducer:
     """A raw connection to a discovery service."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
         self._buffer = b""
 
@@ -120,11 +161,26 @@ class RawProducer:
 
 
 @asynccontextmanager
-async def producer(lookupd: Lookupd, **identity: Any) -> AsyncIterator[RawProducer]:
-    """Connect a producer and send IDENTIFY."""
-    host, _, port = lookupd.tcp_address.rpartition(":")
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
-        client = RawProducer(stream)
-        await stream.send_all(b"  V1" + identify(**identity))
+async def raw_connection(address: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawProducer]:
+    """Connect to a service, over TLS with a context, and send nothing."""
+    host, _, port = address.rpartition(":")
+    stream: trio.abc.Stream = await trio.open_tcp_stream(host, int(port))
+    if tls is not None:
+        stream = trio.SSLStream(stream, tls, server_hostname=host, https_compatible=True)
+    async with stream:
+        yield RawProducer(stream)
+
+
+@asynccontextmanager
+async def producer(
+    lookupd: Lookupd, *, token: bytes | None = None, tls: ssl.SSLContext | None = None, **identity: Any
+) -> AsyncIterator[RawProducer]:
+    """Connect a producer, authenticate it if it has a token, and send IDENTIFY."""
+    async with raw_connection(lookupd.tcp_address, tls) as client:
+        await client.stream.send_all(b"  V1")
+        if token is not None:
+            await client.stream.send_all(auth(token))
+            assert await client.response() == b"OK"
+        await client.stream.send_all(identify(**identity))
         assert b"tcp_port" in (await client.response() or b"")
         yield client

@@ -212,6 +212,7 @@ async def test_port_in_use_is_an_error() -> None:
 async def test_log_messages(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "trio_nsq")
     async with ours() as lookupd, producer(lookupd, broadcast_address="\x1b[31m") as one:
+        assert isinstance(one.stream, trio.SocketStream)
         peer = "%s:%d" % one.stream.socket.getsockname()
         await one.register("REGISTER t c", "REGISTER t c", "UNREGISTER t c", "PING")
         await get(lookupd, "/topics")
