@@ -63,7 +63,7 @@ class ConnectionFailed(NSQError):
 
 
 class AuthRefused(ConnectionFailed):
-    """A broker refused the client's secret, or what the secret is for, or requires one. Retrying does not help.
+    """A broker refused the client's secret or its permissions, or requires a secret. Retrying does not help.
 
     If the broker refused it, the `__cause__` is its `BrokerError`.
     """

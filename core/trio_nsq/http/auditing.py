@@ -11,7 +11,7 @@ from .routing import Handler, Route
 
 _AUDITED_ROLES = ("manage", "admin")
 _PARAMETERS = ("topic", "channel", "node")
-"""The parameters that are recorded: what the request is about."""
+"""The parameters of a request that are recorded."""
 
 
 def audited(route: Route, audit: AuditLog) -> Route:

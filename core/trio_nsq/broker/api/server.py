@@ -49,7 +49,7 @@ _UNLOGGED = {
     ("GET", "/topic/producer"),
     ("POST", "/topic/producer/forget"),
 }
-"""Publishes, as in nsqd, and what a producer of numbered batches asks: for a new topic, the answer is 404."""
+"""Publishes, as in nsqd, and requests about idempotent producers: for a new topic, the answer is 404."""
 
 
 class HTTPServer:

@@ -59,7 +59,7 @@ def parse_answer(body: bytes, now: float) -> Answer:
 
 
 def _grant(line: GoObject) -> Grant:
-    """Convert an authorization. It becomes one grant also if it allows nothing: clients are told their number."""
+    """Convert an authorization to one grant, even if it allows nothing: the reply to AUTH has the number of grants."""
     permissions = frozenset(line.texts("permissions"))
     if unknown := permissions - _ROLES.keys():
         raise ValueError(f"unknown permission {min(unknown)}")

@@ -80,7 +80,7 @@ class ChannelState:
         self.holes = self.requeued = self.in_flight = self.deferred = self.withdrawn = ()
 
     def sequences(self) -> Iterator[int]:
-        """Of all that is unfinished or deferred, once `encode` has come to its end."""
+        """Yield the sequences of all unfinished and deferred messages, after `encode` has finished."""
         state = json.loads(b"".join(self.parts))
         yield from (sequence for sequence, *_ in state["unfinished"])
         yield from DeferredMessages.restore(state["deferred"]).sequences()
