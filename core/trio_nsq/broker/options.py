@@ -28,6 +28,9 @@ class BrokerOptions:
         broadcast_address: The address to announce; None is this machine's host name.
         broadcast_tcp_port, broadcast_http_port: The ports to announce; 0 is the bound port.
         nsqlookupd_tcp_addresses: Discovery services to register with, `host:port` each.
+        lookupd_tls: Connect to them over TLS only. `tls_root_ca_file` verifies their certificates, and they may ask for
+            `tls_cert`.
+        lookupd_auth_secret_file: A file whose first line is the token for them. It is read for each connection.
         node_id: 0..1023, the first ten bits of every message id; None derives it from the host name as nsqd does.
         sync: `always`: an OK means on stable storage. `interval`: an OK means written to the file; synced after
             `sync_every` messages or `sync_timeout_ms`, whichever comes first.
@@ -48,7 +51,8 @@ class BrokerOptions:
         tls_client_auth_policy: Whether clients need a certificate: `""` no; `require` any; `require-verify` one that
             `tls_root_ca_file`, or the system's store, verifies. These two imply `tls_required="true"`.
             `verify-if-given`: clients may have one, and it must be valid.
-        tls_root_ca_file: PEM file with the CAs of client certificates and https auth servers; None is the system's.
+        tls_root_ca_file: PEM file with the CAs of client certificates, https auth servers and discovery services; None
+            is the system's.
         tls_required: Whether clients must use TLS: `true` over TCP and HTTP, `tcp-https` over TCP only.
         tls_min_version: The oldest TLS version accepted. nsqd's default is tls1.0, which RFC 8996 deprecates.
         auth_file: Tokens and certificates, with what each may do: `access/auth_file.py`. None without one.
@@ -80,6 +84,8 @@ class BrokerOptions:
     broadcast_tcp_port: int = 0
     broadcast_http_port: int = 0
     nsqlookupd_tcp_addresses: tuple[str, ...] = ()
+    lookupd_tls: bool = False
+    lookupd_auth_secret_file: Path | None = None
     node_id: int | None = None
     sync: Sync = "always"
     sync_every: int = 2500

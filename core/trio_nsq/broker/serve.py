@@ -3,6 +3,7 @@
 import logging
 import platform
 import socket
+import ssl
 from collections.abc import AsyncIterable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from ..log import Files
 from ..lookup.protocol import PeerInfo
 from ..lookup.registration import LookupRegistration
 from ..reloading import reload_on_request
+from ..secret import Secret, SecretFileError
+from ..tls.client import client_context
 from ..under_trio import require_trio
 from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast
@@ -138,6 +141,7 @@ async def _serve_folder(
                     audit.reopen,
                     partial(authentication.reload, server.sessions),
                     partial(_reload_certificate, server),
+                    partial(_reload_lookup_tls, options, lookup),
                 )
                 accepting.start_soon(partial(reload_on_request, reloads, *steps, logger=logger))
             task_status.started(bound)
@@ -222,11 +226,33 @@ def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistr
             options.nsqlookupd_tcp_addresses,
             connect_timeout_s=options.http_client_connect_timeout_ms / 1000,
             request_timeout_s=options.http_client_request_timeout_ms / 1000,
+            tls=_lookup_tls(options) if options.lookupd_tls else None,
+            secret=_lookup_secret(options),
         )
     except ValueError as exc:
         raise StartupError(f"--lookupd-tcp-address: {exc}") from exc
     server.broker.on_names_changed = registration.changed
     return registration
+
+
+def _lookup_tls(options: BrokerOptions) -> ssl.SSLContext:
+    return client_context(options.tls, with_certificate=True)
+
+
+def _lookup_secret(options: BrokerOptions) -> Secret:
+    secret = Secret(file=options.lookupd_auth_secret_file)
+    try:
+        secret.read()
+    except SecretFileError as exc:
+        reason = str(exc).removeprefix("auth_secret_file ")
+        raise StartupError(f"--lookupd-auth-secret-file: {reason}") from exc
+    return secret
+
+
+async def _reload_lookup_tls(options: BrokerOptions, lookup: LookupRegistration) -> None:
+    if options.lookupd_tls:
+        lookup.use_tls(await trio.to_thread.run_sync(_lookup_tls, options))
+        logger.info("reload: read the CAs and the certificate for discovery services")
 
 
 def _first(group: BaseExceptionGroup[StartupError]) -> StartupError:

@@ -2,7 +2,7 @@
 
 import base64
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -65,7 +65,7 @@ class HTTPClient:
         self._tls = tls
         self._transports: dict[str, httpx.AsyncHTTPTransport] = {}  # by scheme
 
-    async def get(self, url: str, token: str = "") -> bytes:
+    async def get(self, url: str, token: str = "", *, server_name: str | None = None) -> bytes:
         """Make one request, and return the body of the answer.
 
         A server that requires https can answer 403 with `https_port` in its JSON. The request is then repeated there,
@@ -74,6 +74,7 @@ class HTTPClient:
         Args:
             url: The URL with its query. A user name and password in it are sent as Basic authorization.
             token: Sent as authorization if the URL has no user name.
+            server_name: The name that the server's certificate must have; None: the host of the URL.
 
         Raises:
             RequestFailed: There is no valid answer.
@@ -85,14 +86,15 @@ class HTTPClient:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as exc:
             raise RequestFailed(str(exc)) from exc
-        status, body = await self._get(parsed, token)
+        status, body = await self._get(parsed, token, server_name)
         if status == 403 and parsed.scheme == "http" and (https_port := _https_port(body)):
-            status, body = await self._get(parsed.copy_with(scheme="https", port=https_port), token)
+            secure = parsed.copy_with(scheme="https", port=https_port)
+            status, body = await self._get(secure, token, server_name)
         if status != 200:
             raise UnexpectedStatus(status, body)
         return body
 
-    async def _get(self, url: "httpx.URL", token: str) -> tuple[int, bytes]:
+    async def _get(self, url: "httpx.URL", token: str, server_name: str | None) -> tuple[int, bytes]:
         """Make one request; return the status and the body."""
         import httpx
 
@@ -103,8 +105,11 @@ class HTTPClient:
         elif token:
             headers["Authorization"] = authorization(token)
         timeout = httpx.Timeout(None, connect=self._connect_timeout_s)
+        extensions: dict[str, Any] = {"timeout": timeout.as_dict()}
+        if server_name is not None:
+            extensions["sni_hostname"] = server_name
         try:
-            request = httpx.Request("GET", url, headers=headers, extensions={"timeout": timeout.as_dict()})
+            request = httpx.Request("GET", url, headers=headers, extensions=extensions)
             with trio.fail_after(self._request_timeout_s):
                 response = await self._transport(url.scheme).handle_async_request(request)
                 try:

@@ -3,11 +3,16 @@
 Each service has one task. It connects, identifies the broker, then sends changes and pings. An error ends the
 connection; the next connection starts with all topics and channels. Only the first publish to a new topic waits for an
 answer of a service.
+
+With TLS, a service must prove that it has the name in the configured address, over TCP and HTTP; the address that it
+announces decides only where to connect for HTTP.
 """
 
 import logging
 import random
+import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import quote_plus
 
 import trio
@@ -17,6 +22,7 @@ from ..protocol import is_ephemeral, is_valid_name
 from ..protocol.address import format_address, parse_address
 from ..protocol.go_json import decode_object
 from ..protocol.limits import MIB
+from ..secret import NO_SECRET, Secret, SecretFileError, encode_secret, warn_in_clear
 from .announcements import Announcements, HasChannels
 from .protocol import (
     MAGIC_V1,
@@ -25,6 +31,7 @@ from .protocol import (
     LookupdError,
     PeerInfo,
     ResponseReader,
+    encode_auth,
     encode_command,
     encode_identify,
 )
@@ -35,6 +42,10 @@ PING_INTERVAL_S = 15.0
 """By default, a service stops returning a broker after 5 min without a ping (`--inactive-producer-timeout`)."""
 STEP_TIMEOUT_S = 1.0
 """The timeout for connecting and for each send and receive; the same as nsqd's."""
+HANDSHAKE_TIMEOUT_S = 5.0
+"""The timeout for the TLS handshake, which takes longer while many brokers connect at once."""
+AUTH_TIMEOUT_S = 10.0
+"""The timeout for the answer to AUTH: services delay the answer to a wrong token."""
 MIN_DELAY_S = 0.1
 MAX_DELAY_S = PING_INTERVAL_S
 """The longest time between attempts to connect; nsqd reconnects at each ping."""
@@ -45,7 +56,28 @@ _COMMANDS_AT_ONCE = 100
 """Commands sent before their responses are read. Few enough to fit the socket buffers: a deadlock is impossible."""
 _RECEIVE_BYTES = 16 * 1024
 # UnicodeError: a host name that cannot be encoded.
-_FAILURES = (LookupdError, OSError, UnicodeError, trio.BrokenResourceError, trio.TooSlowError)
+_FAILURES = (
+    LookupdError,
+    SecretFileError,
+    OSError,
+    UnicodeError,
+    trio.BrokenResourceError,
+    trio.TooSlowError,
+)
+_HINTS = (
+    (b"E_INVALID TLS required", "give --lookupd-tls"),
+    (b"E_AUTH_FIRST", "give --lookupd-auth-secret-file"),
+    (b"E_INVALID invalid command AUTH", "it has no authentication: remove --lookupd-auth-secret-file"),
+)
+"""What an operator can do about a refusal, by its beginning."""
+
+
+@dataclass(slots=True)
+class _Security:
+    """How all services are verified, and how the broker proves itself to them; may change."""
+
+    tls: ssl.SSLContext | None
+    secret: Secret
 
 
 class LookupRegistration:
@@ -56,6 +88,8 @@ class LookupRegistration:
         info: The broker's IDENTIFY.
         addresses: The services, `host:port` each.
         connect_timeout_s, request_timeout_s: The timeouts of HTTP queries.
+        tls: Verifies the services; None connects in plain text.
+        secret: For services with authentication; sent to every service.
         random_fraction: Returns numbers in [0, 1), for the jitter of reconnect delays.
 
     Raises:
@@ -70,20 +104,34 @@ class LookupRegistration:
         *,
         connect_timeout_s: float,
         request_timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        secret: Secret = NO_SECRET,
         random_fraction: Callable[[], float] = random.random,
     ) -> None:
         self._topics = topics
         self._info = info
+        self._connect_timeout_s = connect_timeout_s
         self._request_timeout_s = request_timeout_s
+        self._security = _Security(tls, secret)
         self._random_fraction = random_fraction
         self._peers: dict[str, _Peer] = {}
         self._nursery: trio.Nursery | None = None
-        self._http = HTTPClient(
-            connect_timeout_s=connect_timeout_s,
-            request_timeout_s=request_timeout_s,
-            max_answer_bytes=MAX_ANSWER_BYTES,
-        )
+        self._http = self._http_client()
         self.set_addresses(addresses)
+
+    def _http_client(self) -> HTTPClient:
+        return HTTPClient(
+            connect_timeout_s=self._connect_timeout_s,
+            request_timeout_s=self._request_timeout_s,
+            max_answer_bytes=MAX_ANSWER_BYTES,
+            tls=self._security.tls,
+        )
+
+    def use_tls(self, tls: ssl.SSLContext) -> None:
+        """Verify services by other CAs, or show another certificate, from the next connection on."""
+        self._security.tls = tls
+        # The previous client keeps no connections open, so it need not be closed.
+        self._http = self._http_client()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -101,7 +149,9 @@ class LookupRegistration:
         for address in wanted:
             if address not in self._peers:
                 logger.info("LOOKUP(%s): adding peer", address)
-                self._peers[address] = _Peer(address, self._info, self._topics, self._random_fraction)
+                self._peers[address] = _Peer(
+                    address, self._info, self._topics, self._security, self._random_fraction
+                )
                 if self._nursery is not None:
                     self._nursery.start_soon(self._peers[address].run)
 
@@ -136,34 +186,38 @@ class LookupRegistration:
         with trio.move_on_after(self._request_timeout_s):
             for peer in list(self._peers.values()):
                 await peer.tried.wait()
-        hosts = [host for peer in self._peers.values() if (host := peer.http_address)]
-        if not hosts:
+        peers = [peer for peer in self._peers.values() if peer.http_address]
+        if not peers:
             logger.error("no available nsqlookupd to query for channels to pre-create for topic %s", topic)
             return []
         found: set[str] = set()
         failures: list[str] = []
 
-        async def ask(host: str) -> None:
+        async def ask(peer: _Peer) -> None:
             try:
-                found.update(await self._ask(host, topic))
+                found.update(await self._ask(peer, topic))
             except LookupdError as exc:
-                failures.append(f"{host}: {exc}")
+                failures.append(f"{peer.http_address}: {exc}")
 
         async with trio.open_nursery() as nursery:
-            for host in hosts:
-                nursery.start_soon(ask, host)
+            for peer in peers:
+                nursery.start_soon(ask, peer)
         if failures:
-            level = logging.WARNING if len(failures) < len(hosts) else logging.ERROR
+            level = logging.WARNING if len(failures) < len(peers) else logging.ERROR
             text = "failed to query nsqlookupd for channels to pre-create for topic %s - %s"
             logger.log(level, text, topic, "; ".join(failures))
         return sorted(name for name in found if is_valid_name(name) and not is_ephemeral(name))
 
-    async def _ask(self, host: str, topic: str) -> list[str]:
-        url = f"http://{host}/channels?topic={quote_plus(topic)}"
+    async def _ask(self, peer: "_Peer", topic: str) -> list[str]:
+        security = self._security
+        scheme = "http" if security.tls is None else "https"
+        url = f"{scheme}://{peer.http_address}/channels?topic={quote_plus(topic)}"
         logger.info("CI: querying nsqlookupd %s", url)
         try:
-            return decode_object(await self._http.get(url)).texts("channels")
-        except RequestFailed as exc:
+            server_name = None if security.tls is None else peer.host
+            answer = await self._http.get(url, security.secret.read(), server_name=server_name)
+            return decode_object(answer).texts("channels")
+        except (RequestFailed, SecretFileError) as exc:
             raise LookupdError(str(exc)) from exc
         except ValueError as exc:
             raise LookupdError(f"the answer is not valid: {exc}") from exc
@@ -177,11 +231,14 @@ class _Peer:
         address: str,
         info: PeerInfo,
         topics: Mapping[str, HasChannels],
+        security: _Security,
         random_fraction: Callable[[], float],
     ) -> None:
+        self.host, self._port = parse_address(address)
         self.tried = trio.Event()  # set once the first attempt to connect has ended
         self._address = address
         self._info = info
+        self._security = security
         self._random_fraction = random_fraction
         self._topics = topics
         self._announcements: Announcements | None = None  # None: not connected
@@ -231,23 +288,54 @@ class _Peer:
     async def _connect(self) -> None:
         """Connect and stay connected until an error."""
         logger.info("LOOKUP connecting to %s", self._address)
-        host, port = parse_address(self._address)
-        with trio.fail_after(STEP_TIMEOUT_S):
-            stream = await trio.open_tcp_stream(host, port)
-        async with stream:
+        async with await self._open() as stream:
             connection = _Connection(stream)
-            await self._identify(connection)
+            greeting = await self._authenticate(connection)
+            await self._identify(connection, greeting)
             self.tried.set()
             self._announcements = Announcements(self._topics)
             await self._send_changes(connection, self._announcements)
 
-    async def _identify(self, connection: "_Connection") -> None:
-        (reply,) = await connection.ask([MAGIC_V1 + encode_identify(self._info)])
+    async def _open(self) -> trio.abc.Stream:
+        with trio.fail_after(STEP_TIMEOUT_S):
+            stream = await trio.open_tcp_stream(self.host, self._port)
+        if self._security.tls is None:
+            return stream
+        secure = trio.SSLStream(stream, self._security.tls, server_hostname=self.host, https_compatible=True)
+        try:
+            with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+                await secure.do_handshake()
+        except trio.TooSlowError:
+            await trio.aclose_forcefully(stream)
+            raise LookupdError(f"no TLS handshake within {HANDSHAKE_TIMEOUT_S:g} s") from None
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return secure
+
+    async def _authenticate(self, connection: "_Connection") -> bytes:
+        """Authenticate the broker if it has a secret. Returns what to send before IDENTIFY."""
+        secret = self._security.secret.read()
+        if not secret:
+            return MAGIC_V1
+        if self._security.tls is None:
+            warn_in_clear(self._address)
+        command = MAGIC_V1 + encode_auth(encode_secret(secret))
+        try:
+            (reply,) = await connection.ask([command], timeout_s=AUTH_TIMEOUT_S)
+        except trio.TooSlowError:
+            raise LookupdError(f"no answer to AUTH within {AUTH_TIMEOUT_S:g} s") from None
+        if reply != OK:
+            raise LookupdError(f"AUTH - {_excerpt(reply)}{_hint(reply)}")
+        return b""
+
+    async def _identify(self, connection: "_Connection", greeting: bytes) -> None:
+        (reply,) = await connection.ask([greeting + encode_identify(self._info)])
         try:
             self._identity = identity = PeerInfo.parse(reply)
         except ValueError:
-            hint = ""
-            if not self._info.http_port:
+            hint = _hint(reply)
+            if not self._info.http_port and not hint:
                 hint = " (it requires an HTTP port, and the broker has none: set --broadcast-http-port)"
             raise LookupdError(f"IDENTIFY - {_excerpt(reply)}{hint}") from None
         logger.info("LOOKUPD(%s): peer info %s", self._address, identity)
@@ -279,19 +367,25 @@ class _Peer:
             part = commands[start : start + _COMMANDS_AT_ONCE]
             responses = await connection.ask([command for _, command in part])
             for (name, _), response in zip(part, responses, strict=True):
-                if response != OK:
+                if response.startswith(b"E_UNAUTHORIZED") and name.startswith("REGISTER"):
+                    # The connection stays, and with it the other topics.
+                    logger.error("LOOKUPD(%s): %s - %s", self._address, name, _excerpt(response))
+                elif response != OK:
                     raise LookupdError(f"{name} - {_excerpt(response)}")
 
 
 class _Connection:
     """Commands and responses over one connection."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
         self._reader = ResponseReader()
 
-    async def ask(self, commands: Sequence[bytes]) -> list[bytes]:
+    async def ask(self, commands: Sequence[bytes], *, timeout_s: float = STEP_TIMEOUT_S) -> list[bytes]:
         """Send commands and return their responses.
+
+        Args:
+            timeout_s: The timeout for each receive.
 
         Raises:
             LookupdError: The service sends an invalid response, or closes the connection.
@@ -304,7 +398,7 @@ class _Connection:
             if (response := self._reader.next_response()) is not None:
                 responses.append(response)
                 continue
-            with trio.fail_after(STEP_TIMEOUT_S):
+            with trio.fail_after(timeout_s):
                 self._reader.receive_data(await self._received())
         return responses
 
@@ -338,7 +432,18 @@ def _excerpt(data: bytes) -> str:
     return ascii(data[:200].decode("utf-8", "replace"))
 
 
+def _hint(reply: bytes) -> str:
+    """Return what an operator can do about a refusal, in parentheses after a blank; empty if nothing is known."""
+    return next((f" ({hint})" for start, hint in _HINTS if reply.startswith(start)), "")
+
+
 def _reason(error: BaseException) -> str:
     if isinstance(error, trio.TooSlowError):
         return f"timed out after {STEP_TIMEOUT_S:g} s"
+    inner = error.__cause__ if isinstance(error, trio.BrokenResourceError) else error
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {inner.verify_message} (trusted are the CAs of --tls-root-ca-file)"
+    if isinstance(inner, ssl.SSLError):
+        reason = (inner.reason or "the connection was lost").lower().replace("_", " ")
+        return f"TLS failed: {reason} (does it offer TLS? Does it accept the broker's certificate?)"
     return str(error) or "the connection was lost"

@@ -271,7 +271,7 @@ SETTINGS = under_headings(
         alone="true",
         help="Refuse clients without TLS. tcp-https: allow plain HTTP.",
     ),
-    *tls_client_settings(", and for authorization services"),
+    *tls_client_settings(", for authorization services and for discovery services"),
     auth_file_setting(),
     Setting(
         "auth-http-address",
@@ -322,6 +322,21 @@ SETTINGS = under_headings(
         field="nsqlookupd_tcp_addresses",
         multiple=True,
         help="Register with this nsqlookupd. May be repeated.",
+    ),
+    Setting(
+        "lookupd-tls",
+        kinds.BOOLEAN,
+        "false",
+        alone="true",
+        help="Register over TLS only. --tls-root-ca-file verifies the certificate of the nsqlookupd, which may ask for "
+        "--tls-cert.",
+        brief=True,
+    ),
+    Setting(
+        "lookupd-auth-secret-file",
+        kinds.FILE,
+        help="Register with the token in the first line of this file. It is read for each connection.",
+        brief=True,
     ),
     Setting(
         "broadcast-address",

@@ -2,7 +2,6 @@
 
 import importlib
 import random
-import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
@@ -15,6 +14,7 @@ from ...http.client import HTTPClient, RequestFailed, UnexpectedStatus
 from ...protocol.address import parse_address, without_secrets
 from ...protocol.go_json import GoObject, decode_object
 from ...protocol.limits import MIB
+from ...tls.client import client_context
 from ..errors import StartupError
 from ..options import BrokerOptions
 
@@ -171,7 +171,7 @@ def _http_client(options: BrokerOptions) -> HTTPClient:
         connect_timeout_s=options.http_client_connect_timeout_ms / 1000,
         request_timeout_s=options.http_client_request_timeout_ms / 1000,
         max_answer_bytes=MAX_ANSWER_BYTES,
-        tls=_tls_context(options),
+        tls=client_context(options.tls),
     )
 
 
@@ -193,16 +193,3 @@ def _service_url(address: str) -> "httpx.URL":
         shown = without_secrets(address)
         raise StartupError(f"--auth-http-address: {shown} is neither host:port nor an http or https URL")
     return url
-
-
-def _tls_context(options: BrokerOptions) -> ssl.SSLContext:
-    """Return the TLS settings for https auth servers: at least TLS 1.2, or 1.3 if `tls_min_version` is 1.3."""
-    path = options.tls_root_ca_file
-    try:
-        context = ssl.create_default_context(cafile=path)
-    except OSError as exc:  # ssl.SSLError is one
-        reason = "not a PEM file of certificates" if isinstance(exc, ssl.SSLError) else exc.strerror
-        raise StartupError(f"--tls-root-ca-file: {path}: {reason}") from exc
-    if options.tls_min_version == "tls1.3":
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-    return context
