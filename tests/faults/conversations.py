@@ -13,7 +13,8 @@ from typing import Any
 
 import trio
 
-from broker.auth_server import running_auth_server
+from broker.auth_server import answer as auth_answer
+from broker.auth_server import authorization, running_auth_server
 from broker.certificates import Certificates
 from broker.support import running_broker
 from faults.proxy import Fault, Kind, Passage, Proxy, Towards, proxy_before
@@ -84,7 +85,8 @@ async def stage(folder: Path, form: str, heartbeat_s: float = HEARTBEAT_S) -> As
         certificates = Certificates(folder / "certificates")
         settings |= certificates.options
         options["tls_context"] = certificates.client_context()  # made once, because it takes time
-    async with running_auth_server() as auth:
+    everything = auth_answer(authorization(".*", ".*", "publish", "subscribe", "read", "admin"))
+    async with running_auth_server(everything) as auth:
         if options.get("auth_secret"):
             settings["auth_http_addresses"] = (auth.address,)
         async with (
