@@ -50,8 +50,8 @@ if TYPE_CHECKING:
         "QCLI_SERVE_TCP_ADDRESS, is for this command only and comes first. Separate several values with commas; an "
         "empty variable counts as none. A flag overrides the environment, and the environment overrides the "
         "configuration file.",
-        "Reloading": "At SIGHUP the broker reads these again, without an interruption: the certificate, its key and "
-        "the CAs, for new sessions, and log_level in the configuration file, unless a flag or a variable sets it. If "
+        "Reloading": "At SIGHUP the broker reads these again, without an interruption: the auth file, whose "
+        "revoked tokens end at once; the certificate, its key and the CAs, for new sessions; and log_level in the configuration file, unless a flag or a variable sets it. If "
         "a file cannot be used, the log says so, and the earlier values stay in use. All other options need a restart.",
         "Configuration file": "TOML with nsqd's keys: the option with underscores, such as tcp_address. Exceptions: id "
         "for --node-id, and nsqlookupd_tcp_addresses, auth_http_addresses and e2e_processing_latency_percentiles for "

@@ -53,8 +53,7 @@ def auth_file_setting() -> Setting:
     return Setting(
         "auth-file",
         kinds.FILE,
-        help="Clients must authenticate, and may do what this file allows for their token; see 'qcli token'. "
-        "Read again at SIGHUP.",
+        help="Require a token; this file has what each may do. See 'qcli token'.",
     )
 
 
