@@ -278,7 +278,16 @@ async def test_subjects_are_those_that_openssl_prints(tmp_path: Path, certificat
     ]
     subject = x509.Name([x509.NameAttribute(oid, value) for oid, value in attributes])
     paths = issue(tmp_path, "client", ca, ca_key, subject)
-    command = ["openssl", "x509", "-in", paths[0], "-noout", "-subject", "-nameopt", "RFC2253,-esc_msb,utf8"]
+    command = [
+        "openssl",
+        "x509",
+        "-in",
+        str(paths[0]),
+        "-noout",
+        "-subject",
+        "-nameopt",
+        "RFC2253,-esc_msb,utf8",
+    ]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     file = AuthFile(tmp_path / "auth.toml")
     file.add_certificate("office", printed.removeprefix("subject=").rstrip("\n"), everything("publish"))
