@@ -60,7 +60,11 @@ def test_values_of_options_of_serve(nowhere: Cli) -> None:
     assert names(nowhere, "qcli serve -log-level w") == ["warn"]
     assert names(nowhere, "qcli serve --sync=") == ["--sync=always", "--sync=interval"]
     assert names(nowhere, "qcli serve --tls-min-version tls1.") == ["tls1.0", "tls1.1", "tls1.2", "tls1.3"]
-    assert names(nowhere, "qcli serve --tls-client-auth-policy ") == ["require", "require-verify"]
+    assert names(nowhere, "qcli serve --tls-client-auth-policy ") == [
+        "require",
+        "require-verify",
+        "verify-if-given",
+    ]
     assert ask(nowhere, "qcli serve --tls-cert ./c") == [["file", "./c", ""]]
     assert ask(nowhere, "qcli serve -config ./c") == [["file", "./c", ""]]
     assert ask(nowhere, "qcli serve --data-path ./d") == [["dir", "./d", ""]]

@@ -31,7 +31,8 @@ class Guarded(NamedTuple):
 def _answer(request: Request) -> Response:
     if request.query["secret"] != SECRET:
         return Response.json({"message": "who?"}, status=403)
-    return answer(authorization(), identity="tester")
+    permissions = ("subscribe", "publish", "read", "manage", "admin")
+    return answer(authorization(".*", ".*", *permissions), identity="tester")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,8 @@ def test_options_instead_of_variables(guarded: Guarded, run_here: Run, topic: st
         for name in ("root-ca-file", "cert", "key")
         for word in (f"--tls-{name}", guarded.env[f"QCLI_CLIENT_TLS_{name.replace('-', '_').upper()}"])
     ]
-    assert qcli("pub", topic, *files, "--auth-secret", SECRET, stdin=b"one\n").code == 0
+    files += ["--auth-secret", SECRET]
+    assert qcli("pub", topic, *files, stdin=b"one\n").code == 0
     assert run_here(qcli, "peek", topic, *files, "--format", "raw").out == b"one\n"
 
 
@@ -90,7 +92,7 @@ def test_names_are_completed_over_https(guarded: Guarded, topic: str) -> None:
     assert topic in guarded.cli(**asks)().out.decode()
 
 
-PUB = ("pub", "refused")
+PUB = ("pub", "refused", __file__)
 STAT = ("stat",)
 LOG = ("tail", "refused", "--from", "1")
 
@@ -99,12 +101,12 @@ LOG = ("tail", "refused", "--from", "1")
     ("command", "changes", "code", "said"),
     [
         (PUB, {"QCLI_CLIENT_TLS": "0"}, 1, " requires TLS. Use --tls, "),
-        (PUB, {"QCLI_CLIENT_AUTH_SECRET": ""}, 1, "requires AUTH. Give --auth-secret"),
+        (PUB, {"QCLI_CLIENT_AUTH_SECRET": ""}, 1, "requires AUTH. Give --auth-secret-file"),
         (
             PUB,
             {"QCLI_CLIENT_AUTH_SECRET": "guessed"},
             1,
-            " could not verify --auth-secret: its auth server rejected",
+            " could not verify your secret: its auth server rejected",
         ),
         (PUB, {"QCLI_CLIENT_TLS_ROOT_CA_FILE": ""}, 3, "See --tls-root-ca-file."),
         (PUB, {"QCLI_CLIENT_TLS_CERT": "", "QCLI_CLIENT_TLS_KEY": ""}, 3, "See --tls-cert."),
@@ -165,12 +167,12 @@ def _allowing(*permissions: str) -> Response:
 @pytest.mark.parametrize(
     ("allows", "command", "said"),
     [
-        (answer(), ("pub", "t"), "rejected --auth-secret: this secret has no rights."),
-        (_allowing("publish"), ("pub", "other"), "does not allow your --auth-secret to publish to other."),
+        (answer(), ("pub", "t"), "rejected your secret: it has no rights."),
+        (_allowing("publish"), ("pub", "other"), "does not allow you to publish to other."),
         (
             _allowing("publish"),
             ("tail", "allowed/c"),
-            "does not allow your --auth-secret to consume allowed/c.",
+            "does not allow you to consume allowed/c.",
         ),
     ],
 )

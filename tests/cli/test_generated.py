@@ -101,10 +101,11 @@ def test_client_commands_share_the_options_of_connections(ctx: click.Context) ->
     assert http.default == (("127.0.0.1:4151",) if http.multiple else "127.0.0.1:4151")
     assert http.envvar == HTTP_VARIABLE
     assert (TCP_VARIABLE, HTTP_VARIABLE) == ("QCLI_NSQD_TCP_ADDRESS", "QCLI_NSQD_HTTP_ADDRESS")
-    for name in ("tls-root-ca-file", "tls-cert", "tls-key", "tls-insecure-skip-verify"):
+    files = ("tls-root-ca-file", "tls-cert", "tls-key", "auth-secret-file")
+    for name in (*files, "tls-insecure-skip-verify", "auth-secret"):
         # Not QCLI_TLS_CERT, which is an option of the broker.
         assert options[f"--{name}"].envvar == f"QCLI_CLIENT_{name.replace('-', '_').upper()}"
-    assert ("--auth-secret" in options) == (ctx.info_name in ("pub", "tail", "replay", "to-parquet"))
+    assert ("--snappy" in options) == (ctx.info_name in ("pub", "tail", "replay", "to-parquet"))
     assert ExitCode.UNREACHABLE in getattr(ctx.command, "exits", {})
 
 

@@ -66,6 +66,8 @@ async def test_all_clients_authenticate(auth_file: AuthFile, tmp_path: Path) -> 
             await producer.publish("clicks", b"one")
         with IdempotentProducer(bound.http_address, "clicks", "p", auth_secret_file=path) as numbered:
             await trio.to_thread.run_sync(numbered.publish, [b"two"], 0)
+            await trio.to_thread.run_sync(numbered.forget)  # a producer may end what it has begun
+            assert await trio.to_thread.run_sync(numbered.last_number) is None
         reader = TopicReader(bound.http_address, "clicks", **secret("read"))
         async with reader:
             assert reader.end_sequence == 2

@@ -17,6 +17,7 @@ TCP_VARIABLE = "QCLI_NSQD_TCP_ADDRESS"
 HTTP_VARIABLE = "QCLI_NSQD_HTTP_ADDRESS"
 LOOKUPD_OPTION = "--lookupd-http-address"
 LOOKUPD_VARIABLE = "QCLI_LOOKUPD_HTTP_ADDRESS"
+ALLOWED_HOST_VARIABLE = "QCLI_LOOKUPD_ALLOWED_HOST"
 DEFAULT_TCP_ADDRESS = "127.0.0.1:4150"
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:4151"
 
@@ -123,15 +124,31 @@ def note_default_tcp_address(what: str) -> None:
 
 
 def lookupd_addresses(text: str) -> Decorator:
-    """Return `--lookupd-http-address`: a tuple, `lookupd_addresses`; see `chosen_lookupds`."""
-    return several(
-        BROKER,
-        LOOKUPD_OPTION,
-        "lookupd_addresses",
-        type=params.lookupd_address,
-        envvar=LOOKUPD_VARIABLE,
-        metavar="HOST:PORT",
-        help=f"{text} {MAY_BE_SEVERAL}",
+    """Return the options about discovery services, which are tuples.
+
+    `--lookupd-http-address`: `lookupd_addresses`; see `chosen_lookupds`. `--lookupd-allowed-host`:
+    `lookupd_allowed_hosts`.
+    """
+    return all_of(
+        several(
+            BROKER,
+            LOOKUPD_OPTION,
+            "lookupd_addresses",
+            type=params.lookupd_address,
+            envvar=LOOKUPD_VARIABLE,
+            metavar="[https://]HOST:PORT",
+            help=f"{text} {MAY_BE_SEVERAL}",
+        ),
+        several(
+            BROKER,
+            "--lookupd-allowed-host",
+            "lookupd_allowed_hosts",
+            envvar=ALLOWED_HOST_VARIABLE,
+            metavar="HOST",
+            brief=True,
+            help="Use only brokers with these host names or addresses, if nsqlookupd returns others: *.example.com. "
+            f"{MAY_BE_SEVERAL}",
+        ),
     )
 
 

@@ -37,6 +37,7 @@ class AdminClient:
         self._http = BrokerHTTP(
             address,
             connecting.https_context(address),
+            connecting.secret,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             answer_timeout_s=REQUEST_TIMEOUT_S,
         )
@@ -76,8 +77,17 @@ class AdminClient:
         return bool(told == int(tcp_port))
 
     def requires_tls_for_tcp(self) -> bool:
-        """Return whether TCP connections to the broker must use TLS. Raises Failure: no broker answers."""
-        return self.request("GET", "/config/tls_required", {}) != b"0"
+        """Return whether TCP connections to the broker must use TLS. Raises Failure: no broker answers.
+
+        The answer is False if the broker authenticates clients and this one may not ask: a connection over TCP, which
+        needs the same secret, shows it.
+        """
+        try:
+            return self.request("GET", "/config/tls_required", {}) != b"0"
+        except Refused as error:
+            if error.is_about_secret:
+                return False
+            raise
 
     def decoded(self, answer: bytes) -> Any:
         """Decode the JSON of an answer. Raises Failure if it is not JSON, and so not from a broker."""

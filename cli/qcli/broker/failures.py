@@ -17,7 +17,7 @@ NO_ANSWER = "connected, but no answer"
 """The beginning of a reason, also of the library's, if a connection was accepted and nothing was sent."""
 
 
-_GIVE_SECRET = "Give --auth-secret, or set QCLI_CLIENT_AUTH_SECRET."
+_GIVE_SECRET = "Give --auth-secret-file, or set QCLI_CLIENT_AUTH_SECRET_FILE."
 _DENIED = re.compile('AUTH failed for ([A-Z]+) on "(.*)" "(.*)"')
 """The text of nsqd and of this broker for a denied command, with its verb, topic and channel."""
 
@@ -33,8 +33,43 @@ class Refused(Failure):
         from trio_nsq.client.errors import meaning_of
 
         meaning = f": {found}" if (found := meaning_of(text)) else ""
-        super().__init__(f"The broker at {address} refused with HTTP status {status}: {text}{meaning}.")
+        super().__init__(
+            access_refusal(f"The broker at {address}", text)
+            or f"The broker at {address} refused with HTTP status {status}: {text}{meaning}."
+        )
         self.text = text
+
+    @property
+    def is_about_secret(self) -> bool:
+        """Whether the broker requires a secret, or refused it or what it is for."""
+        return self.text.startswith(("AUTH_REQUIRED", "INVALID_TOKEN", "FORBIDDEN"))
+
+
+def access_refusal(server: str, text: str) -> str | None:
+    """Return sentences about the code of an HTTP answer that concerns access: the reason, and what to do.
+
+    Args:
+        server: The subject of the first sentence, such as `The broker at 127.0.0.1:4151`.
+
+    Returns None: the code is about something else.
+    """
+    code, _, detail = text.partition(": ")
+    if code == "FORBIDDEN":
+        needs = detail.removeprefix("this needs ")
+        if needs == detail:
+            return f"{server} allows this to no secret."
+        return f"{server} refused: your secret does not have {needs}. Use another one, or have it granted the role."
+    if code == "HOST_NOT_ALLOWED":
+        name = detail.partition(" is not ")[0]
+        return f"{server} has no name {name}. Use its IP address, or add the name to its --http-allowed-host."
+    return {
+        "AUTH_REQUIRED": f"{server} requires a secret. {_GIVE_SECRET}",
+        "INVALID_TOKEN": f"{server} rejected your secret: it is unknown, expired or revoked. {_GIVE_SECRET}",
+        "AUTH_UNAVAILABLE": f"{server} cannot verify your secret: its auth servers do not answer. Try again later.",
+        "READ_ONLY": f"{server} allows no changes over HTTP: it runs with --http-read-only.",
+        "NOT_FOR_WEB_PAGES": f"{server} takes this for a request of a foreign web page. A proxy may add its headers. "
+        "Authenticate with --auth-secret-file.",
+    }.get(code)
 
 
 def unreachable(address: str, option: str, reason: object) -> Failure:
@@ -57,7 +92,9 @@ def unreachable(address: str, option: str, reason: object) -> Failure:
 
 
 def lookupd_unreachable(address: str, reason: str) -> Failure:
-    """Return the failure for an unreachable discovery service."""
+    """Return the failure for a discovery service that is unreachable, or refuses."""
+    if text := access_refusal(f"The nsqlookupd at {address}", reason.partition(": ")[2]):
+        return Failure(text)
     return Failure(
         f"No nsqlookupd answers at {address}: {reason}. Start one with 'qcli lookupd', or use another address: "
         f"{LOOKUPD_OPTION}.",
@@ -114,17 +151,18 @@ def refused(broker: str, error: BrokerError) -> str:
         return f"{broker} requires AUTH. {_GIVE_SECRET}"
     if error.code == "E_AUTH_FAILED":
         if reason := error.text.partition(": ")[2]:
-            return f"{broker} rejected --auth-secret: {reason}."
+            return f"{broker} rejected your secret: {reason}. {_GIVE_SECRET}"
         return (
-            f"{broker} could not verify --auth-secret: its auth server rejected the secret or did not answer. "
+            f"{broker} could not verify your secret: its auth server rejected the secret or did not answer. "
             "The broker's log has the reason."
         )
     if error.code == "E_UNAUTHORIZED":
         if (denied := _DENIED.search(error.text)) is None:
-            return f"{broker} rejected --auth-secret: this secret has no rights."
+            return f"{broker} rejected your secret: it has no rights. {_GIVE_SECRET}"
         verb, topic, channel = denied.groups()
         action = f"consume {Source(topic, channel)}" if verb == "SUB" else f"publish to {topic}"
-        return f"{broker} does not allow your --auth-secret to {action}. Use another secret, or grant it that right."
+        role = "consume" if verb == "SUB" else "publish"
+        return f"{broker} does not allow you to {action}. Use another secret, or have this one granted the role {role}."
     return f"{broker} refused: {f'{error.code} {error.text}'.rstrip()}."
 
 

@@ -39,20 +39,22 @@ _TOPICS = {
     "connection": _Topic(
         "TLS, AUTH and compression",
         (
-            "These options belong to every command that connects to a broker. AUTH and compression are for TCP "
-            "connections: only pub, tail, replay and to-parquet have --tls, --auth-secret, --snappy and --deflate.",
+            "These options belong to every command that connects to a broker; --tls, --snappy and --deflate, which are "
+            "for TCP connections, only to pub, tail, replay and to-parquet.",
             "For TLS over HTTP, write the address as https://HOST:PORT: --nsqd-http-address https://broker:4152. A "
             "path, such as /run/qcli.sock, is a unix socket.",
+            "The secret goes to brokers and nsqlookupd. A warning precedes it if it leaves this machine without TLS.",
         ),
         _connection_options,
     ),
     "environment": _Topic(
         "Environment variables",
         (
-            "QCLI_NSQD_TCP_ADDRESS, QCLI_NSQD_HTTP_ADDRESS and QCLI_LOOKUPD_HTTP_ADDRESS set --nsqd-tcp-address, "
-            "--nsqd-http-address and --lookupd-http-address of every command. Separate several addresses with commas.",
+            "QCLI_NSQD_TCP_ADDRESS, QCLI_NSQD_HTTP_ADDRESS, QCLI_LOOKUPD_HTTP_ADDRESS and QCLI_LOOKUPD_ALLOWED_HOST "
+            "set --nsqd-tcp-address, --nsqd-http-address, --lookupd-http-address and --lookupd-allowed-host of every "
+            "command. Separate several values with commas.",
             "QCLI_CLIENT_ and the name of a connection option sets that option, such as QCLI_CLIENT_TLS_ROOT_CA_FILE "
-            "or QCLI_CLIENT_AUTH_SECRET. See 'qcli help connection'.",
+            "or QCLI_CLIENT_AUTH_SECRET_FILE. See 'qcli help connection'.",
             "QCLI_ and the name of an option of serve or lookupd sets that option, such as QCLI_DATA_PATH. QCLI_SERVE_ "
             "and the name, such as QCLI_SERVE_DATA_PATH, is for serve only and overrides the variable that both read.",
             "QCLI_JOBS_FOLDER sets --jobs-folder of 'qcli replay'. QCLI_COMPLETION_TIMEOUT is how long completion "

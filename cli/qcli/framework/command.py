@@ -107,8 +107,8 @@ class DocumentedCommand(click.Command):
                 continue
             with formatter.section(title):
                 if title == CONNECTION_OPTIONS:
-                    auth = any("--auth-secret" in param.opts for param in options)
-                    what = "TLS, AUTH and compression" if auth else "TLS"
+                    compresses = any("--snappy" in param.opts for param in options)
+                    what = "TLS, AUTH and compression" if compresses else "TLS and AUTH"
                     write_paragraph(formatter, f"{what}: see 'qcli help connection'.")
                     continue
                 formatter.write_dl([record for param in explained if (record := param.get_help_record(ctx))])

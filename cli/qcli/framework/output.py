@@ -55,6 +55,17 @@ def silence_library() -> None:
 
 def show_library_warnings() -> None:
     """Print the library's warnings and notes, such as a lost connection and the reconnect."""
+    _print_logs_of("trio_nsq")
+
+
+def show_security_warnings() -> None:
+    """Print the library's warnings about secrets, also after `silence_library`. May be called again."""
+    from trio_nsq.secret import SECURITY_LOGGER
+
+    _print_logs_of(SECURITY_LOGGER)
+
+
+def _print_logs_of(name: str) -> None:
     import logging
 
     class Handler(logging.Handler):
@@ -62,8 +73,8 @@ def show_library_warnings() -> None:
             title = "Note" if record.levelno == logging.INFO else record.levelname.capitalize()
             print_diagnostic(f"{title}: {record.getMessage()}")
 
-    logger = logging.getLogger("trio_nsq")
-    logger.addHandler(Handler())
+    logger = logging.getLogger(name)
+    logger.handlers[:] = [Handler()]
     logger.setLevel(logging.INFO)
     logger.propagate = False
 

@@ -8,7 +8,8 @@ from typing import Literal, get_args
 MAX_ADDRESSES = 10_000
 FORGET_S = 60.0
 FIRST_DELAY_S = 0.1
-MAX_DELAY_S = 5.0
+MAX_DELAY_S = 3.0
+"""Less than the timeout of HTTP clients: that of NSQ's tools is 5 s."""
 
 Protocol = Literal["tcp", "http"]
 Reason = Literal["token", "auth_server"]

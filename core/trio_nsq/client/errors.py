@@ -25,6 +25,8 @@ WRONG_PORT = "Is this the port of the TCP protocol? The HTTP API has another one
 
 _MEANINGS = {
     "AUTH_REQUIRED": "the request needs a token",
+    "AUTH_UNAVAILABLE": "the broker's auth servers do not answer",
+    "INVALID_TOKEN": "the token is unknown, expired or revoked",
     "BAD_BODY": "the body is not a batch of messages, or a batch is longer than the broker's --max-body-size",
     "BAD_MESSAGE": "a message is empty, longer than the broker's --max-msg-size, or cut off",
     "BODY_TOO_BIG": "the body is longer than the broker's --max-body-size",
@@ -220,6 +222,11 @@ class RequestRefused(NSQError):
         self.topic = topic
         self.status = status
         self.text = text
+
+    @property
+    def is_about_secret(self) -> bool:
+        """Whether the broker requires a secret, or refused it or what it is for; retrying does not help."""
+        return self.status == 401 or self.text.startswith("FORBIDDEN")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.address, self.topic, self.status, self.text)

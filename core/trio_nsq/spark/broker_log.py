@@ -12,6 +12,7 @@ from ..log.gaps import gaps
 from ..log.raw import RawStreamReader
 from ..log.records import RecordBatch
 from ..protocol.errors import NSQError
+from ..secret import NO_SECRET, Secret
 from .ranges import Span
 
 _RECEIVE_BYTES = 1024 * 1024
@@ -55,15 +56,21 @@ class BrokerLog:
     Args:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
         patience_s: How long `read` and `patiently` wait for an unreachable broker.
+        secret: For a broker that requires authentication.
     """
 
     def __init__(
-        self, address: str, topic: str, tls: TLSFiles | None = None, patience_s: float = PATIENCE_S
+        self,
+        address: str,
+        topic: str,
+        tls: TLSFiles | None = None,
+        patience_s: float = PATIENCE_S,
+        secret: Secret = NO_SECRET,
     ) -> None:
         self._address = address
         self._topic = topic
         self._patience_s = patience_s
-        self._http = BrokerHTTP(address, tls)
+        self._http = BrokerHTTP(address, tls, secret)
 
     # ------------------------------------------------------------------ the log
 

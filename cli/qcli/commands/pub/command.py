@@ -55,8 +55,8 @@ INPUT, SENDING = "Input", "Sending"
         "Delivery guarantee": "After a lost connection, unacknowledged messages are sent again. 'qcli serve' stores "
         "them once: batches are numbered, which needs HTTP. For that, --nsqd-http-address must be an address of the "
         "same broker as --nsqd-tcp-address, and https:// or a unix socket if TLS is on. With nsqd, another HTTP "
-        "address, --auth-secret, --snappy or --deflate, messages go over TCP, and some may be stored twice after a "
-        "lost connection; standard error says how many at most.",
+        "address, --snappy or --deflate, messages go over TCP, and some may be stored twice after a lost connection; "
+        "standard error says how many at most.",
         "Several brokers": f"With several addresses of {TCP_OPTION}, every message goes to every broker. The first "
         f"address of {HTTP_OPTION} belongs to the first broker, the second to the second, and so on. The input "
         "is read once, at the speed of the slowest broker. While one broker is unreachable, the others get no new "

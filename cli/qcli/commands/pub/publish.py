@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import trio
 
-from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, PublishFailed
+from trio_nsq.client import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, PublishFailed
 from trio_nsq.client.connection.reconnect import ReconnectDelays
 from trio_nsq.client.publishing.queue import RETRIABLE_CODES
 from trio_nsq.protocol.batcher import Batcher
@@ -327,7 +327,7 @@ class _Publisher:
     def _is_temporary(self, error: PublishFailed) -> bool:
         """Return whether to retry after this error."""
         cause = error.__cause__
-        if not self._retry:
+        if not self._retry or isinstance(cause, AuthRefused):
             return False
         if not isinstance(cause, BrokerError):
             return isinstance(cause, ConnectionFailed | ConnectionLost)

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import trio
 
-from trio_nsq.client import BrokerError, ConnectionFailed, Producer
+from trio_nsq.client import AuthRefused, BrokerError, ConnectionFailed, Producer
 from trio_nsq.protocol import Limits
 from trio_nsq.wording import count_of
 
@@ -136,7 +136,8 @@ def _stands_after_echo(options: PubOptions) -> bool:
 
 def _is_gone(broker: BrokerResult) -> bool:
     """Return whether the broker's failure is a lost connection: it did not refuse."""
-    return broker.failure is not None and not isinstance(broker.failure.__cause__, BrokerError)
+    cause = broker.failure and broker.failure.__cause__
+    return broker.failure is not None and not isinstance(cause, BrokerError | AuthRefused)
 
 
 def _failure(options: PubOptions, broker: BrokerResult) -> str:
@@ -146,6 +147,8 @@ def _failure(options: PubOptions, broker: BrokerResult) -> str:
         return f"The connection to the broker at {broker.address} was lost ({error.reason})."
     name = "The broker" if len(options.nsqd_tcp_addresses) == 1 else f"The broker at {broker.address}"
     cause = error.__cause__
+    if isinstance(cause, AuthRefused):
+        return connection_failure(cause, broker.address).message
     if isinstance(cause, BrokerError) and cause.code == "INVALID_DEFER":
         return f"{name} does not allow --defer {duration_text(options.defer_ms)}: see --max-defer of 'qcli serve'."
     if options.defer_ms and isinstance(cause, BrokerError) and (most := _OUT_OF_RANGE.search(cause.text)):

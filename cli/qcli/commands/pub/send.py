@@ -7,7 +7,7 @@ from uuid import uuid4
 import trio
 
 from trio_nsq.client import BrokerError, Producer, PublishFailed
-from trio_nsq.client.errors import BrokerUnreachable, ConnectionLost, RequestRefused
+from trio_nsq.client.errors import BrokerUnreachable, ConnectionLost, RequestRefused, meaning_of
 from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 from trio_nsq.protocol import pack_messages
 
@@ -155,6 +155,10 @@ def _as_over_tcp(address: str, error: Exception) -> BrokerError:
     if error.status == http.client.SERVICE_UNAVAILABLE:
         code = "E_TOPIC_FULL" if error.text.startswith("topic ") else "E_MPUB_FAILED"
         return BrokerError(address, code, f"MPUB failed {error.text.replace('EXITING', 'exiting')}")
+    if error.is_about_secret:
+        if error.status == http.client.FORBIDDEN:
+            return BrokerError(address, "E_UNAUTHORIZED", f'AUTH failed for PUB on "{error.topic}" ""')
+        return BrokerError(address, "E_AUTH_FAILED", f"AUTH failed: {meaning_of(error.text)}")
     if error.text in _TOO_BIG:
         return BrokerError(address, "E_BAD_MESSAGE", f"a message or a batch is too big ({error.text})")
     return BrokerError(address, error.text, "")
@@ -174,7 +178,7 @@ async def numbered_sender(
         None if numbered batches are not possible: the HTTP address belongs to another broker, is unreachable, is less
         secure than the options ask for, or the broker ignores numbers, as nsqd.
     """
-    if connecting.auth_secret or connecting.snappy or connecting.deflate:
+    if connecting.snappy or connecting.deflate:
         return None  # HTTP has no such options
     if connecting.encrypts_tcp and not is_https(http_address) and not is_unix_path(http_address):
         return None
@@ -192,7 +196,12 @@ def _publisher(
         if not is_https(http_address) and not is_unix_path(http_address) and broker.requires_tls_for_tcp():
             return None  # TCP reports the error: plain HTTP, which `tcp-https` allows, would hide it
         publisher = IdempotentProducer(
-            http_address, topic, f"qcli-pub:{uuid4().hex}", connecting.tls_files(), patience_s=0
+            http_address,
+            topic,
+            f"qcli-pub:{uuid4().hex}",
+            connecting.tls_files(),
+            patience_s=0,
+            auth_secret=connecting.auth_secret,
         )
         publisher.last_number()
     except (Failure, BrokerUnreachable, RequestRefused):

@@ -45,7 +45,8 @@ class _FilesReplay:
         self._job = job
         self._options = options
         self._stack = stack
-        self._tls = ConnectOptions.of_command().tls_files()
+        connecting = ConnectOptions.of_command()
+        self._tls, self._secret = connecting.tls_files(), connecting.secret
         self._engine_name: str | None = None
         self._spark: SparkEngine | None = None
         self._begun_s = time.monotonic()
@@ -62,7 +63,9 @@ class _FilesReplay:
         engine = self._choose_engine()
         local = self._spark is None or self._spark.is_local
         at_once = self._spark.slots if self._spark is not None and self._engine_name == "spark" else 1
-        tasks = job.tasks(at_once, save_results=local, dry_run=self._options.dry_run, tls=self._tls)
+        tasks = job.tasks(
+            at_once, save_results=local, dry_run=self._options.dry_run, tls=self._tls, secret=self._secret
+        )
         self._begun_s = time.monotonic()
         try:
             with message_progress(sum(task.messages for task in tasks), quiet) as advance:
@@ -82,7 +85,12 @@ class _FilesReplay:
         request = self._job.request
         refuse_plain_http(request.address)
         with IdempotentProducer(
-            request.address, request.topic, f"{self._job.name}:0", self._tls, patience_s=0
+            request.address,
+            request.topic,
+            f"{self._job.name}:0",
+            self._tls,
+            patience_s=0,
+            auth_secret=self._secret.read(),
         ) as publisher:
             publisher.last_number()
             if not publisher.remembers and not self._options.quiet:

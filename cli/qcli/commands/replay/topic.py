@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from trio_nsq.client import BrokerError, ConnectionFailed, Producer
+from trio_nsq.client import AuthRefused, BrokerError, ConnectionFailed, Producer
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.wording import count_of
 
@@ -64,6 +64,7 @@ async def _replay(options: ReplayOptions) -> TopicReplayResult:
                         without_scheme(options.nsqd_http_address),
                         options.source,
                         tls=connecting.https_context(options.nsqd_http_address),
+                        auth_secret=connecting.auth_secret,
                         start=options.first or "earliest",
                         end=options.end,
                         max_messages=options.count if options.pattern is None else None,
@@ -103,14 +104,14 @@ def _conclude(options: ReplayOptions, result: TopicReplayResult, elapsed_s: floa
         if result.maybe_stored:
             fate += f", up to {result.maybe_stored:,} more may have been stored"
         code = ExitCode.PARTIAL if result.acknowledged else ExitCode.FAILURE
-        if not result.acknowledged and not isinstance(result.failure.__cause__, BrokerError):
+        if not result.acknowledged and not isinstance(result.failure.__cause__, BrokerError | AuthRefused):
             code = ExitCode.UNREACHABLE
         broker, cause = f"The broker at {options.nsqd_tcp_address}", result.failure.__cause__
-        reason = (
-            refused(broker, cause)
-            if isinstance(cause, BrokerError)
-            else f"{broker}: {result.failure.reason}."
-        )
+        reason = f"{broker}: {result.failure.reason}."
+        if isinstance(cause, BrokerError):
+            reason = refused(broker, cause)
+        elif isinstance(cause, AuthRefused):
+            reason = connection_failure(cause).message
         raise Failure(f"{reason} {fate}. {resume}.", code)
     if result.stopped is not None:
         if result.position < result.end:

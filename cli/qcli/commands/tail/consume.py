@@ -3,6 +3,7 @@
 Without a channel, on a broker without private channels such as nsqd, it first checks that it would not take a backlog.
 """
 
+import dataclasses
 import json
 import random
 from functools import partial
@@ -10,7 +11,7 @@ from itertools import islice
 
 import trio
 
-from trio_nsq.client import ConnectionFailed, Consumer, MessageBatch
+from trio_nsq.client import AuthRefused, ConnectionFailed, Consumer, MessageBatch
 from trio_nsq.protocol.address import format_address
 from trio_nsq.protocol.names import is_ephemeral
 
@@ -21,6 +22,7 @@ from ...broker.discovery import ask_lookupds
 from ...broker.failures import connection_failure, lookupd_unreachable
 from ...framework.errors import ExitCode, Failure, leaf_exceptions
 from ...framework.output import body_field, print_diagnostic, show_library_warnings, silence_library
+from ...framework.params import is_https, is_unix_path
 from ...framework.signals import watch_signals
 from .options import TAKE_BACKLOG, TailOptions
 from .printer import Printer
@@ -86,6 +88,7 @@ async def tail_channels(options: TailOptions) -> ExitCode:
             channel,
             nsqd_tcp_addresses=[] if options.lookupd_addresses else options.nsqd_tcp_addresses,
             lookupd_http_addresses=options.lookupd_addresses,
+            lookupd_allowed_hosts=options.lookupd_allowed_hosts,
             max_in_flight=min(options.max_in_flight, options.count or options.max_in_flight),
             private_channel=each.channel is None,
             low_rdy_idle_timeout_s=IDLE_S,
@@ -105,7 +108,7 @@ async def tail_channels(options: TailOptions) -> ExitCode:
     except* ConnectionFailed as group:
         (error, *_) = leaf_exceptions(group)
         assert isinstance(error, ConnectionFailed)
-        if options.lookupd_addresses:
+        if options.lookupd_addresses and not isinstance(error, AuthRefused):
             raise lookupd_unreachable(error.address, error.reason) from None
         raise connection_failure(error) from None
     return printer.stopped or ExitCode.OK
@@ -165,7 +168,10 @@ class SharedChannel:
 
     def _ask(self, http_address: str, tcp_address: str) -> set[str]:
         """Return the names of the topic's channels. Raises Failure: no broker answers, or another broker."""
-        broker = AdminClient(http_address, self._connecting)
+        connecting = self._connecting
+        if connecting.encrypts_tcp and not is_https(http_address) and not is_unix_path(http_address):
+            connecting = dataclasses.replace(connecting, auth_secret="")  # not over a connection without TLS
+        broker = AdminClient(http_address, connecting)
         if not broker.listens_at(tcp_address):
             raise Failure(f"{http_address} is another broker's")
         topics = broker.stats(self._topic)["topics"]
@@ -173,7 +179,12 @@ class SharedChannel:
 
     async def _named_by_lookupds(self, address: str) -> list[str]:
         # The consumer reports discovery services that do not answer.
-        found, _ = await ask_lookupds(self._options.lookupd_addresses, self._topic)
+        found, _ = await ask_lookupds(
+            self._options.lookupd_addresses,
+            self._topic,
+            self._connecting,
+            self._options.lookupd_allowed_hosts,
+        )
         return [
             format_address(broker.broadcast_address, broker.http_port)
             for broker in found

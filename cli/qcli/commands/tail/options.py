@@ -22,6 +22,7 @@ class TailOptions:
     sources: tuple[Source, ...]
     nsqd_tcp_addresses: tuple[str, ...]
     lookupd_addresses: tuple[str, ...]
+    lookupd_allowed_hosts: tuple[str, ...]
     nsqd_http_addresses: tuple[str, ...]
     form: str
     separator: bytes

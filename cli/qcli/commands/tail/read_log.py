@@ -68,7 +68,8 @@ async def tail_log(options: TailOptions) -> ExitCode:
     """Write the messages of the topics' logs and return the exit code. Raises Failure: a log cannot be read."""
     silence_library()
     (address,) = options.nsqd_http_addresses
-    tls = ConnectOptions.of_command().https_context(address)
+    connecting = ConnectOptions.of_command()
+    tls = connecting.https_context(address)
     readers = [
         (
             each.topic,
@@ -76,6 +77,7 @@ async def tail_log(options: TailOptions) -> ExitCode:
                 without_scheme(address),
                 each.topic,
                 tls=tls,
+                auth_secret=connecting.auth_secret,
                 start=options.first or "earliest",
                 end=options.end,
                 follow=options.end is None,

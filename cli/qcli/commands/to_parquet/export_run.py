@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NoReturn
 
+import click
+
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 from trio_nsq.protocol.address import format_address
 from trio_nsq.spark.broker_log import LogReplaced
@@ -16,8 +18,9 @@ from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.wording import count_of
 
-from ...broker.address_options import TCP_OPTION
+from ...broker.address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
 from ...broker.admin_client import AdminClient, channels_by_topic
+from ...broker.connection_options import ConnectOptions
 from ...broker.failures import lookupd_unreachable
 from ...broker.refusals import read_failure
 from ...broker.topic_log import report_gap
@@ -87,6 +90,8 @@ class ExportRun:
                     print_diagnostic("Note: the export continues.")
                 failing = False
             except (BrokerUnreachable, RequestRefused) as error:
+                if isinstance(error, RequestRefused) and error.is_about_secret:
+                    raise
                 if not failing:
                     print_diagnostic(f"Warning: {error}; retrying.")
                 failing = True
@@ -210,7 +215,15 @@ def find_brokers(options: ToParquetOptions) -> Sequence[str]:
     from ...broker.discovery import ask_lookupds
     from ...framework.signals import run_until_signal
 
-    brokers, failures = run_until_signal(partial(ask_lookupds, lookupds, options.topic))
+    connecting = ConnectOptions.of_command()
+    if not options.consume and connecting.auth_secret and connecting.encrypts_tcp:
+        raise click.UsageError(
+            f"{LOOKUPD_OPTION} finds ports of plain HTTP, over which the secret would not be encrypted: give the "
+            f"brokers with {HTTP_OPTION} https://HOST:PORT, or use --consume."
+        )
+    brokers, failures = run_until_signal(
+        partial(ask_lookupds, lookupds, options.topic, connecting, options.lookupd_allowed_hosts)
+    )
     if len(failures) == len(lookupds):
         raise lookupd_unreachable(failures[0].address, failures[0].reason)
     for failure in failures:

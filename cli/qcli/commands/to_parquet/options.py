@@ -31,6 +31,7 @@ class ToParquetOptions:
     folder: str
     nsqd_http_addresses: tuple[str, ...]
     lookupd_addresses: tuple[str, ...]
+    lookupd_allowed_hosts: tuple[str, ...]
     tcp_addresses: tuple[str, ...]
     first: str | None
     end: str | None
@@ -161,6 +162,7 @@ class ToParquetOptions:
         from trio_nsq.spark.export.request import ExportRequest
 
         body = BodyFormat.TEXT if self.text else BodyFormat.JSON if self.as_json else BodyFormat.BINARY
+        connecting = ConnectOptions.of_command()
         level = self.compression_level
         if level is None and self.compression == "zstd":
             level = 1
@@ -176,6 +178,7 @@ class ToParquetOptions:
             compression_level=level,
             row_group_bytes=self.row_group_bytes,
             target_bytes=self.target_bytes,
-            tls=ConnectOptions.of_command().tls_files(),
+            tls=connecting.tls_files(),
             spool=self.spool,
+            secret=connecting.secret,
         )

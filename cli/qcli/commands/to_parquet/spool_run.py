@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import trio
 
-from trio_nsq.client import ConnectionFailed, Consumer, Producer
+from trio_nsq.client import AuthRefused, ConnectionFailed, Consumer, Producer
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.protocol import NSQError
 from trio_nsq.spark.export.job import ExportJob
@@ -125,7 +125,7 @@ class SpoolExportRun(ExportRun):
         except* NSQError as group:
             failure = next(leaf for leaf in leaf_exceptions(group) if isinstance(leaf, NSQError))
         if isinstance(failure, ConnectionFailed):
-            if self._connected:
+            if self._connected and not isinstance(failure, AuthRefused):
                 raise BrokerUnreachable(failure.address, failure.reason)
             raise connection_failure(failure)
         if failure is not None:
@@ -139,6 +139,7 @@ class SpoolExportRun(ExportRun):
             request.channel,
             nsqd_tcp_addresses=addresses,
             lookupd_http_addresses=options.lookupd_addresses,
+            lookupd_allowed_hosts=options.lookupd_allowed_hosts,
             max_in_flight=max(len(addresses), min(FIRST_IN_FLIGHT, options.max_in_flight)),
             **self._connection,
         )

@@ -157,7 +157,7 @@ _HANDLERS: _Handlers = {
     ("POST", "/topic/pause"): (_MANAGE_TOPIC, partial(topics.pause_topic, paused=True)),
     ("POST", "/topic/unpause"): (_MANAGE_TOPIC, partial(topics.pause_topic, paused=False)),
     ("GET", "/topic/producer"): (_PUBLISH, topics.get_producer),
-    ("POST", "/topic/producer/forget"): (_MANAGE_TOPIC, topics.forget_producer),
+    ("POST", "/topic/producer/forget"): (_PUBLISH, topics.forget_producer),
     ("GET", "/topic/settings"): (_READ_TOPIC, topics.get_topic_settings),
     ("PUT", "/topic/settings"): (_MANAGE_TOPIC, topics.put_topic_settings),
     ("GET", "/topic/read"): (_READ_TOPIC, read.read),

@@ -153,7 +153,7 @@ class ExportJob:
     def _log(self, address: str) -> BrokerLog | NsqdLog:
         if self.spool is not None:
             return self.spool.log(address)
-        return BrokerLog(address, self.request.topic, self.request.tls, self.request.patience_s)
+        return self.request.log(address)
 
     def _resolve(self, address: str) -> _BrokerSpan:
         """Determine the sequences of one broker to export."""
@@ -308,7 +308,7 @@ def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Ex
         ManifestError, StorageError, OSError: The folder cannot be used, or another export writes to it.
     """
     for address in addresses:
-        BrokerLog(address, request.topic, request.tls, request.patience_s).bounds()
+        request.log(address).bounds()
     storage = storage_at(request.place)
     with ExitStack() as stack:
         if isinstance(storage, LocalStorage):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from ...client.connection.reconnect import PATIENCE_S
 from ...client.connection.tls import TLSFiles
+from ...secret import NO_SECRET, Secret
+from ..broker_log import BrokerLog
 from ..ranges import Span
 from .layout import JsonType, Layout
 from .manifest import RangeResult
@@ -32,6 +34,7 @@ class ExportRequest:
         target_bytes: The approximate size of a range in the log; at least 1.
         min_ranges: Split each broker's log into at least this many ranges, so that every worker has work.
         patience_s: How long to wait for an unreachable broker.
+        secret: For brokers that require authentication. If it is a file, tasks read it where they run.
         spool: The folder of a spool to export instead of brokers' logs; requires a channel. None: no spool.
     """
 
@@ -50,6 +53,11 @@ class ExportRequest:
     tls: TLSFiles = field(default_factory=TLSFiles)
     patience_s: float = PATIENCE_S
     spool: Path | None = None
+    secret: Secret = NO_SECRET
+
+    def log(self, address: str) -> BrokerLog:
+        """Return the topic's log on a broker."""
+        return BrokerLog(address, self.topic, self.tls, self.patience_s, self.secret)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ...client.reading.batches import Found, is_for_all_channels
 from ...log.gaps import Gap
 from ...log.records import RecordBatch
-from ..broker_log import BrokerLog, broker_label
+from ..broker_log import broker_label
 from ..ranges import Span
 from ..runtime.engine import Advance
 from ..spool.records import Spooled, SpooledRows, read_spool
@@ -86,8 +86,7 @@ class ExportTask:
             partition = self.layout.partition
             key_of = None if partition is PartitionBy.NONE else partial(partition_key, partition)
             return read_spool(self.spool, self.span, key_of)
-        request = self.request
-        return BrokerLog(self.address, request.topic, request.tls, request.patience_s).read(self.span)
+        return self.request.log(self.address).read(self.span)
 
     def _write(self, files: "_RangeFiles", advance: Advance | None) -> RangeResult:
         span = self.span

@@ -21,6 +21,7 @@ from pathlib import Path
 from ...client.connection.reconnect import PATIENCE_S
 from ...client.connection.tls import TLSFiles
 from ...protocol.errors import NSQError
+from ...secret import NO_SECRET, Secret
 from ..runtime.engine import Advance, Engine
 from ..storage import LocalStorage, lock_file
 from .files import ReplayColumns, ReplayFileError, ReplayFiles, open_files, select_topics
@@ -186,6 +187,7 @@ class ReplayJob:
         save_results: bool = True,
         dry_run: bool = False,
         tls: TLSFiles | None = None,
+        secret: Secret = NO_SECRET,
         patience_s: float = PATIENCE_S,
     ) -> list[ReplayTask]:
         """Return the tasks of the pieces that are not complete, after `plan`. Count the others in the result.
@@ -218,6 +220,7 @@ class ReplayJob:
                     dry_run,
                     tls or TLSFiles(),
                     patience_s,
+                    secret=secret,
                 )
             )
         return tasks

@@ -18,6 +18,7 @@ from ...client.connection.reconnect import PATIENCE_S
 from ...client.connection.tls import TLSFiles
 from ...client.http.idempotent_producer import IdempotentProducer, PublishOutcome
 from ...protocol.batcher import Batcher
+from ...secret import NO_SECRET, Secret
 from ..runtime.engine import Advance
 from ..storage import storage_at
 from .files import ReplayColumns
@@ -46,6 +47,7 @@ class ReplayTask:
         results_folder: The folder for the result, see `storage_at`; None: the result is not saved.
         dry_run: Only count messages.
         patience_s: How long to wait for an unreachable broker.
+        secret: For a broker that requires authentication. If it is a file, tasks read it where they run.
         max_batch_bytes: The limit of a batch; a longer message is a batch by itself.
     """
 
@@ -62,6 +64,7 @@ class ReplayTask:
     patience_s: float = PATIENCE_S
     max_batch_bytes: int = _MAX_BATCH_BYTES
     chunk_bytes: int = CHUNK_BYTES
+    secret: Secret = NO_SECRET
 
     @property
     def messages(self) -> int:
@@ -96,6 +99,8 @@ class ReplayTask:
             self.tls,
             self.patience_s,
             max_resends=_MAX_RESENDS,
+            auth_secret=self.secret.text,
+            auth_secret_file=self.secret.file,
         ) as producer:
             last = producer.last_number()
             next_number = max(saved.batches if saved is not None else 0, 0 if last is None else last + 1)
