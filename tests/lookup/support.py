@@ -1,9 +1,10 @@
 """Discovery services for tests, and a raw client for them."""
 
 import json
+import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -184,3 +185,48 @@ async def producer(
         await client.stream.send_all(identify(**identity))
         assert b"tcp_port" in (await client.response() or b"")
         yield client
+
+
+class Log(logging.Handler):
+    """The log lines of the library, to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._more = trio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        self._more.set()
+        self._more = trio.Event()
+
+    async def until(self, text: str, *, after: int = 0) -> int:
+        """Wait for a line that contains a text.
+
+        Args:
+            after: The number of lines to skip.
+
+        Returns:
+            The number of lines up to the line found.
+        """
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                for number, line in enumerate(self.lines[after:], after + 1):
+                    if text in line:
+                        return number
+                await self._more.wait()
+
+
+@contextmanager
+def watched_log() -> Iterator[Log]:
+    """Collect the log of broker, service and clients in this trio run."""
+    logger = logging.getLogger("trio_nsq")
+    log = Log()
+    level = logger.level
+    logger.addHandler(log)
+    logger.setLevel(logging.INFO)
+    try:
+        yield log
+    finally:
+        logger.removeHandler(log)
+        logger.setLevel(level)
