@@ -14,6 +14,7 @@ import trio.testing
 
 from trio_nsq.access.audit import AuditLog
 from trio_nsq.access.audit_writer import RETRY_S, AuditFile, AuditWriter
+from trio_nsq.listening import StartupError
 
 
 @asynccontextmanager
@@ -67,12 +68,12 @@ def test_empty_target_is_no_audit_log() -> None:
 
 
 def test_target_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(StartupError, match=r"--audit-log: cannot write .*: Is a directory"):
         AuditWriter(str(tmp_path))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StartupError, match="No such file or directory"):
         AuditWriter(str(tmp_path / "no" / "audit"))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="No such device or address"):  # and it does not wait for a reader
+    with pytest.raises(StartupError, match="No such device or address"):  # and it does not wait for a reader
         AuditWriter(str(tmp_path / "pipe"))
 
 
@@ -169,6 +170,39 @@ def test_torn_line_is_completed_or_written_whole_to_the_next_file(tmp_path: Path
     file.close()
     os.close(writer)
     os.close(reader)
+
+
+async def test_end_waits_for_a_write_that_was_cancelled(tmp_path: Path) -> None:
+    """The thread of a cancelled write still uses the file."""
+    path = tmp_path / "audit"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = AuditWriter(str(path))
+    for number in range(5000):  # more than a pipe holds
+        act(writer.log, number)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run)
+        await trio.lowlevel.wait_readable(reader)  # the thread writes
+        nursery.cancel_scope.cancel()
+    received = b""
+    closed = trio.Event()
+
+    async def close() -> None:
+        await writer.aclose()
+        closed.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(close)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not closed.is_set()
+        with trio.fail_after(20):
+            while True:
+                await trio.lowlevel.wait_readable(reader)
+                if not (piece := os.read(reader, 65536)):
+                    break
+                received += piece
+    os.close(reader)
+    assert received.count(b"\n") == 5000
 
 
 async def test_hanging_file_does_not_stop_the_server(

@@ -13,6 +13,7 @@ import click
 from ..framework.daemon import kinds
 from ..framework.daemon.config_file import CONFIG
 from ..framework.daemon.security_settings import (
+    audit_log_setting,
     auth_file_setting,
     certificate_settings,
     http_access_settings,
@@ -103,6 +104,7 @@ SETTINGS = under_headings(
     ),
     "Logging",
     *LOG_SETTINGS,
+    audit_log_setting(),
     verbose_setting(),
 )
 

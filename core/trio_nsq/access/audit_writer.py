@@ -6,6 +6,7 @@ import os
 
 import trio
 
+from ..listening import StartupError
 from .audit import AuditLog
 
 logger = logging.getLogger("trio_nsq.access")
@@ -82,7 +83,7 @@ class AuditWriter:
         close_timeout_s: How long the last lines may take at the end of the server.
 
     Raises:
-        OSError: The file cannot be opened.
+        StartupError: The file cannot be opened.
 
     Attributes:
         log: Where to record events.
@@ -94,7 +95,10 @@ class AuditWriter:
         self.log = AuditLog(enabled=bool(target))
         self.error = ""
         self._target = target
-        self._file = AuditFile(target) if target else None
+        try:
+            self._file = AuditFile(target) if target else None
+        except OSError as exc:
+            raise StartupError(f"--audit-log: cannot write {target}: {_reason(exc)}") from exc
         self._changed = trio.Event()
         self._reopens = False
         self._turn = trio.Lock()
@@ -128,7 +132,7 @@ class AuditWriter:
             return
         self.log.finish()
         with trio.move_on_after(self._close_timeout_s) as waiting:
-            await self._write(self._file)
+            await self._write(self._file, finish=True)
         if waiting.cancelled_caught:  # the thread still uses the file
             logger.error("the audit log %s: the last lines could not be written in time", self._target)
             return
@@ -136,15 +140,20 @@ class AuditWriter:
             logger.error("the audit log %s: %d lines are lost", self._target, lost)
         self._file.close()
 
-    async def _write(self, file: AuditFile) -> None:
-        """Write all lines, until a write fails."""
+    async def _write(self, file: AuditFile, *, finish: bool = False) -> None:
+        """Write all lines, until a write fails.
+
+        Args:
+            finish: Also wait for the thread of a call that was cancelled.
+        """
         async with self._turn:
             while True:
                 reopens, self._reopens = self._reopens, False
                 # After a failure the log keeps its lines, because it limits their number.
                 lines = b"" if self.error else self.log.take()
-                if not (lines or reopens or self.error):
+                if not (lines or reopens or self.error or finish):
                     return
+                finish = False
                 failure = await trio.to_thread.run_sync(
                     self._write_now, file, lines, reopens, limiter=self._threads, abandon_on_cancel=True
                 )

@@ -95,7 +95,7 @@ async def _serve_folder(
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
     tls_context = _tls_context(options)
-    audit = _audit_writer(options)
+    audit = AuditWriter(options.audit_log)
     authentication = Authentication(
         options.auth_file,
         AuthClient(options) if options.auth_http_addresses else None,
@@ -190,13 +190,6 @@ def _log_start(server: Server) -> None:
         "NSQ: found %s, %s, %s",
         count_of(len(server.broker.topics), "topic"), count_of(channels, "channel"), count_of(messages, "message"),
     )  # fmt: skip
-
-
-def _audit_writer(options: BrokerOptions) -> AuditWriter:
-    try:
-        return AuditWriter(options.audit_log)
-    except OSError as exc:
-        raise StartupError(f"--audit-log: cannot write {options.audit_log}: {exc.strerror}") from exc
 
 
 def _tls_context(options: BrokerOptions) -> "ServerContext | None":

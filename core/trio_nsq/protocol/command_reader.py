@@ -26,7 +26,7 @@ from .commands import (
     Touch,
     finish_run_bytes,
 )
-from .errors import CommandError, quote
+from .errors import AuthRequired, CommandError, quote
 from .limits import MAGIC_V2, MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES, Limits
 from .messages import MessageSet, walk_messages
 from .names import is_valid_name
@@ -263,7 +263,7 @@ class CommandReader:
 
     def _check_auth(self, verb: str) -> None:
         if self.auth_required:
-            raise CommandError("E_AUTH_FIRST", f"AUTH required before {verb}")
+            raise AuthRequired(verb)
 
     def _read_sub(self, params: list[bytes]) -> Subscribe:
         if not self.heartbeats:

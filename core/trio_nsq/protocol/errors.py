@@ -2,6 +2,7 @@
 
     NSQError
       CommandError      the broker refuses a client's command and sends this as an error frame (broker side)
+        AuthRequired      the client must send AUTH first
       FrameError        the peer's bytes violate the NSQ protocol (client side)
 
 Errors of IO (a lost connection, a refused publish) are in `trio_nsq.client.errors`, errors of the log in
@@ -38,6 +39,14 @@ class CommandError(NSQError):
     def wire(self) -> bytes:
         """The data of the error frame."""
         return str(self).encode("utf-8", "surrogateescape")
+
+
+class AuthRequired(CommandError):
+    """A client must send AUTH before a command with this verb."""
+
+    def __init__(self, verb: str) -> None:
+        super().__init__("E_AUTH_FIRST", f"AUTH required before {verb}")
+        self.verb = verb
 
 
 class FrameError(NSQError):

@@ -12,7 +12,7 @@ from ...access.attempts import Reason
 from ...access.audit import Event
 from ...protocol import CommandError
 from ...protocol.address import host_of
-from ...protocol.errors import quote
+from ...protocol.errors import AuthRequired, quote
 from ...protocol.go_json import encode_object
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ class Authorizer:
         if self._access.is_open:
             return
         if self.identity is None:
-            self._record("refused", verb, "E_AUTH_FIRST", topic, channel)
-            raise CommandError("E_AUTH_FIRST", f"AUTH required before {verb}")
+            raise AuthRequired(verb)
         if self._ask_again_at_s <= trio.current_time():
             self._publishable.clear()
             try:
@@ -146,6 +145,10 @@ class Authorizer:
             "closed", self._peer, before, subject=self._subject, topic=topic, channel=channel
         )
         return False
+
+    def record_missing_auth(self, error: AuthRequired) -> None:
+        """Record in the audit log that the client has not sent AUTH."""
+        self._record("refused", error.verb, error.code)
 
     async def _delay_failure(self, reason: Reason, error: str) -> None:
         self._record("login_failed", "AUTH", error)

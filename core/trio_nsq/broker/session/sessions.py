@@ -11,6 +11,7 @@ from ...log import LogError
 from ...protocol import CommandError, NSQError, is_ephemeral
 from ...protocol.address import format_peer
 from ...protocol.commands import Auth, Identify, LineTooLong, Subscribe
+from ...protocol.errors import AuthRequired
 from ...protocol.frames import HEARTBEAT_FRAME, OK_FRAME, encode_error, encode_response
 from ...protocol.states import State
 from ..errors import PublishRefused, SaveError
@@ -152,6 +153,8 @@ class ClientTask:
         session = self._session
         session.is_refused = True
         session.leave_channel()
+        if isinstance(error, AuthRequired):
+            session.authorizer.record_missing_auth(error)
         logger.error(
             "[%s] - %s", session.peer, str(error)
         )  # a logged exception object would keep the session alive

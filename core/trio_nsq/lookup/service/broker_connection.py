@@ -7,7 +7,9 @@ import trio
 
 from ...access import Identity
 from ...access.access import Access
+from ...access.audit import Event
 from ...protocol import CommandError
+from ...protocol.address import host_of
 from ...protocol.errors import quote
 from ..protocol import (
     OK,
@@ -135,8 +137,9 @@ class BrokerConnection:
             raise CommandError("E_INVALID", "AUTH already set")
         self._identity = self._access.find(secret, self._subject)
         if self._identity is None:
-            host = self._peer.rpartition(":")[0].strip("[]")
-            await trio.sleep(self._access.failures.record_failure(host, trio.current_time()))
+            self._record("login_failed", "AUTH", "E_AUTH_FAILED")
+            delay_s = self._access.failures.record_failure(host_of(self._peer), trio.current_time())
+            await trio.sleep(delay_s)
             raise CommandError("E_AUTH_FAILED", "AUTH failed: the token is unknown, expired or revoked")
 
     def _check_role(self) -> None:
@@ -144,8 +147,10 @@ class BrokerConnection:
         if self._access.is_open:
             return
         if self._identity is None:
+            self._record("refused", "IDENTIFY", "E_AUTH_FIRST")
             raise CommandError("E_AUTH_FIRST", "AUTH required before IDENTIFY")
         if not self._identity.has("register"):
+            self._record("refused", "IDENTIFY", "E_UNAUTHORIZED")
             raise CommandError("E_UNAUTHORIZED", "IDENTIFY needs the role register")
 
     def _may_register(self, topic: str) -> bool:
@@ -161,10 +166,12 @@ class BrokerConnection:
         """
         if self._identity is None:
             return True
-        self._identity = self._access.renew(self._identity)
+        before = self._identity
+        self._identity = self._access.renew(before)
         if self._producer is None:
             return True  # IDENTIFY checks it
         if self._identity is None or not self._identity.has("register"):
+            self._access.audit.record("closed", self._peer, before, subject=self._subject)
             logger.warning("CLIENT(%s): closed, its authentication was revoked or has expired", self._peer)
             self._unregister()
             self._scope.deadline = math.inf
@@ -174,6 +181,17 @@ class BrokerConnection:
             logger.warning("DB: client(%s) UNREGISTER %s: it lost the role register there", self._peer, topic)
             self._registry.unregister(self._producer, topic)
         return True
+
+    def _record(self, event: Event, verb: str, error: str, **details: str | None) -> None:
+        self._access.audit.record(
+            event,
+            self._peer,
+            self._identity,
+            subject=self._subject,
+            action=verb,
+            **details,
+            error=error,
+        )
 
     # ------------------------------------------------------------------ commands
 
@@ -202,6 +220,7 @@ class BrokerConnection:
         try:
             self._producer = self._registry.identify(self._peer, info, now, owner)
         except AddressTaken as exc:
+            self._record("refused", "IDENTIFY", "E_UNAUTHORIZED", node=str(info.broadcast_address))
             raise CommandError("E_UNAUTHORIZED", f"IDENTIFY: {exc}") from exc
 
     def _register(self, producer: Producer, command: Register) -> bytes:
@@ -211,6 +230,9 @@ class BrokerConnection:
             level = logging.DEBUG if self._refusal_logged else logging.WARNING
             logger.log(level, "DB: client(%s) %s", self._peer, refusal)
             self._refusal_logged = True
+            self._record(
+                "refused", "REGISTER", "E_UNAUTHORIZED", topic=command.topic, channel=command.channel
+            )
             return refusal.encode()
         try:
             news = self._registry.register(producer, command.topic, command.channel)

@@ -10,7 +10,18 @@ import trio
 
 from ..._version import __version__
 from ...access import Rule
-from ...http import HTTPError, Request, Response, Route, Router, channel_names, given, valid_name
+from ...access.audit import AuditLog
+from ...http import (
+    HTTPError,
+    Request,
+    Response,
+    Route,
+    Router,
+    audited,
+    channel_names,
+    given,
+    valid_name,
+)
 from ...protocol.errors import quote
 from .registry import Producer, Registry
 
@@ -24,11 +35,14 @@ _OPEN, _ANY_ROLE, _ADMIN = Rule(open=True), Rule(), Rule("admin")
 _MANAGE_TOPIC, _MANAGE_CHANNEL = Rule("manage", "topic"), Rule("manage", "channel")
 
 
-def make_router(registry: Registry, *, unix_time_ns: Callable[[], int] = time.time_ns) -> Router:
+def make_router(
+    registry: Registry, audit: AuditLog, *, unix_time_ns: Callable[[], int] = time.time_ns
+) -> Router:
     """Make the router of all endpoints; `unix_time_ns` is the clock for times in answers."""
     api = _API(registry, unix_time_ns)
     return Router(
-        [
+        audited(route, audit)
+        for route in [
             Route("GET", "/ping", api.ping, plain=True, rule=_OPEN),
             Route("GET", "/info", api.info, rule=_ANY_ROLE),
             Route("GET", "/topics", api.topics, rule=_ANY_ROLE),

@@ -16,6 +16,7 @@ from ...http import (
     peer_of,
     serve_connection,
 )
+from ...protocol.address import host_of
 from ...tls.accepting import Acceptor, NotAccepted
 from ..protocol import PeerInfo
 from .broker_connection import GREETING_TIMEOUT_S, BrokerConnection
@@ -51,7 +52,7 @@ class Listeners:
         self._hosts = HostNames(hosts)
         self._brokers: set[BrokerConnection] = set()
         self._silence_s = max(GREETING_TIMEOUT_S, 2 * options.inactive_producer_timeout_ms / 1000)
-        self._router = make_router(registry)
+        self._router = make_router(registry, access.audit)
         self._plain_router: Router = self._router
         if options.tls.required:
             self._plain_router = TLSRequiredRouter(info.http_port)
@@ -61,7 +62,7 @@ class Listeners:
         peer = peer_of(stream)
         async with stream:
             try:
-                secure = await self._acceptor.accept(stream, _host_of(peer))
+                secure = await self._acceptor.accept(stream, host_of(peer))
                 async with secure:
                     encrypted = not isinstance(secure, trio.SocketStream)
                     connection = BrokerConnection(
@@ -90,7 +91,7 @@ class Listeners:
         peer = peer_of(stream)
         async with stream:
             try:
-                secure = await self._acceptor.accept(stream, _host_of(peer))
+                secure = await self._acceptor.accept(stream, host_of(peer))
                 plain = isinstance(secure, trio.SocketStream)
                 await serve_connection(
                     secure,
@@ -114,7 +115,3 @@ class Listeners:
     def renew_identities(self) -> int:
         """End the connections of brokers whose token or certificate was revoked or has expired; return their number."""
         return sum(not connection.renew() for connection in list(self._brokers))
-
-
-def _host_of(peer: str) -> str:
-    return peer.rpartition(":")[0].strip("[]")

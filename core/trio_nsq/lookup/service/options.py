@@ -33,6 +33,7 @@ class LookupdOptions:
         http_allowed_hosts: Names by which HTTP clients may address the service, besides localhost, this machine's host
             name, the broadcast address and IP addresses. `*` allows all.
         http_read_only: Refuse HTTP requests that change something.
+        audit_log: The file of the audit log, or `-` for standard output; empty for none.
     """
 
     tcp_address: str = "127.0.0.1:4160"
@@ -52,6 +53,7 @@ class LookupdOptions:
     auth_file: Path | None = None
     http_allowed_hosts: tuple[str, ...] = ()
     http_read_only: bool = False
+    audit_log: str = ""
 
     @property
     def tls(self) -> TLSSettings:

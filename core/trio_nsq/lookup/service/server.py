@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..._version import __version__
+from ...access.audit_writer import AuditWriter
 from ...access.authentication import Authentication
 from ...admission import Admission, connection_limit, http_refusal, refusal_text
 from ...listening import Listening, listen, loopback_host, port_of
 from ...log import Files
+from ...protocol.address import host_of
 from ...reloading import reload_on_request
 from ...tls.accepting import Acceptor
 from ...under_trio import require_trio
@@ -54,8 +56,8 @@ async def serve(
     Args:
         options: The configuration.
         files: The file system; tests may replace it.
-        reloads: At each item the service reads its certificate, key, CAs and auth file again. If it cannot use a file,
-            it logs this and keeps the previous one. None: it never does.
+        reloads: At each item the service reads its certificate, key, CAs and auth file again, and opens the audit log
+            again. If it cannot use a file, it logs this and keeps the previous one. None: it never does.
         task_status: Gets the bound addresses once clients can connect.
 
     Raises:
@@ -96,7 +98,10 @@ async def _listen_and_serve(
     task_status: trio.TaskStatus[LookupdAddresses],
 ) -> None:
     acceptor = Acceptor(_tls_context(options))
-    authentication = Authentication(options.auth_file, verifies_clients=options.tls.verifies_clients)
+    audit = AuditWriter(options.audit_log)
+    authentication = Authentication(
+        options.auth_file, verifies_clients=options.tls.verifies_clients, audit=audit.log
+    )
     opened: dict[str, Listening] = {}
     try:
         opened["TCP"] = await listen("--tcp-address", options.tcp_address)
@@ -112,7 +117,7 @@ async def _listen_and_serve(
             tcp_port=port_of(bound.tcp_address) or 0,
             version=__version__,
         )
-        hosts = (*options.http_allowed_hosts, info.broadcast_address, _host_of(options.http_address))
+        hosts = (*options.http_allowed_hosts, info.broadcast_address, host_of(options.http_address))
         listeners = Listeners(options, registry, info, authentication.access, acceptor, hosts)
         most = connection_limit(options.max_connections, len(opened), logs=False)
         admissions = {
@@ -128,17 +133,20 @@ async def _listen_and_serve(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(saver.run)
             nursery.start_soon(authentication.watch_expiry, listeners)
+            nursery.start_soon(audit.run)
             for name, there in opened.items():
                 nursery.start_soon(trio.serve_listeners, admissions[name].handle, there.listeners)
                 logger.info("%s: listening on %s", name, there.address)
             if reloads is not None:
-                steps = partial(authentication.reload, listeners), reload_certificate
+                steps = audit.reopen, partial(authentication.reload, listeners), reload_certificate
                 nursery.start_soon(partial(reload_on_request, reloads, *steps, logger=logger))
             task_status.started(bound)
     finally:
         for name, there in opened.items():
             logger.info("%s: closing %s", name, there.address)
             there.close()
+        with trio.CancelScope(shield=True):
+            await audit.aclose()
 
 
 def _tls_context(options: LookupdOptions) -> "ServerContext | None":
@@ -151,7 +159,3 @@ def _tls_context(options: LookupdOptions) -> "ServerContext | None":
 
 def _tcp_refusal(most: int) -> bytes:
     return encode_response(f"E_INVALID too many connections: {refusal_text(most, _SERVICE)}".encode())
-
-
-def _host_of(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
