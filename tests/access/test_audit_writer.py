@@ -151,16 +151,18 @@ def test_torn_line_is_completed_or_written_whole_to_the_next_file(tmp_path: Path
                 os.set_blocking(fd, False)
         except OSError:
             pass  # the descriptor of the listing
+    file.put(10 * line)
     with pytest.raises(BlockingIOError):
-        file.write(10 * line)
+        file.write()
     left = file.unwritten_lines
     assert 0 < left < 10
     received = os.read(reader, 1 << 20)
     assert not received.endswith(b"\n"), "no line is torn: this test does not test what it should"
     file.write()
     assert received + os.read(reader, 1 << 20) == 10 * line
+    file.put(10 * line)
     with pytest.raises(BlockingIOError):
-        file.write(10 * line)
+        file.write()
     assert not os.read(reader, 1 << 20).endswith(b"\n")
     path.unlink()
     file.reopen()
@@ -203,6 +205,20 @@ async def test_end_waits_for_a_write_that_was_cancelled(tmp_path: Path) -> None:
                 received += piece
     os.close(reader)
     assert received.count(b"\n") == 5000
+
+
+async def test_end_at_any_moment_loses_no_line(tmp_path: Path) -> None:
+    for turns in range(8):
+        path = tmp_path / f"audit{turns}"
+        writer = AuditWriter(str(path))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run)
+            act(writer.log, 1)
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        await writer.aclose()
+        assert topics(path) == ["t1"]
 
 
 async def test_hanging_file_does_not_stop_the_server(

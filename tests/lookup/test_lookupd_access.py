@@ -28,6 +28,7 @@ from lookup.support import (
     write_auth_file,
 )
 from trio_nsq.access import ROLES
+from trio_nsq.access.audit import AuditLog
 from trio_nsq.lookup import protocol
 from trio_nsq.lookup.service.http_api import make_router
 from trio_nsq.lookup.service.registry import Registry
@@ -96,7 +97,7 @@ async def http(
 
 def test_every_endpoint_has_a_row() -> None:
     registry = Registry(inactive_timeout_s=1, tombstone_lifetime_s=1, max_registrations=1)
-    routes = {(route.method, route.path) for route in make_router(registry).routes}
+    routes = {(route.method, route.path) for route in make_router(registry, AuditLog()).routes}
     assert routes == {(method, target.partition("?")[0]) for method, target in ENDPOINTS}
 
 

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+from collections import deque
 
 import trio
 
@@ -20,7 +21,7 @@ _MODE = 0o600
 
 
 class AuditFile:
-    """The file. It is blocking; one thread at a time may use it.
+    """The file. It is blocking; one thread at a time may use it, except for `put`.
 
     Args:
         target: A path, or `-` for standard output. A new file gets mode 0600; the mode of an existing one stays.
@@ -32,17 +33,26 @@ class AuditFile:
     def __init__(self, target: str) -> None:
         self._target = target
         self._fd = self._open()
+        self._put: deque[bytes] = deque()  # thread-safe
         self._unwritten = b""  # begins with a whole line
         self._torn = 0  # bytes of this first line that are in the file already
 
     @property
     def unwritten_lines(self) -> int:
         """The number of lines that a failed `write` has left."""
-        return self._unwritten.count(b"\n")
+        return b"".join([self._unwritten, *self._put]).count(b"\n")
 
-    def write(self, lines: bytes = b"") -> None:
-        """Write what a failed call has left, then these lines. Raises OSError: a part is left, for the next call."""
-        self._unwritten += lines
+    def put(self, lines: bytes) -> None:
+        """Give lines to the next `write`; any thread may call this at any time."""
+        self._put.append(lines)
+
+    def write(self) -> None:
+        """Write the lines that were put, after those that a failed call has left.
+
+        Raises OSError: a part is left, for the next call.
+        """
+        while self._put:
+            self._unwritten += self._put.popleft()
         while self._unwritten:
             written = self._torn + os.write(self._fd, memoryview(self._unwritten)[self._torn :])
             end = self._unwritten.rfind(b"\n", 0, written) + 1
@@ -149,13 +159,15 @@ class AuditWriter:
         async with self._turn:
             while True:
                 reopens, self._reopens = self._reopens, False
-                # After a failure the log keeps its lines, because it limits their number.
+                # After a failure the log keeps its lines, because it limits their number. Otherwise the file has them
+                # at once: a cancellation must not lose them.
                 lines = b"" if self.error else self.log.take()
+                file.put(lines)
                 if not (lines or reopens or self.error or finish):
                     return
                 finish = False
                 failure = await trio.to_thread.run_sync(
-                    self._write_now, file, lines, reopens, limiter=self._threads, abandon_on_cancel=True
+                    self._write_now, file, reopens, limiter=self._threads, abandon_on_cancel=True
                 )
                 if failure and failure != self.error:
                     logger.error("cannot write the audit log %s: %s; trying again", self._target, failure)
@@ -165,7 +177,7 @@ class AuditWriter:
                 if failure:
                     return
 
-    def _write_now(self, file: AuditFile, lines: bytes, reopens: bool) -> str:
+    def _write_now(self, file: AuditFile, reopens: bool) -> str:
         """In the thread. Returns the reason of a failed write; empty after a success."""
         if reopens:
             try:
@@ -176,7 +188,7 @@ class AuditWriter:
                     self._target, _reason(exc),
                 )  # fmt: skip
         try:
-            file.write(lines)
+            file.write()
         except OSError as exc:
             return _reason(exc)
         return ""

@@ -53,7 +53,7 @@ def auth_file_setting() -> Setting:
     return Setting(
         "auth-file",
         kinds.FILE,
-        help="Require a token; this file has what each may do. See 'qcli token'.",
+        help="Require a token; this file has its roles. See 'qcli token'.",
     )
 
 
