@@ -28,7 +28,7 @@ ENDPOINTS = {
     ("POST", "/mpub"): Row("publish", "topic", "--max-body-size"),
     ("POST", "/channel/pub"): Row("publish", "topic", "--max-msg-size"),
     ("GET", "/topic/producer"): Row("publish", "topic"),
-    ("POST", "/topic/producer/forget"): Row("manage", "topic"),
+    ("POST", "/topic/producer/forget"): Row("publish", "topic"),
     ("POST", "/topic/create"): Row("manage", "topic"),
     ("POST", "/topic/delete"): Row("manage", "topic"),
     ("POST", "/topic/empty"): Row("manage", "topic"),
