@@ -23,9 +23,10 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import unpack
@@ -159,6 +160,42 @@ class Cli:
 
 
 Run = Callable[..., Result]
+"""Runs a command of a `Cli` in this process; the fixture `run_here`."""
+
+
+@dataclass(frozen=True)
+class CliHere(Cli):
+    """Runs commands to their end in this process, and commands in the background as processes."""
+
+    run: Run = field(kw_only=True)
+
+    def __call__(self, *args: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
+        return self.run(self, *args, stdin=stdin, env=env)
+
+
+@contextmanager
+def standard_input(data: bytes) -> Iterator[None]:
+    """Make a pipe with this data the standard input of this process, for a block."""
+    ours, theirs = os.pipe()
+    writer = threading.Thread(target=write_and_close, args=(theirs, data))
+    before, before_fd = sys.stdin, os.dup(0)
+    try:
+        os.dup2(ours, 0)
+        os.close(ours)
+        writer.start()
+        with open(0, closefd=False) as sys.stdin:
+            yield
+    finally:
+        os.dup2(before_fd, 0)
+        os.close(before_fd)
+        sys.stdin = before
+        writer.join()
+
+
+def write_and_close(fd: int, data: bytes) -> None:
+    """Write data that a reader need not read to its end."""
+    with suppress(BrokenPipeError), open(fd, "wb") as pipe:
+        pipe.write(data)
 
 
 def command_line(*args: str) -> list[str]:
