@@ -80,7 +80,17 @@ class Guard:
         Raises:
             Undecided: `ask` decides.
         """
-        if self._is_open:  # the fast path
+        if self._is_open:
+            headers = request.headers
+            # The fast path of most requests, without further calls.
+            if (
+                "sec-fetch-site" not in headers
+                and "origin" not in headers
+                and "referer" not in headers
+                and not self._read_only
+                and headers.get("host") in self._hosts.known
+            ):
+                return None
             refusal = self._check_page(request, route) or self._check_method(request, route)
             return None if refusal is None else self._refuse(request, refusal)
         token = token_of(request.headers)

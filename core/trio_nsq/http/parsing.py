@@ -306,7 +306,7 @@ class RequestReader:
         self.continue_expected = False
         self.at_rest = True
         self.unfinished_bytes = 0
-        request = self._request()
+        request = self._pending or self._request()
         request.body = b"".join(self._body)
         self._body.clear()  # an idle connection must not keep it in memory
         self._pending = None

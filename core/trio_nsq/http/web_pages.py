@@ -30,25 +30,28 @@ class HostNames:
 
     Args:
         names: Further names, without a port. `*` allows every name.
+
+    Attributes:
+        known: Headers that were allowed.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         own = {"localhost", socket.gethostname(), socket.getfqdn()}
         self._names = frozenset(name.lower().rstrip(".") for name in own | set(names))
-        self._known: set[str] = set()  # headers that were allowed
+        self.known: set[str] = set()
 
     def allows(self, host: str) -> bool:
         """Whether a Host header, `name` or `name:port`, names this server. An empty one does: HTTP/1.0 has none."""
-        if host in self._known:
+        if host in self.known:
             return True
         if not host or "*" in self._names:
             return True
         match = _HOST.fullmatch(host)
         if match is None or not self._is_own((match[1] or match[2]).lower().rstrip(".")):
             return False
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        self._known.add(host)
+        if len(self.known) >= _MAX_KNOWN:
+            self.known.clear()
+        self.known.add(host)
         return True
 
     def _is_own(self, name: str) -> bool:
