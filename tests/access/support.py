@@ -147,16 +147,16 @@ class HTTPConnection:
 
     async def answer(self) -> Answer:
         """Return the next answer, which must be complete."""
-        head = (await self._until(b"\r\n\r\n")).decode("latin-1")
+        head = (await self.until(b"\r\n\r\n")).decode("latin-1")
         line, *rest = head.removesuffix("\r\n\r\n").split("\r\n")
         headers = {name.lower(): value for name, _, value in (each.partition(": ") for each in rest)}
         if headers.get("transfer-encoding") == "chunked":
             body = b""
-            while size := int(await self._until(b"\r\n"), 16):
-                body += (await self._exactly(size + 2))[:-2]
-            await self._until(b"\r\n")
+            while size := int(await self.until(b"\r\n"), 16):
+                body += (await self.exactly(size + 2))[:-2]
+            await self.until(b"\r\n")
         else:
-            body = await self._exactly(int(headers["content-length"]))
+            body = await self.exactly(int(headers["content-length"]))
         return Answer(int(line.split()[1]), headers, body)
 
     async def ends(self) -> bool:
@@ -164,7 +164,8 @@ class HTTPConnection:
         with trio.fail_after(PATIENCE_S):
             return not self._received and not await self.stream.receive_some()
 
-    async def _until(self, end: bytes) -> bytes:
+    async def until(self, end: bytes) -> bytes:
+        """Return everything up to these bytes."""
         while end not in self._received:
             await self._receive()
         found, self._received = (
@@ -173,7 +174,8 @@ class HTTPConnection:
         )
         return found
 
-    async def _exactly(self, size: int) -> bytes:
+    async def exactly(self, size: int) -> bytes:
+        """Return so many bytes, whatever they are."""
         while len(self._received) < size:
             await self._receive()
         found, self._received = self._received[:size], self._received[size:]
@@ -187,7 +189,7 @@ class HTTPConnection:
 
 
 def request(method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes = b"") -> bytes:
-    """The bytes of a request. A header of None is left out."""
+    """The bytes of a request."""
     known = {"Host": "localhost", "Content-Length": str(len(body)), **(headers or {})}
     lines = "".join(f"{name}: {value}\r\n" for name, value in known.items())
     return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body

@@ -76,6 +76,7 @@ class Authorizer:
             await self._delay_failure("token", "E_AUTH_FAILED")
             raise CommandError("E_AUTH_FAILED", "AUTH failed: the token is unknown, expired or revoked")
         self.identity = identity
+        self._publishable.clear()  # of the identity of the certificate
         return auth_reply(identity)
 
     @property

@@ -1,0 +1,178 @@
+"""Endpoints that reach other topics than the one they name: dead letters, and settings that send messages there."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from access.support import (
+    ALL_ROLES,
+    Answer,
+    AuthFile,
+    Given,
+    authenticated,
+    bearer,
+    everything,
+    http_connected,
+)
+from broker.letters import fail
+from broker.support import PATIENCE_S, connected, running_broker
+from trio_nsq.broker import BoundAddresses
+
+
+@asynccontextmanager
+async def with_letters(folder: Path) -> AsyncIterator[BoundAddresses]:
+    """A broker whose topic `dead` has the dead letters of `a/c` and `b/c`."""
+    file = AuthFile(folder / "auth.toml")
+    file.add_token("all", everything(*ALL_ROLES))
+    file.add_token("dead", Given(["manage", "read"], ["dead"]))
+    file.add_token("dead-and-a", Given(["manage"], ["dead", "a"]))
+    file.add_token("dead-publish-a", Given(["manage"], ["dead"]), Given(["publish"], ["a"]))
+    file.add_token("dead-channel", Given(["manage"], ["dead"]), Given(["manage"], ["a"], ["c"]))
+    file.add_token("dead-other-channel", Given(["manage"], ["dead"]), Given(["manage"], ["a"], ["else"]))
+    async with running_broker(folder / "d", auth_file=file.write()) as bound:
+        for topic in ("a", "b"):
+            for path in ("/topic/create", "/channel/create"):
+                assert (await ask(bound, "POST", f"{path}?topic={topic}&channel=c", "all")).status == 200
+            settings = json.dumps({"max_attempts": 1, "dead_letter_topic": "dead"}).encode()
+            answer = await ask(bound, "PUT", f"/channel/settings?topic={topic}&channel=c", "all", settings)
+            assert answer.status == 200
+            async with connected(bound.tcp_address) as client:
+                await authenticated(client, "all-secret")
+                await client.subscribe(topic, "c", ready_count=1)
+                await client.publish(topic, topic.encode())
+                await fail(client, 1)
+                with trio.fail_after(PATIENCE_S):
+                    while await waiting(bound) < (1 if topic == "a" else 2):
+                        await trio.lowlevel.checkpoint()
+        yield bound
+
+
+async def ask(bound: BoundAddresses, method: str, target: str, token: str, body: bytes = b"") -> Answer:
+    """A request over a connection of its own."""
+    assert bound.http_address is not None
+    async with http_connected(bound.http_address) as connection:
+        return await connection.request(method, target, {"Authorization": bearer(token)}, body)
+
+
+async def waiting(bound: BoundAddresses) -> int:
+    """How many letters wait."""
+    answer = await ask(bound, "GET", "/dead_letters?topic=dead", "all")
+    return int(json.loads(answer.body)["waiting"]) if answer.status == 200 else 0
+
+
+async def depth(bound: BoundAddresses, topic: str) -> int:
+    """The depth of a topic's channel `c`."""
+    stats = json.loads((await ask(bound, "GET", f"/stats?format=json&topic={topic}", "all")).body)
+    return int(stats["topics"][0]["channels"][0]["depth"])
+
+
+FORBIDDEN = "this needs the role publish or manage on topic {}"
+
+
+async def test_letters_are_requeued_only_to_topics_that_the_client_may_send_to(tmp_path: Path) -> None:
+    async with with_letters(tmp_path) as bound:
+        for token, to, allowed in (
+            ("dead", "channel", []),
+            ("dead", "topic", []),
+            ("dead-other-channel", "channel", []),
+            ("dead-other-channel", "topic", []),
+            ("dead-channel", "topic", []),
+            ("dead-channel", "channel", ["a"]),
+        ):
+            got = await ask(bound, "POST", f"/dead_letters/requeue?topic=dead&to={to}", token)
+            kept = [
+                {"why": FORBIDDEN.format(topic), "count": 1} for topic in ("a", "b") if topic not in allowed
+            ]
+            assert json.loads(got.body)["requeued"] == len(allowed), (token, to)
+            assert json.loads(got.body)["kept"] == kept
+            assert await waiting(bound) == 2 - len(allowed)
+        assert await depth(bound, "a") == 1
+        assert await depth(bound, "b") == 0
+        got = await ask(bound, "POST", "/dead_letters/requeue?topic=dead", "all")
+        assert json.loads(got.body)["requeued"] == 1
+        assert await depth(bound, "b") == 1
+
+
+async def test_manage_or_publish_on_the_origin_is_enough(tmp_path: Path) -> None:
+    for token in ("dead-and-a", "dead-publish-a"):
+        folder = tmp_path / token
+        folder.mkdir()
+        async with with_letters(folder) as bound:
+            got = await ask(bound, "POST", "/dead_letters/requeue?topic=dead&to=topic", token)
+            assert json.loads(got.body)["requeued"] == 1
+            assert await depth(bound, "a") == 1
+
+
+async def test_dead_letters_go_only_to_topics_that_the_client_may_send_to(tmp_path: Path) -> None:
+    async with with_letters(tmp_path) as bound:
+        settings = b'{"max_attempts": 1, "dead_letter_topic": "b"}'
+        for query in ("", "&dry_run=true"):
+            got = await ask(
+                bound, "PUT", f"/channel/settings?topic=a&channel=c{query}", "dead-channel", settings
+            )
+            assert (got.status, got.message) == (403, f"FORBIDDEN: {FORBIDDEN.format('b')}")
+        shown = await ask(bound, "GET", "/channel/settings?topic=a&channel=c", "all")
+        assert json.loads(shown.body)["dead_letter_topic"] == "dead"
+        # Everything else may be changed, and the topic may be taken away.
+        for settings in (
+            b'{"max_attempts": 2}',
+            b'{"dead_letter_topic": ""}',
+            b'{"dead_letter_topic": "dead"}',
+        ):
+            got = await ask(bound, "PUT", "/channel/settings?topic=a&channel=c", "dead-channel", settings)
+            assert got.status == 200, settings
+
+
+async def test_a_grant_that_is_limited_to_a_channel_does_not_manage_the_topic(tmp_path: Path) -> None:
+    """Deleting or emptying the topic would affect all its channels."""
+    async with with_letters(tmp_path) as bound:
+        for target in ("/topic/delete", "/topic/empty", "/topic/pause", "/topic/create"):
+            assert (await ask(bound, "POST", f"{target}?topic=a", "dead-channel")).status == 403
+        assert (await ask(bound, "PUT", "/topic/settings?topic=a", "dead-channel", b"{}")).status == 403
+        for action in ("pause", "unpause", "empty", "delete"):
+            assert (
+                await ask(bound, "POST", f"/channel/{action}?topic=a&channel=c", "dead-channel")
+            ).status == 200
+
+
+async def test_ephemeral_names_have_patterns_like_others(tmp_path: Path) -> None:
+    """`orders` is not `orders#ephemeral`; `orders*` is both."""
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("exact", Given(["publish", "consume"], ["orders"], ["c"]))
+    file.add_token("all-orders", Given(["publish", "consume"], ["orders*"], ["c*"]))
+    async with running_broker(tmp_path / "d", auth_file=file.write()) as bound:
+        for token, topic, channel, allowed in (
+            ("exact", "orders", "c", True),
+            ("exact", "orders#ephemeral", "c", False),
+            ("exact", "orders", "c#ephemeral", False),
+            ("all-orders", "orders#ephemeral", "c#ephemeral", True),
+        ):
+            async with connected(bound.tcp_address) as client:
+                await authenticated(client, f"{token}-secret")
+                await client.send(f"SUB {topic} {channel}\n".encode())
+                frame = await client.frame()
+                assert frame is not None
+                assert (frame[1] == b"OK") is allowed
+
+
+async def test_refused_commands_create_nothing(tmp_path: Path) -> None:
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("all", everything(*ALL_ROLES))
+    file.add_token("limited", Given(["publish", "consume"], ["mine"], ["c"]))
+    async with running_broker(tmp_path / "d", auth_file=file.write()) as bound:
+        for command in (b"SUB other c\n", b"SUB mine other\n", b"PUB other\n\0\0\0\x01x"):
+            async with connected(bound.tcp_address) as client:
+                await authenticated(client, "limited-secret")
+                await client.send(command)
+                assert (await client.error()).startswith("E_UNAUTHORIZED")
+        for target in (
+            "/pub?topic=other",
+            "/topic/create?topic=mine",
+            "/channel/create?topic=mine&channel=c",
+        ):
+            assert (await ask(bound, "POST", target, "limited", b"x")).status == 403
+        stats = json.loads((await ask(bound, "GET", "/stats?format=json", "all")).body)
+        assert stats["topics"] == []
