@@ -36,6 +36,7 @@ _MODULES = {
     "dlq": "qcli.commands.dlq.command",
     "deferred": "qcli.commands.deferred",
     "log": "qcli.commands.log.command",
+    "token": "qcli.commands.token",
     "help": "qcli.commands.help",
 }
 

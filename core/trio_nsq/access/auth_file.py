@@ -21,11 +21,11 @@ import tomllib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from ..protocol import NSQError
 from .patterns import ALL, compile_glob
-from .policy import ROLES, Grant, Identity, Policy, Role, Source, is_everywhere, token_digest
+from .policy import ROLES, Grant, Identity, Policy, Role, is_everywhere, token_digest
 
 __all__ = ["AuthFileError", "read_auth_file", "token_digest"]
 
@@ -34,8 +34,17 @@ NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}", re.ASCII)
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
+_HEADER = re.compile(r"""[ \t]*\[\[[ \t]*(["']?)(token|certificate)\1[ \t]*\]\][ \t]*(?:#.*)?""")
+
+
 class AuthFileError(NSQError):
-    """The auth file cannot be used. The text names the file, the entry and the reason."""
+    """The auth file cannot be used. The text names the file, the line or entry, and the reason."""
+
+
+def header_lines(text: str) -> list[tuple[int, Literal["token", "certificate"]]]:
+    """Return the lines that look like the beginning of an entry, as index and kind. Text in quotes may look so, too."""
+    found = ((index, _HEADER.fullmatch(line)) for index, line in enumerate(text.split("\n")))
+    return [(index, "token" if match[2] == "token" else "certificate") for index, match in found if match]
 
 
 def read_auth_file(path: Path) -> Policy:
@@ -60,29 +69,44 @@ def parse_auth_file(text: str) -> Policy:
     tokens: dict[str, Identity] = {}
     certificates: dict[str, Identity] = {}
     names: set[str] = set()
-    for kind, key_name, entries in (("token", "hash", tokens), ("certificate", "subject", certificates)):
+    for kind, entries in (("token", tokens), ("certificate", certificates)):
         for number, entry in enumerate(_list_of_tables(data, kind, "the file"), 1):
-            name = entry.get("name")
-            if not isinstance(name, str) or not NAME.fullmatch(name):
-                raise ValueError(
-                    f"[[{kind}]] number {number} needs a name of 1 to 64 of the characters A-Z a-z 0-9 . _ @ -"
-                )
-            where = f"{kind} {name}"
-            if name in names:
-                raise ValueError(f"{where}: another entry has this name")
-            names.add(name)
-            _refuse_unknown(entry, {"name", key_name, "expires", "grants"}, where)
-            key = entry.get(key_name)
-            if not isinstance(key, str) or not key:
-                raise ValueError(f"{where} needs a {key_name}")
-            if kind == "token" and not _HASH.fullmatch(key):
-                raise ValueError(f"{where}: its hash is not sha256: and 64 hexadecimal digits")
-            if key in entries:
-                raise ValueError(f"{where}: {entries[key].name} has the same {key_name}")
-            grants = tuple(_grant(grant, where) for grant in _list_of_tables(entry, "grants", where))
-            source: Source = "token" if kind == "token" else "certificate"
-            entries[key] = Identity(name, source, grants, _expiry(entry, where), key)
+            try:
+                _add(entry, "token" if kind == "token" else "certificate", number, entries, names)
+            except ValueError as exc:
+                lines = [index + 1 for index, header in header_lines(text) if header == kind]
+                if len(lines) != len(data[kind]):  # the entries are not written as [[...]], or not only
+                    raise
+                raise ValueError(f"line {lines[number - 1]}: {exc}") from None
     return Policy(tokens, certificates)
+
+
+def _add(
+    entry: Mapping[str, Any],
+    kind: Literal["token", "certificate"],
+    number: int,
+    entries: dict[str, Identity],
+    names: set[str],
+) -> None:
+    name, key_name = entry.get("name"), "hash" if kind == "token" else "subject"
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(
+            f"[[{kind}]] number {number} needs a name of 1 to 64 of the characters A-Z a-z 0-9 . _ @ -"
+        )
+    where = f"{kind} {name}"
+    if name in names:
+        raise ValueError(f"{where}: another entry has this name")
+    names.add(name)
+    _refuse_unknown(entry, {"name", key_name, "expires", "grants"}, where)
+    key = entry.get(key_name)
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"{where} needs a {key_name}")
+    if kind == "token" and not _HASH.fullmatch(key):
+        raise ValueError(f"{where}: its hash is not sha256: and 64 hexadecimal digits")
+    if key in entries:
+        raise ValueError(f"{where}: {entries[key].name} has the same {key_name}")
+    grants = tuple(_grant(grant, where) for grant in _list_of_tables(entry, "grants", where))
+    entries[key] = Identity(name, kind, grants, _expiry(entry, where), key)
 
 
 def _grant(grant: Mapping[str, Any], where: str) -> Grant:
