@@ -4,12 +4,24 @@ Spark imports this to look up any data source, so it does not import pyarrow.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..client.connection.reconnect import PATIENCE_S
+from ..client.connection.tls import TLSFiles
 from ..protocol.errors import NSQError
+from ..secret import NO_SECRET, Secret
 from .broker_log import broker_label
 
 MS_PER_S = 1000
+ACCESS_OPTIONS = (
+    "tlsRootCaFile",
+    "tlsCert",
+    "tlsKey",
+    "tlsInsecureSkipVerify",
+    "authSecret",
+    "authSecretFile",
+)
+"""The options of `parse_access`. Spark's own patterns of names hide the values of those with `secret` in their name."""
 _DEFAULT_ADDRESS = "127.0.0.1:4151"
 
 
@@ -28,6 +40,30 @@ def parse_brokers(options: Mapping[str, str]) -> dict[str, str]:
             )
         found[broker_label(address)] = address
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAccess:
+    """How tasks and the driver connect to brokers. Can be pickled; the repr does not show the secret."""
+
+    tls: TLSFiles = field(default_factory=TLSFiles)
+    secret: Secret = NO_SECRET
+
+
+def parse_access(options: Mapping[str, str]) -> BrokerAccess:
+    """Parse `ACCESS_OPTIONS`. Files are read where they are used: on the driver and in tasks. Raises OptionError."""
+    tls = TLSFiles(
+        options.get("tlsRootCaFile"),
+        options.get("tlsCert"),
+        options.get("tlsKey"),
+        parse_choice(options, "tlsInsecureSkipVerify", "false", "true") == "true",
+    )
+    if tls.key and not tls.cert:
+        raise OptionError("the option tlsKey needs tlsCert")
+    secret, file = options.get("authSecret"), options.get("authSecretFile")
+    if secret and file:
+        raise OptionError("the options authSecret and authSecretFile exclude each other")
+    return BrokerAccess(tls, Secret(secret or "", file or None))
 
 
 def parse_patience(options: Mapping[str, str]) -> float:

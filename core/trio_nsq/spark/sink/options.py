@@ -5,7 +5,7 @@ Spark imports this to look up any data source, so it does not import pyarrow.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import uuid4
 
 from pyspark.sql.types import (
@@ -21,7 +21,16 @@ from pyspark.sql.types import (
 
 from ...client.connection.reconnect import PATIENCE_S
 from ...protocol.names import is_valid_name
-from ..options import OptionError, parse_brokers, parse_choice, parse_number, parse_patience
+from ..options import (
+    ACCESS_OPTIONS,
+    BrokerAccess,
+    OptionError,
+    parse_access,
+    parse_brokers,
+    parse_choice,
+    parse_number,
+    parse_patience,
+)
 from .batches import BLOCK_BYTES, BLOCK_ROWS
 
 BATCH_BYTES = 1024 * 1024
@@ -36,6 +45,7 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "defer_ms": (ByteType, ShortType, IntegerType, LongType),
 }
 _OPTIONS = {"topic", "nsqdhttpaddress", "batchbytes", "emptybodies", "idempotent", "patiencems"}
+_OPTIONS |= {name.lower() for name in ACCESS_OPTIONS}
 BATCH_OPTIONS, STREAM_OPTIONS = frozenset({"jobid"}), frozenset({"checkpointlocation"})
 
 
@@ -51,6 +61,7 @@ class SinkOptions:
         skips_empty: Whether rows without a body are skipped; otherwise they are errors.
         idempotent: Whether repeated tasks publish no duplicates.
         patience_s: How long to wait for a broker that is unreachable or full.
+        access: TLS and the secret.
         block_rows, block_bytes: See `BLOCK_ROWS`; the same for all attempts of a task.
         max_connections: The limit of open connections of a task that publishes to many topics.
     """
@@ -62,6 +73,7 @@ class SinkOptions:
     skips_empty: bool = False
     idempotent: bool = True
     patience_s: float = PATIENCE_S
+    access: BrokerAccess = field(default_factory=BrokerAccess)
     block_rows: int = BLOCK_ROWS
     block_bytes: int = BLOCK_BYTES
     max_connections: int = MAX_CONNECTIONS
@@ -97,6 +109,7 @@ def parse_options(
         parse_choice(options, "emptyBodies", "fail", "skip") == "skip",
         parse_choice(options, "idempotent", "true", "false") == "true",
         parse_patience(options),
+        parse_access(options),
     )
 
 

@@ -172,12 +172,16 @@ class _Producers(ExitStack):
 
     def _producer(self, topic: str) -> IdempotentProducer:
         if topic not in self._producers:
+            access = self._options.access
             producer = IdempotentProducer(
                 self.address,
                 topic,
                 self._name,
-                patience_s=self._options.patience_s,
+                access.tls,
+                self._options.patience_s,
                 max_resends=_MAX_RESENDS,
+                auth_secret=access.secret.text,
+                auth_secret_file=access.secret.file,
             )
             self._producers[topic] = self.enter_context(producer)
             self._checks[topic] = RetryCheck(producer.last_number(), self._numbers)
@@ -191,7 +195,9 @@ class _Producers(ExitStack):
 
     def _publish_one_by_one(self, batch: Batch) -> None:
         """Publish deferred messages to an nsqd, whose /mpub ignores the delay."""
-        with closing(BrokerHTTP(self.address, keep_alive_s=KEEP_ALIVE_S)) as http:
+        access = self._options.access
+        http = BrokerHTTP(self.address, access.tls, access.secret, keep_alive_s=KEEP_ALIVE_S)
+        with closing(http):
             for body in batch.bodies:
                 http.post("/pub", {"topic": batch.topic, "defer": str(batch.delay_ms)}, body)
 
@@ -207,6 +213,8 @@ def _explain(error: RequestRefused, batch: Batch, rows: RowBlock, task: SinkTask
         "BAD_BODY": "a batch has more messages than fit its --max-body-size: make the option batchBytes smaller",
         "INVALID_DEFER": f"defer_ms is {batch.delay_ms}, more than its --max-defer (nsqd: --max-req-timeout)",
     }.get(error.text)
+    if error.is_about_secret:
+        advice = "the options authSecretFile and authSecret give a secret"
     if advice is None and error.status == http.client.SERVICE_UNAVAILABLE:
         advice = "repeat the write once the topic or the disk has space again"
     return SinkError(f"{error}: {advice}" if advice else str(error))

@@ -5,7 +5,7 @@ Spark imports this to look up any data source, so it does not import pyarrow.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from pyspark.sql.types import (
@@ -21,7 +21,17 @@ from pyspark.sql.types import (
 from ...client.connection.reconnect import PATIENCE_S
 from ...protocol.errors import NSQError
 from ..broker_log import BrokerLog
-from ..options import MS_PER_S, OptionError, parse_brokers, parse_choice, parse_number, parse_patience
+from ..options import (
+    ACCESS_OPTIONS,
+    MS_PER_S,
+    BrokerAccess,
+    OptionError,
+    parse_access,
+    parse_brokers,
+    parse_choice,
+    parse_number,
+    parse_patience,
+)
 
 _TYPES = {
     "topic": StringType(),
@@ -58,6 +68,7 @@ _OPTIONS: dict[str, ReadMode | None] = {
     "columns": None,
     "failOnDataLoss": None,
     "patienceMs": None,
+    **dict.fromkeys(ACCESS_OPTIONS),
 }
 """The options, each with the mode it is for; None: both."""
 _SPELLINGS = {name.lower(): name for name in _OPTIONS}
@@ -77,6 +88,7 @@ class ReadOptions:
         min_partitions: The approximate number of tasks; 0: one for each broker.
         fail_on_data_loss: Whether messages that are no longer retained are an error.
         patience_s: How long to wait for an unreachable broker.
+        access: TLS and the secret.
     """
 
     topic: str
@@ -87,6 +99,7 @@ class ReadOptions:
     min_partitions: int = 0
     fail_on_data_loss: bool = True
     patience_s: float = PATIENCE_S
+    access: BrokerAccess = field(default_factory=BrokerAccess)
 
     @classmethod
     def parse(cls, options: Mapping[str, str], use: ReadMode) -> "ReadOptions":
@@ -104,11 +117,13 @@ class ReadOptions:
             parse_number(options, "minPartitions", minimum=0) or 0,
             parse_choice(options, "failOnDataLoss", "true", "false") == "true",
             parse_patience(options),
+            parse_access(options),
         )
 
     def log(self, broker: str) -> BrokerLog:
         """Return the topic's log on a broker."""
-        return BrokerLog(self.brokers[broker], self.topic, patience_s=self.patience_s)
+        access = self.access
+        return BrokerLog(self.brokers[broker], self.topic, access.tls, self.patience_s, access.secret)
 
 
 def schema_of_columns(options: Mapping[str, str]) -> StructType:
