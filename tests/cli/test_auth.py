@@ -4,9 +4,11 @@ without one, with an unknown one, and with one whose role is too small.
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +17,11 @@ import pytest
 from broker.certificates import Certificates
 from cli.support import Cli, Result, Run, all_contexts, command_line
 from client.support.tokens import SECRETS, UNKNOWN, AuthFile
-from interop.peers import Broker, qcli_serve
+from interop.peers import Broker, qcli_lookupd, qcli_serve
 from qcli.framework.options import CONNECTION_OPTIONS
+from trio_nsq.client.connection.tls import TLSFiles
+from trio_nsq.client.http.broker_http import BrokerHTTP
+from trio_nsq.secret import Secret
 
 
 class Guarded(NamedTuple):
@@ -314,26 +319,111 @@ def test_secret_is_not_on_the_command_line(guarded: Guarded, topic: str, secret_
 
 
 def _reload(guarded: Guarded) -> None:
-    guarded.broker.process.send_signal(1)
+    """Have the broker read its auth file; returns when it has."""
+    tls = TLSFiles(guarded.env.get("QCLI_CLIENT_TLS_ROOT_CA_FILE"))
+    http = BrokerHTTP(guarded.cli().http_address, tls, Secret(SECRETS["all"]))
+    http.request("PUT", "/config/auth_file", body=str(guarded.auth_file.path).encode())
+
+
+@contextmanager
+def revoked(guarded: Guarded, role: str) -> Iterator[None]:
+    """Revoke the token of a role; it is valid again after the block."""
+    try:
+        guarded.auth_file.write([name for name in SECRETS if name != role])
+        _reload(guarded)
+        yield
+    finally:
+        guarded.auth_file.write(SECRETS)
+        _reload(guarded)
+
+
+def _rejected(result: Result, code: int, secret: str) -> None:
+    assert result.code == code, result.err
+    assert re.search(" rejected your secret: the token is (unknown, )?expired or revoked[.] ", result.err), (
+        result.err
+    )
+    assert secret not in result.err
 
 
 def test_running_tail_ends_when_its_token_is_revoked(guarded: Guarded, topic: str) -> None:
     assert guarded.cli("all")("topic", "create", topic).code == 0
     assert guarded.cli("all")("channel", "create", f"{topic}/c").code == 0
     with guarded.cli("consume").running("tail", f"{topic}/c") as tail:
-        try:
-            guarded.cli("all").wait_until(f"{topic}/c", lambda record: bool(record["client_count"]))
-            guarded.auth_file.write([name for name in SECRETS if name != "consume"])
-            _reload(guarded)
+        guarded.cli("all").wait_until(f"{topic}/c", lambda record: bool(record["client_count"]))
+        with revoked(guarded, "consume"):
             done = tail.end()
-        finally:
-            guarded.auth_file.write(SECRETS)
-            _reload(guarded)
-    assert done.code == 1
-    assert done.err.splitlines()[-1].endswith(
-        f" rejected your secret: the token is unknown, expired or revoked. {GIVE}"
-    )
-    assert SECRETS["consume"] not in done.err
+    _rejected(done, 1, SECRETS["consume"])
+
+
+@pytest.mark.parametrize("option", ["--quiet", "--snappy"], ids=["over HTTP", "over TCP"])
+def test_running_pub_ends_when_its_token_is_revoked(guarded: Guarded, topic: str, option: str) -> None:
+    assert guarded.cli("all")("topic", "create", topic).code == 0
+    with guarded.cli("publish").running("pub", topic, option) as pub:
+        pub.write(b"one\n")
+        guarded.cli("all").wait_until(topic, lambda record: record["message_count"] == 1)
+        with revoked(guarded, "publish"):
+            pub.write(b"two\n")
+            done = pub.end()
+    _rejected(done, 4, SECRETS["publish"])
+    assert "1 message acknowledged" in done.err
+
+
+def test_running_export_ends_when_its_token_is_revoked(
+    guarded: Guarded, topic: str, tmp_path: Path, files: Path
+) -> None:
+    assert guarded.cli("all")("pub", topic, str(files / "input")).code == 0
+    line = ("to-parquet", topic, str(tmp_path / "export"), "--follow", "--every", "100ms", "--format", "json")
+    with guarded.cli("read").running(*line) as export:
+        assert json.loads(export.read_line())["messages"] == 1
+        with revoked(guarded, "read"):
+            done = export.end()
+    assert done.code == 4
+    assert " rejected your secret: it is unknown, expired or revoked. " in done.err
+
+
+# ---------------------------------------------------------------------- discovery services
+
+
+def test_discovery_service_with_an_auth_file(tmp_path: Path, run_here: Run) -> None:
+    auth_file = AuthFile(tmp_path)
+    token = tmp_path / "token"
+    token.write_text(SECRETS["register"])
+    with qcli_lookupd(f"--auth-file={auth_file.path}") as lookupd:
+        flags = [f"--lookupd-tcp-address={lookupd.tcp_address}", f"--lookupd-auth-secret-file={token}"]
+        with qcli_serve(tmp_path / "data", f"--auth-file={auth_file.path}", *flags) as broker:
+            direct = Cli(broker.tcp_address, broker.http_address, {"QCLI_CLIENT_AUTH_SECRET": SECRETS["all"]})
+            assert direct("topic", "create", "clicks").code == 0
+            assert direct("pub", "clicks", stdin=b"one\ntwo\n").code == 0
+            asking = {"QCLI_LOOKUPD_HTTP_ADDRESS": lookupd.http_address}
+            consumer = Cli(
+                "127.0.0.1:1", "127.0.0.1:1", asking | {"QCLI_CLIENT_AUTH_SECRET": SECRETS["consume"]}
+            )
+            for allowed in ([], ["--lookupd-allowed-host", "127.0.0.*"]):
+                assert run_here(consumer, "tail", "clicks/c", "-n", "1", *allowed).code == 0
+            reader = Cli("127.0.0.1:1", "127.0.0.1:1", asking | {"QCLI_CLIENT_AUTH_SECRET": SECRETS["read"]})
+            export = ("to-parquet", "clicks", str(tmp_path / "export"))
+            refused = run_here(reader, *export, "--lookupd-allowed-host", "*.example.com")
+            assert refused.err == (
+                "Warning: '127.0.0.1' is not among the hosts of --lookupd-allowed-host; left out.\n"
+                "Error: The discovery services know no broker with topic clicks.\n"
+            )
+            assert run_here(reader, *export).code == 0
+            # TLS is asked for, and nsqlookupd names ports of plain HTTP: no secret is sent there.
+            ca = Certificates(tmp_path / "certificates").ca_path
+            refused = run_here(reader, *export, "--tls-root-ca-file", str(ca))
+            assert refused.code == 2
+            assert "over which the secret would not be encrypted" in refused.err.replace("\n", " ")
+            for env in (asking, asking | {"QCLI_CLIENT_AUTH_SECRET": UNKNOWN}):
+                for line in (["tail", "clicks/c", "-n", "1"], list(export)):
+                    refused = run_here(Cli("127.0.0.1:1", "127.0.0.1:1", env), *line)
+                    said = "requires a secret" if env == asking else "rejected your secret"
+                    assert (
+                        refused.code,
+                        f"The nsqlookupd at {lookupd.http_address} {said}" in refused.err,
+                    ) == (
+                        1,
+                        True,
+                    ), refused.err
 
 
 # ---------------------------------------------------------------------- secrets in clear

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..framework.errors import ExitCode, Failure, chain, reason_of
 from ..framework.params import Source, is_https, is_unix_path
 from .address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
+from .connection_options import ConnectOptions
 
 if TYPE_CHECKING:
     from trio_nsq.client import BrokerError, BrokerUnreachable, ConnectionFailed, RequestRefused
@@ -148,6 +149,8 @@ def refused(broker: str, error: BrokerError) -> str:
             f"{broker} requires TLS. Use --tls, and --tls-root-ca-file if its certificate is of a private CA."
         )
     if error.code == "E_AUTH_FIRST":
+        if ConnectOptions.of_command().auth_secret:  # the broker accepted it before
+            return f"{broker} rejected your secret: the token is expired or revoked. {_GIVE_SECRET}"
         return f"{broker} requires AUTH. {_GIVE_SECRET}"
     if error.code == "E_AUTH_FAILED":
         if reason := error.text.partition(": ")[2]:

@@ -45,9 +45,10 @@ _ARGUMENT = re.compile("(MISSING_ARG|INVALID_ARG|INVALID)_([A-Z_]+)")
 
 def meaning_of(code: str) -> str:
     """Return a clause that explains the error code of an HTTP answer; empty if the code has a text of its own."""
-    if match := _ARGUMENT.fullmatch(code):
-        return f"{match[2].lower()} is {'missing' if match[1] == 'MISSING_ARG' else 'invalid'}"
-    return _MEANINGS.get(code, "")
+    match = _ARGUMENT.fullmatch(code)
+    if code in _MEANINGS or match is None:
+        return _MEANINGS.get(code, "")
+    return f"{match[2].lower()} is {'missing' if match[1] == 'MISSING_ARG' else 'invalid'}"
 
 
 class ConnectionFailed(NSQError):
