@@ -156,7 +156,8 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
         "have a role on. nsqd has no tokens, so it cannot register then.",
         "Reloading": "At SIGHUP the service reads these again: the certificate, its key and the CAs, for new "
         "connections; the auth file; and log_level in the configuration file, unless a flag or a variable sets it. If "
-        "a file cannot be used, the log says so, and the earlier values stay in use. All other options need a restart.",
+        "a file cannot be used, the log says so, and the earlier values stay in use. The audit log is "
+        "opened again. All other options need a restart.",
         "Configuration file": "TOML with nsqlookupd's keys: the option with underscores, such as tcp_address. A "
         'duration is a string such as "1m30s", or an integer in milliseconds. Unknown keys are logged and ignored.',
         "systemd": "With Type=notify in its unit, systemd knows when the service is ready, reloads or stops.",

@@ -235,7 +235,7 @@ def create(
         ) from error
     try:
         write(f"{token}\n")
-    except (Failure, OutputClosed) as error:  # nobody has the token
+    except (Failure, OutputClosed) as error:  # the token is lost
         edit_auth_file(auth_file, lambda text: remove_entries(text, [name]))
         raise Failure("No token was created: standard output cannot be written.") from error
     if created:

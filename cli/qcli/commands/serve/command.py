@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         "Reloading": "At SIGHUP the broker reads these again, without an interruption: the auth file, whose "
         "revoked tokens end at once; the certificate, its key and the CAs, for new sessions; and log_level in the "
         "configuration file, unless a flag or a variable sets it. If a file cannot be used, the log says so, and the "
-        "earlier values stay in use. All other options need a restart.",
+        "earlier values stay in use. The audit log is opened again. All other options need a restart.",
         "Configuration file": "TOML with nsqd's keys: the option with underscores, such as tcp_address. Exceptions: id "
         "for --node-id, and nsqlookupd_tcp_addresses, auth_http_addresses and e2e_processing_latency_percentiles for "
         'the lists. A duration is a string such as "1m30s", or an integer in milliseconds. Unknown keys are logged '
