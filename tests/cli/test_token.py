@@ -3,12 +3,11 @@
 import json
 import re
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from cli.support import Cli, Run, command_line, lines_until_ready, serving
+from cli.support import DEADLINE_S, Cli, Run, command_line, lines_until_ready, serving
 
 TOKEN = re.compile(rb"nsq_[A-Za-z0-9_-]{43}\n")
 
@@ -148,10 +147,19 @@ def test_token_that_cannot_be_printed_is_not_created(nowhere: Cli, file: str) ->
 
 def test_concurrent_creates_lose_nothing(nowhere: Cli, file: str) -> None:
     wanted = {f"t{number}" for number in range(6)}
-    with ThreadPoolExecutor(3) as pool:
-        create = lambda name: nowhere("token", "create", name, "--role", "read", "--auth-file", file)  # noqa: E731
-        results = list(pool.map(create, sorted(wanted)))
-    assert all(result.code == 0 and TOKEN.fullmatch(result.out) for result in results)
+    creating = [
+        subprocess.Popen(
+            command_line("token", "create", name, "--role", "read", "--auth-file", file),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=nowhere.environment(),
+        )
+        for name in sorted(wanted)
+    ]
+    for process in creating:
+        out, _ = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+        assert TOKEN.fullmatch(out)
     assert set(names(nowhere, file)) == wanted
 
 
