@@ -24,6 +24,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 import pytest
 
 from interop.build import INTEROP, PeerUnavailable, go_program, installed_program, node_modules, nsq_sources
+from trio_nsq.secret import authorization
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 15.0
@@ -148,6 +149,8 @@ class Broker:
     child: Child
     https_address: str = ""
     """``127.0.0.1:PORT``, or empty without ``--tls-cert``"""
+    secret: str = ""
+    """Sent with every HTTP request; empty: none"""
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -177,7 +180,8 @@ class Broker:
     def _request(self, method: str, path: str, body: bytes, params: dict[str, str | int]) -> bytes:
         connection = http.client.HTTPConnection(self.http_address, timeout=CLIENT_DEADLINE_S)
         try:
-            connection.request(method, f"{path}?{urllib.parse.urlencode(params)}", body)
+            headers = {"Authorization": authorization(self.secret)} if self.secret else {}
+            connection.request(method, f"{path}?{urllib.parse.urlencode(params)}", body, headers)
             reply = connection.getresponse()
             content = reply.read()
         finally:

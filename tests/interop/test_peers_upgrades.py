@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ NOTHING_IN_A_READ = {"pynsq"}
 together in several writes, so that it hardly gets through one conversation; our broker sends it in one, and it works
 as long as messages are small and come one by one."""
 SECRET = "correct horse"
+HTTP_SECRET = "battery staple"
+"""Allows everything over HTTP, which our broker guards too."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def strict_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     """Who ask for a certificate and a secret."""
 
     def respond(request: Request) -> Response:
+        if request.query["secret"] == HTTP_SECRET:
+            return answer(authorization(".*", ".*", "publish", "read", "manage"))
         known = request.query["secret"] == SECRET and request.query["common_name"] == "client-name"
         return answer(authorization()) if known else answer()
 
@@ -158,6 +162,7 @@ def test_a_certificate_and_a_secret_let_a_client_in(strict_brokers: Both, client
     bodies = some_bodies(20)
 
     def test(broker: Broker) -> None:
+        broker = replace(broker, secret=HTTP_SECRET)
         broker.create(topic, "ch")
         publish(broker, client, topic, bodies, [*connection, f"--auth={SECRET}"])
         with client.subscribe(
