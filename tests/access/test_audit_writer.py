@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from trio_nsq.access.audit import AuditLog
+from trio_nsq.access.audit import MAX_REFUSALS_OF_CLIENT, WINDOW_S, AuditLog
 from trio_nsq.access.audit_writer import RETRY_S, AuditFile, AuditWriter
 from trio_nsq.listening import StartupError
 
@@ -172,6 +172,23 @@ def test_torn_line_is_completed_or_written_whole_to_the_next_file(tmp_path: Path
     file.close()
     os.close(writer)
     os.close(reader)
+
+
+async def test_suppressed_refusals_are_written_at_the_end_of_their_minute(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    path = tmp_path / "audit"
+    async with running_writer(path) as writer:
+        for _ in range(MAX_REFUSALS_OF_CLIENT + 5):
+            writer.log.record("refused", "10.0.0.1:5", None)
+        await trio.sleep(WINDOW_S / 2)
+        assert b"suppressed" not in path.read_bytes()
+        await trio.sleep(WINDOW_S / 2 + 1)
+        with trio.fail_after(1000):
+            while b"suppressed" not in path.read_bytes():
+                await trio.sleep(0.1)
+    *_, last = path.read_bytes().splitlines()
+    assert json.loads(last)["count"] == 5
 
 
 async def test_end_waits_for_a_write_that_was_cancelled(tmp_path: Path) -> None:

@@ -146,10 +146,28 @@ async def test_reloads_and_revoked_connections(tmp_path: Path) -> None:
         line("action", "admin", action="PUT /config/auth_file", status=200),
     ]
     assert (failure["event"], failure["file"]) == ("reload", file)
-    assert "token x needs a hash" in failure["error"]
+    assert failure["error"] == "line 1: token x needs a hash"
     assert answer == line(
         "action", "admin", action="PUT /config/auth_file", status=400, error="INVALID_VALUE"
     )
+
+
+async def test_answers_that_are_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    auth_file = AuthFile(tmp_path)
+    admin = bearer(SECRETS["admin"])
+    async with running_api(tmp_path / "d", auth_file=auth_file.path, audit_log=str(path)) as api:
+        for _ in range(16):  # more than the socket's buffers hold
+            await api.send("POST", "/pub?topic=t", bearer(SECRETS["publish"]), bytes(1 << 20))
+        async with api.client.stream("GET", "/topic/read?topic=t", headers=bearer(SECRETS["read"])) as answer:
+            pieces = answer.aiter_raw(1024)
+            await anext(pieces)
+            auth_file.write(["admin"])
+            await api.send("PUT", "/config/auth_file", admin, str(auth_file.path).encode())
+            with pytest.raises(httpx.RemoteProtocolError):
+                async for _ in pieces:
+                    pass
+    assert lines_of(path)[-1] == line("closed", "read", action="GET /topic/read", topic="t")
 
 
 async def test_certificates_are_recorded_by_subject(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class AuditWriter:
 
     def __init__(self, target: str, *, close_timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         self._close_timeout_s = close_timeout_s
-        self.log = AuditLog(enabled=bool(target))
+        self.log = AuditLog(enabled=bool(target), clock_s=trio.current_time)
         self.error = ""
         self._target = target
         try:

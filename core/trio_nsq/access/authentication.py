@@ -95,7 +95,8 @@ class Authentication:
                 if self._service is not None:
                     await self._service.reload()
             except (AuthFileError, StartupError) as exc:
-                self.access.audit.record("reload", "", None, file=file, error=str(exc))
+                reason = exc.__cause__ if isinstance(exc.__cause__, ValueError) else exc  # without the path
+                self.access.audit.record("reload", "", None, file=file, error=str(reason))
                 raise
             if policy is None:
                 return
