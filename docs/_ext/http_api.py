@@ -10,7 +10,8 @@ import yaml
 REFERENCE = Path(__file__).parents[1] / "reference"
 _METHODS = ("get", "post", "put")
 _ERRORS = {
-    f"#/components/responses/{name}": name for name in ("badRequest", "notFound", "tooLarge", "unavailable")
+    f"#/components/responses/{name}": name
+    for name in ("badRequest", "unauthenticated", "forbidden", "notFound", "tooLarge", "unavailable")
 }
 """Answers that many operations have; the page has them once."""
 
@@ -41,6 +42,13 @@ def _page(spec: dict[str, Any]) -> Iterator[str]:
     answers = spec["components"]["responses"]
     rows = [(statuses[place], answers[name]["description"]) for place, name in _ERRORS.items()]
     yield _table(rows, "| status | |")
+    yield "## Access"
+    yield (
+        "What each endpoint needs with `--auth-file` or `--auth-http-address`: a [role](access.md#roles) on the topic "
+        "or channel of the request, or on all topics. A longer body than the limit gets 413, before it is read. With "
+        "`--tls-required=true`, every endpoint needs HTTPS."
+    )
+    yield _table(list(_access(spec)), "| endpoint | role | on | longest body |")
     for tag in spec["tags"]:
         yield f"## {tag['name']}"
         yield tag["description"]
@@ -56,6 +64,23 @@ def _page(spec: dict[str, Any]) -> Iterator[str]:
             yield schema["description"].strip()
         if "properties" in schema:
             yield _table(_rows(spec, schema))
+
+
+def _access(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    for path, item in spec["paths"].items():
+        for method in _METHODS:
+            if method in item:
+                access = item[method]["x-access"]
+                role, scope, body = access["role"], access["scope"], access["body"]
+                where = {"all": "all topics"}.get(scope, f"the {scope}")
+                roles = {"open": "none: open to all", "any": "any"}
+                is_role = role not in roles
+                yield (
+                    f"`{method.upper()} {path}`",
+                    f"`{role}`" if is_role else roles[role],
+                    where if is_role else "",
+                    f"`{body}`" if body.startswith("-") else body,
+                )
 
 
 def _operation(

@@ -18,6 +18,8 @@ import yaml
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
+from access.support import ALL_ROLES, AuthFile, Given, bearer, everything
+from access.table import ENDPOINTS
 from cli.support import Cli, fail_messages
 from interop.peers import Broker, qcli_serve
 
@@ -249,13 +251,48 @@ def test_answers_match_the_document(broker: Broker) -> None:
         (key, int(status)) for key, operation in OPERATIONS.items() for status in operation["responses"]
     }
     # A full disk, a broker that stops, two profiles at the same time: other tests cover these.
-    assert {each for each in documented - seen if each[1] not in (409, 500, 503)} == set()
+    # 401 and 403 are below.
+    assert {each for each in documented - seen if each[1] not in (401, 403, 409, 500, 503)} == set()
     parameters = {
         (key, resolve(parameter)["name"])
         for key, operation in OPERATIONS.items()
         for parameter in operation.get("parameters", ())
     }
     assert parameters - used == set()
+
+
+def test_refusals_are_as_described(tmp_path: Path) -> None:
+    """Without a token, and with one for another topic."""
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("all", everything(*ALL_ROLES))
+    file.add_token("other", Given(ALL_ROLES, ["other"]))
+    with qcli_serve(tmp_path / "d", f"--auth-file={file.write()}") as broker:
+        for (method, path), operation in OPERATIONS.items():
+            role = operation["x-access"]["role"]
+            target = path.replace("{opt}", "x")
+            if role == "open":
+                check_answer(
+                    broker, Call(method, target, {}, status=403, headers=(("Host", "evil.example"),))
+                )
+                assert operation["security"] == []
+                assert "401" not in operation["responses"]
+                continue
+            named = {"topic": "t", "channel": "c"}
+            check_answer(broker, Call(method, target, named, status=401))
+            header = ("Authorization", bearer("other"))
+            if role != "any":
+                check_answer(broker, Call(method, target, named, status=403, headers=(header,)))
+            page = (("Host", "evil.example"), ("Origin", "http://evil.example"))
+            check_answer(broker, Call(method, target, named, status=403, headers=page))
+
+
+def test_what_each_operation_needs() -> None:
+    documented = {
+        key: (operation["x-access"]["role"], operation["x-access"]["scope"], operation["x-access"]["body"])
+        for key, operation in OPERATIONS.items()
+    }
+    nsqd_only = {key for key in ENDPOINTS if key[1].startswith("/debug/pprof") or "setblockrate" in key[1]}
+    assert documented == {key: tuple(row) for key, row in ENDPOINTS.items() if key not in nsqd_only}
 
 
 def check_answer(broker: Broker, request: Call) -> None:
