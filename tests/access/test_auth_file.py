@@ -1,6 +1,7 @@
 """Reading auth files: every error names the file, the entry and the reason."""
 
 import os
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trio_nsq.access import AuthFileError, read_auth_file, token_digest
+from trio_nsq.access import ROLES, AuthFileError, read_auth_file, token_digest
 from trio_nsq.access.auth_file import MAX_FILE_BYTES, parse_auth_file
 
 HASH = token_digest(b"secret")
@@ -205,3 +206,17 @@ def test_no_text_raises_another_error(fragments: list[str]) -> None:
     for entry in (*policy.tokens.values(), *policy.certificates.values()):
         assert entry.name
         assert entry.key
+
+
+def test_the_documentation_s_file(tmp_path: Path) -> None:
+    """And it names every role."""
+    page = (Path(__file__).parents[2] / "docs/reference/access.md").read_text()
+    path = tmp_path / "auth.toml"
+    path.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    policy = read_auth_file(path)
+    assert {each.name for each in (*policy.tokens.values(), *policy.certificates.values())} == {
+        "web",
+        "backup",
+    }
+    roles = page.partition("## Roles")[2].partition("No role includes another")[0]
+    assert re.findall(r"^\| `(\w+)` \|", roles, re.MULTILINE) == list(ROLES)
