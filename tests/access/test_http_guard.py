@@ -143,7 +143,7 @@ async def test_the_body_of_a_publish_before_auth_is_not_read(tmp_path: Path) -> 
         for verb in (b"PUB mine", b"MPUB mine", b"DPUB mine 1"):
             async with connected(bound.tcp_address) as client:
                 assert (
-                    await attempt(client, verb + b"\n")
+                    await attempt(client, verb + b"\n\0\0\0\x09")
                     == f"E_AUTH_FIRST AUTH required before {verb.split()[0].decode()}"
                 )
                 assert await client.frame() is None

@@ -229,7 +229,8 @@ class CommandReader:
                 return _NOP
             case b"PUB" | b"MPUB":
                 topic = self._topic(verb.decode(), params)
-                self._check_auth(verb.decode())
+                if self.auth_required:
+                    return self._expect_body(_Body(verb.decode(), topic))
                 self._publish_topic = topic
                 self._publish_verb = "PUB" if verb == b"PUB" else "MPUB"
                 self._publish_line = raw + b"\n"
@@ -285,7 +286,6 @@ class CommandReader:
         biggest = self._limits.max_defer_ms
         if defer_ms > biggest:
             raise CommandError("E_INVALID", f"DPUB timeout {defer_ms} out of range 0-{biggest}")
-        self._check_auth("DPUB")
         return self._expect_body(_Body("DPUB", topic, defer_ms))
 
     def _read_rdy(self, params: list[bytes]) -> Ready:
@@ -331,6 +331,8 @@ class CommandReader:
             if available < 4:
                 return self._incomplete(*_body_error(body.verb, "body size"))
             body.size = self._body_size(body.verb, _INT32.unpack_from(buffer, self._position)[0])
+            if body.topic:
+                self._check_auth(body.verb)  # after the size, as nsqd, and before the body
             if body.verb == "MPUB":  # a PUB's size stays: it is the message's size field
                 self._position += 4
                 available -= 4

@@ -141,7 +141,7 @@ WORDS = [
     word
     for word in ANSWERS
     if not word.startswith("then-")
-    and word not in ("part", "channel-part", "flags", "class", "anchored", "long", "redirect")
+    and word not in ("part", "channel-part", "flags", "class", "anchored", "long", "redirect", "manager")
 ]
 
 SCRIPTS: dict[str, Script] = (
@@ -193,8 +193,14 @@ SCRIPTS: dict[str, Script] = (
         "PUB of nothing before AUTH": same(b"PUB T\n" + sized(b"")),
         "DPUB at a bad time before AUTH": same(b"DPUB T x\n"),
         "DPUB of nothing before AUTH": same(b"DPUB T 0\n" + sized(b"")),
-        "MPUB of nothing before AUTH": differs(
-            "mpub-auth", b"MPUB T\n" + batch(), here=["error E_BAD_BODY MPUB invalid message count 0"]
+        "MPUB of nothing before AUTH": same(b"MPUB T\n" + batch()),
+        "MPUB of nothing without the permission": differs(
+            "mpub-auth",
+            auth(b"the secret is subscribe") + b"MPUB T\n" + batch(),
+            here=[
+                '{"identity":"","identity_url":"","permission_count":1}',
+                "error E_BAD_BODY MPUB invalid message count 0",
+            ],
         ),
         "SUB without channel before AUTH": same(b"SUB T\n"),
         "SUB to a bad name before AUTH": same(b"SUB T |\n"),
