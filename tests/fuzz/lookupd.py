@@ -3,8 +3,16 @@
 from random import Random
 
 from fuzz.engine import ways
-from lookup.support import identify
-from trio_nsq.lookup.protocol import CommandReader, Identify, Ping, Register, Unregister
+from lookup.support import auth, identify
+from trio_nsq.lookup.protocol import (
+    MAX_SECRET_BYTES,
+    Auth,
+    CommandReader,
+    Identify,
+    Ping,
+    Register,
+    Unregister,
+)
 from trio_nsq.protocol import CommandError, is_valid_name
 
 CODES = frozenset({"E_BAD_PROTOCOL", "E_INVALID", "E_BAD_BODY", "E_BAD_TOPIC", "E_BAD_CHANNEL"})
@@ -21,6 +29,8 @@ class Lookupd:
 
     def valid(self, rng: Random) -> list[bytes]:
         pieces = [b"  V1"]
+        if rng.random() < 0.3:
+            pieces.append(auth(b"s" * rng.choice((0, 1, 64, 4096, 4097))))
         if rng.random() < 0.9:
             pieces.append(identify(hostname="h" * rng.choice((0, 1, 1, 100))))
         for _ in range(rng.randrange(8)):
@@ -66,6 +76,9 @@ def read(pieces: list[bytes]) -> list[object]:
                     assert identified
                     assert is_valid_name(command.topic)
                     assert command.channel is None or is_valid_name(command.channel)
+                elif isinstance(command, Auth):
+                    assert not identified
+                    assert len(command.secret) <= MAX_SECRET_BYTES
                 else:
                     assert isinstance(command, Ping)
     except CommandError as error:

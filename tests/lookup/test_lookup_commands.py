@@ -4,8 +4,18 @@ from struct import pack
 
 import pytest
 
-from lookup.support import identify
-from trio_nsq.lookup.protocol import Command, CommandReader, Identify, PeerInfo, Ping, Register, Unregister
+from lookup.support import auth, identify
+from trio_nsq.lookup.protocol import (
+    MAX_SECRET_BYTES,
+    Auth,
+    Command,
+    CommandReader,
+    Identify,
+    PeerInfo,
+    Ping,
+    Register,
+    Unregister,
+)
 from trio_nsq.protocol import CommandError
 from trio_nsq.protocol.limits import MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES
 
@@ -38,6 +48,13 @@ CASES: list[tuple[bytes, list[Command | bytes]]] = [
         [I, Register("t"), Register("t", "c#ephemeral"), Unregister("t", "c"), Unregister("t")],
     ),
     (MAGIC + identify() + identify(), [I, b"E_INVALID cannot IDENTIFY again"]),
+    (
+        MAGIC + auth(b"one") + auth(b"") + b"PING\n" + identify() + auth(b"x"),
+        [Auth(b"one"), Auth(b""), Ping(), I, b"E_INVALID cannot AUTH after IDENTIFY"],
+    ),
+    (MAGIC + auth(b"x" * MAX_SECRET_BYTES), [Auth(b"x" * MAX_SECRET_BYTES)]),
+    (MAGIC + b"AUTH\n" + pack(">i", MAX_SECRET_BYTES + 1), [b"E_BAD_BODY AUTH body too big 4097 > 4096"]),
+    (MAGIC + b"AUTH\n" + pack(">i", -1), [b"E_BAD_BODY AUTH invalid body size -1"]),
     (MAGIC + b"REGISTER t\n", [b"E_INVALID client must IDENTIFY"]),
     (MAGIC + identify() + b"REGISTER\n", [I, b"E_INVALID REGISTER insufficient number of params"]),
     (MAGIC + identify() + b"REGISTER \xff\n", [I, b"E_BAD_TOPIC REGISTER topic name '\xff' is not valid"]),

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import trio
 
+from broker.certificates import Certificates
 from broker.support import PATIENCE_S, connected, running_broker
 from interop.peers import CLIENTS, Broker, Delivery, nsqd, qcli_serve
 from lookup.fake_lookupd import FakeLookupd, fake_lookupd
@@ -252,3 +253,14 @@ async def test_both_brokers_send_the_same(tmp_path: Path) -> None:
     # nsqd skips its first queries if it has not yet read the service's answer to IDENTIFY.
     assert to_ours.asked == ["first", "a", "e#ephemeral"]
     assert to_nsqd.asked == to_ours.asked[-len(to_nsqd.asked) :]
+
+
+async def test_nsqd_registers_with_a_service_that_offers_tls(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    async with ours(**certificates.options) as lookupd:
+        with ExitStack() as stack:
+            flag = f"--lookupd-tcp-address={lookupd.tcp_address}"
+            broker = await started(stack, nsqd(tmp_path / "nsqd", flag))
+            await trio.to_thread.run_sync(broker.create, "t", "c")
+            me = [("127.0.0.1", int(broker.tcp_address.rpartition(":")[2]))]
+            await becomes(lookupd, {("t", ""): me, ("t", "c"): me})

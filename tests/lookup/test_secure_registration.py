@@ -4,6 +4,8 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from trio.testing import MockClock
 from broker.certificates import Certificates
 from broker.support import connected, refusal, running_broker
 from lookup.support import Lookupd, grant, ours, producer, real, token_of, watched_log, write_auth_file
+from trio_nsq.broker import BrokerOptions, serve
 from trio_nsq.lookup.protocol import PeerInfo
 from trio_nsq.lookup.query import LookupFailed, lookup_topic
 from trio_nsq.lookup.registration import LookupRegistration
@@ -258,3 +261,45 @@ async def test_nsqlookupd_has_no_authentication(clock: MockClock) -> None:
 )
 async def test_files_that_cannot_be_used(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     assert reason in await refusal(tmp_path / "d", **options)
+
+
+async def test_a_broker_reads_its_cas_again(
+    tmp_path: Path, certificates: Certificates, clock: MockClock
+) -> None:
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_bytes(Certificates(tmp_path / "other").ca_path.read_bytes())
+    reload, reloads = trio.open_memory_channel[None](0)
+    with watched_log() as log:
+        async with ours(**certificates.options) as lookupd, trio.open_nursery() as nursery:
+            options = BrokerOptions(
+                tmp_path / "d",
+                tcp_address="127.0.0.1:0",
+                http_address="127.0.0.1:0",
+                nsqlookupd_tcp_addresses=(lookupd.tcp_address,),
+                lookupd_tls=True,
+                tls_root_ca_file=ca_file,
+            )
+            await nursery.start(partial(serve, options, reloads=reloads))
+            await log.until("its certificate is not valid")
+            ca_file.write_text("no certificate")
+            await reload.send(None)
+            await log.until("the previous files stay in use")
+            ca_file.write_bytes(certificates.ca_path.read_bytes())
+            await reload.send(None)
+            await log.until(
+                "CLIENT(127.0.0.1:", after=await log.until("CAs and the certificate for discovery")
+            )
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_token_expires_while_its_broker_is_connected(tmp_path: Path) -> None:
+    """By the real clock: expiry is a time of day."""
+    soon = datetime.now(UTC) + timedelta(seconds=1)
+    lines = f"expires = {soon.isoformat()}\n{grant('register')}"
+    file = write_auth_file(tmp_path / "auth.toml", {"broker": lines, "reader": grant("consume")})
+    with watched_log() as log:
+        async with ours(auth_file=file) as lookupd, registration(lookupd, secret=secret_of("broker")):
+            expired = await log.until("revoked or has expired", after=await log.until("DB: client("))
+            await log.until("AUTH failed", after=expired)
+            token = token_of("reader").decode()
+            assert await lookup_topic(lookupd.http_address, "t", timeout_s=5, token=token) == []
