@@ -131,6 +131,11 @@ async def test_the_configured_name_counts_for_tcp_and_http(tmp_path: Path) -> No
         ({"auth": True}, {"secret": "wrong"}, "AUTH failed: the token is unknown, expired or revoked"),
         ({"auth": True}, {"secret": "reader"}, "IDENTIFY needs the role register"),
         ({"tls_required": True}, {}, "E_INVALID TLS required' (give --lookupd-tls)"),
+        (
+            {"tls_required": True},
+            {"secret": "broker"},
+            "PING - 'E_INVALID TLS required' (give --lookupd-tls)",
+        ),
         ({"tls_required": True}, {"ca": "other"}, "its certificate is not valid: "),
         ({"tls": False}, {"ca": "its"}, "TLS failed: wrong version number (does it offer TLS?"),
         (

@@ -318,9 +318,15 @@ class _Peer:
         secret = self._security.secret.read()
         if not secret:
             return MAGIC_V1
+        greeting = MAGIC_V1
         if self._security.tls is None:
+            # A service that requires TLS says so before the secret is sent.
+            (reply,) = await connection.ask([MAGIC_V1 + PING])
+            if reply != OK:
+                raise LookupdError(f"PING - {_excerpt(reply)}{_hint(reply)}")
             warn_in_clear(self._address)
-        command = MAGIC_V1 + encode_auth(encode_secret(secret))
+            greeting = b""
+        command = greeting + encode_auth(encode_secret(secret))
         try:
             (reply,) = await connection.ask([command], timeout_s=AUTH_TIMEOUT_S)
         except trio.TooSlowError:
