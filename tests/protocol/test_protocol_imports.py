@@ -17,6 +17,7 @@ ALLOWED = {
     "collections",
     "dataclasses",
     "enum",
+    "ipaddress",
     "itertools",
     "json",
     "math",
