@@ -29,6 +29,7 @@ from trio_nsq.client import (
     TopicReader,
 )
 from trio_nsq.client.http.broker_http import BrokerHTTP
+from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
 from trio_nsq.protocol.frames import OK_FRAME, encode_response
 from trio_nsq.secret import Secret
 
@@ -292,3 +293,38 @@ async def test_only_allowed_brokers_of_a_discovery_service_get_the_secret(
                 await foreign.expect_no_connection()
         place = f"nsqlookupd {lookupd.address} returned a broker address"
         assert f"{place} that is not among the allowed hosts: 'localhost'" in caplog.text
+
+
+@bounded
+async def test_reader_waits_for_the_auth_servers_of_a_broker() -> None:
+    requests = 0
+    gone = trio.Event()
+
+    async def read(request: Request) -> Response:
+        nonlocal requests
+        requests += 1
+        if requests == 2:
+            raise HTTPError(503, "AUTH_UNAVAILABLE")
+        if requests == 3:
+            gone.set()
+            raise HTTPError(401, "INVALID_TOKEN")
+        headers = {f"X-NSQ-{name}-Sequence": "0" for name in ("First", "Start", "End")}
+        return Response(200, b"", headers=headers)
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await serve_connection(stream, Router([Route("GET", "/topic/read", read)]))
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(
+            lambda task_status: trio.serve_tcp(serve, 0, host="127.0.0.1", task_status=task_status)
+        )
+        address = "127.0.0.1:%d" % listener.socket.getsockname()[1]
+        reader = TopicReader(
+            address, "t", follow=True, auth_secret="hush", reconnect_min_s=0.001, reconnect_max_s=0.001
+        )
+        async with reader:
+            with pytest.raises(RequestRefused, match="INVALID_TOKEN") as refused:
+                await reader.receive()
+        assert refused.value.is_about_secret
+        assert gone.is_set()
+        nursery.cancel_scope.cancel()
