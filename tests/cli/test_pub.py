@@ -242,7 +242,7 @@ def test_no_broker(nowhere: Cli) -> None:
     assert result.err == (
         "Error: No broker answers at 127.0.0.1:1: connection refused. "
         "Start a broker with 'qcli serve', or use another address: --nsqd-tcp-address."
-        " 'qcli stat --wait 10s' waits for a broker that is starting.\n"
+        " 'qcli stat --once --wait 10s' waits for a broker that is starting.\n"
     )
 
 

@@ -170,7 +170,7 @@ def test_pub_publishes_nothing_if_one_is_unreachable(nowhere: Cli, broker: Broke
     assert (refused.code, refused.err) == (
         ExitCode.UNREACHABLE,
         "Error: No broker answers at 127.0.0.1:1: connection refused. Start a broker with 'qcli serve', or use another "
-        "address: --nsqd-tcp-address. 'qcli stat --wait 10s' waits for a broker that is starting."
+        "address: --nsqd-tcp-address. 'qcli stat --once --wait 10s' waits for a broker that is starting."
         " Nothing was published to any broker.\n",
     )
     assert broker.channel_stats(topic, "c")["message_count"] == 0

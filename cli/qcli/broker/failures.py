@@ -84,7 +84,7 @@ def unreachable(address: str, option: str, reason: object) -> Failure:
     end = "" if str(reason).endswith("?") else "."
     waiting = ""
     if "connection refused" in str(reason).lower():
-        waiting = " 'qcli stat --wait 10s' waits for a broker that is starting."
+        waiting = " 'qcli stat --once --wait 10s' waits for a broker that is starting."
     return Failure(
         f"No broker answers at {address}: {reason}{end} Start a broker with 'qcli serve', or use another address: "
         f"{option}.{waiting}",
