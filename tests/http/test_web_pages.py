@@ -29,13 +29,20 @@ from trio_nsq.http.web_pages import HostNames, foreign_page
         "nsq.example.com",
         "NSQ.Example.com.:4151",
         socket.gethostname(),
-        f"{socket.getfqdn()}:4151",
     ],
 )
 def test_names_of_the_server(host: str) -> None:
     names = HostNames(["nsq.example.com"])
     assert names.allows(host)
     assert names.allows(host)  # also if it is cached
+
+
+async def test_the_fully_qualified_name_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getfqdn", lambda: "Nsq1.example.org.")
+    names = HostNames()
+    assert not names.allows("nsq1.example.org")
+    await names.learn_own_name()
+    assert names.allows("nsq1.example.org:4151")
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ async def _serve_folder(
             for name, listening in opened.items():
                 accepting.start_soon(accept, server.admissions[name].handle, listening.listeners)
                 logger.info("%s: listening on %s", name, listening.address)
+            accepting.start_soon(http_server.hosts.learn_own_name)
             run = lookup.run  # here, so that a stop unregisters before clients are closed
             accepting.start_soon(_keep_running, run, name=run)
             if reloads is not None:

@@ -10,6 +10,8 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 
+import trio
+
 _OWN_SITES = ("same-origin", "none")  # "none": the address bar, a bookmark
 _PRIVATE_DOMAINS = (
     ".localhost",
@@ -36,9 +38,15 @@ class HostNames:
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        own = {"localhost", socket.gethostname(), socket.getfqdn()}
-        self._names = frozenset(name.lower().rstrip(".") for name in own | set(names))
+        self._names = {name.lower().rstrip(".") for name in ("localhost", socket.gethostname(), *names)}
         self.known: set[str] = set()
+
+    async def learn_own_name(self) -> None:
+        """Allow this machine's fully qualified name. It is looked up in a thread: with a broken DNS it takes long."""
+        name = await trio.to_thread.run_sync(
+            socket.getfqdn, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+        )
+        self._names.add(name.lower().rstrip("."))
 
     def allows(self, host: str) -> bool:
         """Whether a Host header, `name` or `name:port`, names this server. An empty one does: HTTP/1.0 has none."""

@@ -53,16 +53,16 @@ _UNLOGGED = {
 
 
 class HTTPServer:
-    """Serves HTTP clients. `bound` has the broker's addresses."""
+    """Serves HTTP clients. `bound` has the broker's addresses; `hosts` are the names of the broker."""
 
     def __init__(self, server: Server, bound: BoundAddresses) -> None:
         self._server = server
         self._poller = server.poller
         self._bodies = server.services.bodies
-        self._hosts = HostNames(_host_names(server, bound))
+        self.hosts = HostNames(_host_names(server, bound))
         # A browser cannot connect to a unix socket.
         on_socket = is_unix_path(server.options.http_address)
-        self._plain_guard = self._guard(HostNames("*") if on_socket else self._hosts)
+        self._plain_guard = self._guard(HostNames("*") if on_socket else self.hosts)
         self._router = self._plain_router = make_router(server, bound)
         if server.options.required_tls == "true":
             self._plain_router = TLSRequiredRouter(port_of(bound.https_address) or 0)
@@ -111,7 +111,7 @@ class HTTPServer:
                 peer=peer,
                 on_request=log_unless_publish,
                 bodies=self._bodies,
-                guard=self._guard(self._hosts, secure.session),
+                guard=self._guard(self.hosts, secure.session),
             )
         except trio.TooSlowError:
             logger.warning(

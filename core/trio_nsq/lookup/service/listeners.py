@@ -33,6 +33,9 @@ class Listeners:
     Args:
         info: The response to IDENTIFY.
         hosts: Names by which HTTP clients may address the service, besides those that every server has.
+
+    Attributes:
+        hosts: All these names.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Listeners:
         self._info = info
         self._access = access
         self._acceptor = acceptor
-        self._hosts = HostNames(hosts)
+        self.hosts = HostNames(hosts)
         self._brokers: set[BrokerConnection] = set()
         self._silence_s = max(GREETING_TIMEOUT_S, 2 * options.inactive_producer_timeout_ms / 1000)
         self._router = make_router(registry, access.audit)
@@ -100,7 +103,7 @@ class Listeners:
                     on_request=partial(log_request, logger),
                     guard=Guard(
                         self._access,
-                        self._hosts,
+                        self.hosts,
                         read_only=self._options.http_read_only,
                         encrypted=not plain,
                         subject="" if isinstance(secure, trio.SocketStream) else secure.session.subject,

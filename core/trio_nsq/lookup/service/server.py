@@ -134,6 +134,7 @@ async def _listen_and_serve(
             nursery.start_soon(saver.run)
             nursery.start_soon(authentication.watch_expiry, listeners)
             nursery.start_soon(audit.run)
+            nursery.start_soon(listeners.hosts.learn_own_name)
             for name, there in opened.items():
                 nursery.start_soon(trio.serve_listeners, admissions[name].handle, there.listeners)
                 logger.info("%s: listening on %s", name, there.address)
