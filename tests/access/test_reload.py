@@ -1,5 +1,6 @@
 """An auth file that changes while the broker runs: what is revoked or has expired is closed, and nothing else."""
 
+import json
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -65,6 +66,16 @@ async def reloadable(folder: Path) -> AsyncIterator[Reloadable]:
     file.add_token("b", everything(*ALL_ROLES))
     async with running_broker(folder / "d", auth_file=file.write()) as bound:
         yield Reloadable(bound, file)
+
+
+async def changed(broker: Reloadable, change: str) -> int:
+    """Revoke the token `a`, or limit it to another topic, or do neither; return the status of its requests."""
+    if change == "revoked":
+        del broker.file.entries["a"]
+    elif change == "limited":
+        broker.file.add_token("a", Given(ALL_ROLES, ["else"]))
+    await broker.change()
+    return {"revoked": 401, "limited": 403}.get(change, 200)
 
 
 async def is_closed(client: RawClient) -> bool:
@@ -152,6 +163,57 @@ async def test_a_kept_http_connection_whose_token_is_revoked(tmp_path: Path) -> 
                 await connection.request("POST", "/pub?topic=t", headers, b"x")
             ).message == "INVALID_TOKEN"
             assert await connection.ends()
+
+
+@pytest.mark.parametrize("change", ["revoked", "limited", "neither"])
+@pytest.mark.parametrize(
+    ("method", "target", "body"),
+    [
+        ("POST", "/pub?topic=t", b"x"),
+        ("POST", "/mpub?topic=t", b"x"),
+        ("PUT", "/topic/settings?topic=t", b"{}"),
+    ],
+)
+async def test_a_body_that_arrives_after_its_token_is_revoked(
+    tmp_path: Path, method: str, target: str, body: bytes, change: str
+) -> None:
+    async with reloadable(tmp_path) as broker:
+        assert broker.bound.http_address is not None
+        await broker.ask("POST", "/topic/create?topic=t", bearer("b"))
+        async with http_connected(broker.bound.http_address) as connection:
+            whole = request(method, target, {"Authorization": bearer("a"), "Expect": "100-continue"}, body)
+            await connection.send(whole[: -len(body)])
+            await connection.until(b"100 Continue\r\n\r\n")  # the head was accepted
+            status = await changed(broker, change)
+            await connection.send(body)
+            assert (await connection.answer()).status == status
+            if status != 200:
+                assert await connection.ends()
+        log = await broker.ask("GET", "/topic/bounds?topic=t", bearer("b"))
+        expected = 1 if status == 200 and method == "POST" else 0
+        assert json.loads(log.body)["next_sequence"] == expected
+
+
+@pytest.mark.parametrize("change", ["revoked", "limited", "neither"])
+async def test_a_request_that_waits_behind_another_one_while_its_token_is_revoked(
+    tmp_path: Path, change: str
+) -> None:
+    """The first request is another token's, so nothing else ends the connection."""
+    async with reloadable(tmp_path) as broker:
+        assert broker.bound.http_address is not None
+        await broker.ask("POST", "/pub?topic=t", bearer("b"), b"first")
+        async with http_connected(broker.bound.http_address) as connection:
+            await connection.send(
+                request("GET", "/topic/read?topic=t&wait=60s&max_messages=2", {"Authorization": bearer("b")})
+                + request("POST", "/topic/delete?topic=t", {"Authorization": bearer("a")})
+            )
+            await connection.until(b'"body":"first"}\n\r\n')
+            status = await changed(broker, change)
+            await broker.ask("POST", "/pub?topic=t", bearer("b"), b"second")
+            await connection.until(b"0\r\n\r\n")
+            assert (await connection.answer()).status == status
+        after = await broker.ask("GET", "/topic/bounds?topic=t", bearer("b"))
+        assert after.status == (404 if status == 200 else 200)
 
 
 @pytest.mark.parametrize("change", ["revoked", "limited"])

@@ -139,6 +139,7 @@ class Connection:
         """Answer one request. Returns False if the connection ends after it."""
         started = trio.current_time()
         self._set_deadline(math.inf)
+        exchange = self._checked_again(exchange)
         response, head = await _respond(exchange, self._reader.guard)
         if response.delay_s:
             await trio.sleep(response.delay_s)
@@ -153,6 +154,20 @@ class Connection:
         if self._on_request is not None:
             self._on_request(exchange.request, response.status, trio.current_time() - started)
         return whole and _can_go_on(exchange, response)
+
+    def _checked_again(self, exchange: Exchange) -> Exchange:
+        """Return the exchange, or its refusal if the client may not send the request any more."""
+        request, route, guard = exchange.request, exchange.answer, self._reader.guard
+        if (
+            request.identity is None  # nothing can be revoked
+            or exchange.undecided
+            or guard is None
+            or not isinstance(route, Route)
+            or guard.is_current(request, route)
+        ):
+            return exchange
+        refusal = guard.refuse_late(request, route)
+        return Exchange(request, refusal, keep_alive=False, chunked=exchange.chunked)
 
     async def _send(self, data: bytes) -> None:
         # The wait for the next request usually follows, with the same timeout, so this sets its deadline too.

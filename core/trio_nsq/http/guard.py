@@ -114,6 +114,31 @@ class Guard:
         refusal = self._decide(request, route, token, identity)
         return None if refusal is None else self._refuse(request, refusal)
 
+    def is_current(self, request: Request, route: Route) -> bool:
+        """Whether a request that `check` has accepted may be executed now, and renew its `identity`.
+
+        It may have waited for its body, or for the answers to earlier requests, while its token was revoked.
+        """
+        identity, rule = request.identity, route.rule
+        if identity is None or rule is None or rule.open:
+            return True
+        current = self._access.renew(identity)
+        if current is identity:
+            return True
+        if current is None or not rule.allows(current, request.query):
+            return False
+        request.identity = current
+        return True
+
+    def refuse_late(self, request: Request, route: Route) -> Response:
+        """Refuse a request that is not current any more."""
+        if request.identity is not None:
+            request.identity = self._access.renew(request.identity)
+        error = self._check_rule(request, route.rule, token_of(request.headers), request.identity)
+        return self._refuse(
+            request, error or HTTPError(403, "FORBIDDEN: the rights of this client have changed")
+        )
+
     def check_again(self, request: Request, route: Route) -> None:
         """Check a request whose answer is being sent. Raises CutOff: its client may not send it any more."""
         identity = request.identity

@@ -137,14 +137,17 @@ class PolledConnection(PolledEndpoint, Connection):
 
     def _answer_now(self, exchange: Exchange) -> Response | None:
         """Return the answer if it is ready. Otherwise `begin` calls `_complete` with it, or the task answers."""
-        route = exchange.answer
+        route, request, guard = exchange.answer, exchange.request, self._reader.guard
         if exchange.undecided or not (isinstance(route, Route) and route.begin and exchange.keep_alive):
             self.hand_over()
+            return None
+        if request.identity is not None and guard is not None and not guard.is_current(request, route):
+            self.hand_over()  # the task refuses it
             return None
         self._began_s = trio.current_time()
         self._due_s = math.inf
         try:
-            if route.begin(exchange.request, self._complete):
+            if route.begin(request, self._complete):
                 self.await_completion()
             else:
                 self.hand_over()
