@@ -120,7 +120,8 @@ def test_taken_name_and_invalid_file(nowhere: Cli, run_here: Run, file: str) -> 
         result = run_here(nowhere, "token", "create", "web", "--role", "read", "--auth-file", file)
     assert (result.code, result.out) == (1, b"")
     assert result.err == (
-        f"Error: {file} has an entry web already. Choose another name, or revoke it: qcli token revoke web\n"
+        f"Error: {file} has an entry web already. Choose another name, or revoke it: "
+        f"qcli token revoke web --auth-file {file}\n"
     )
     with open(file, "a") as text:
         text.write("[[token]]\nname = 'x'\n")
@@ -199,3 +200,4 @@ def test_running_broker_accepts_and_forgets_tokens(tmp_path: Path, file: str) ->
         late = qcli("token", "revoke", "admin", "--reload", env={"QCLI_CLIENT_AUTH_SECRET": "wrong"})
         assert late.code == 4
         assert late.err.startswith("admin revoked\nError: The file was changed, but: ")
+        assert late.err.endswith(" SIGHUP also makes the server read the file.\n")

@@ -224,6 +224,15 @@ async def test_secret_is_sent_only_to_a_broker_with_a_trusted_certificate(tmp_pa
         with pytest.raises(ConnectionFailed, match="its certificate is not trusted"):
             async with TopicReader(bound.https_address, "t", tls=context, auth_secret=UNKNOWN):
                 pass
+        url = f"https://{bound.https_address}"
+        with pytest.raises(ConnectionFailed, match="its certificate is not trusted"):  # by the system
+            async with TopicReader(url, "t", auth_secret=UNKNOWN):
+                pass
+        trusted = ssl.create_default_context(cafile=foreign.ca_path)
+        with pytest.raises(RequestRefused) as refused:  # this secret arrives
+            async with TopicReader(url, "t", tls=trusted, auth_secret=UNKNOWN):
+                pass
+        assert refused.value.status == 401
         # The user turned verification off.
         with pytest.raises(AuthRefused):
             async with Producer(

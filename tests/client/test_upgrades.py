@@ -98,7 +98,7 @@ async def test_client_certificate(tmp_path: Path, certificates: Certificates) ->
         with pytest.raises(ConnectionFailed, match=r"IDENTIFY failed|certificate required|handshake"):
             async with Producer(address, **tls):
                 pass
-        with pytest.raises(ConnectionFailed, match="TLS required"):
+        with pytest.raises(ConnectionFailed, match=r"TLS required.*set tls_v1=True"):
             async with Consumer("t", "c", nsqd_tcp_addresses=[address]):
                 pass
 

@@ -231,7 +231,8 @@ def create(
         created = edit_auth_file(auth_file, lambda text: add_token(text, name, token, grant, expires))
     except NameTaken as error:
         raise Failure(
-            f"{auth_file} has an entry {name} already. Choose another name, or revoke it: qcli token revoke {name}"
+            f"{auth_file} has an entry {name} already. Choose another name, or revoke it: "
+            f"qcli token revoke {name} --auth-file {auth_file}"
         ) from error
     try:
         write(f"{token}\n")
@@ -265,7 +266,7 @@ def create(
     "json",
 )
 def list_entries(auth_file: Path, form: str) -> None:
-    """List the tokens and certificates in an auth file, with what they allow."""
+    """List tokens and certificates, with what they allow."""
     from trio_nsq.access.auth_file_editor import read_entries
 
     entries, now = read_entries(auth_file), datetime.now(UTC)
@@ -356,4 +357,5 @@ def _tell_servers(reload: bool, addresses: tuple[str, ...]) -> None:
     try:
         change_each(addresses, read_again)
     except Failure as error:
-        raise Failure(f"The file was changed, but: {error.message}", ExitCode.PARTIAL) from error
+        text = f"The file was changed, but: {error.message} SIGHUP also makes the server read the file."
+        raise Failure(text, ExitCode.PARTIAL) from error

@@ -159,7 +159,7 @@ class Connection:
             if self._settings.may_have_certificate:
                 return  # if the certificate is not enough, the broker answers E_AUTH_FIRST
             await self.close_now()
-            raise AuthRefused(self.address, "it requires authentication: set auth_secret")
+            raise AuthRefused(self.address, "it requires authentication: set auth_secret_file or auth_secret")
         if not self._settings.tls_v1:
             warn_in_clear(self.address)
         await self._ask(encode_auth(encode_secret(secret)))
@@ -369,7 +369,8 @@ def _handshake_failure(error: BaseException) -> str | None:
     """Return the reason of a failed handshake as text; None for a cancellation or a defect."""
     match error:
         case BrokerError():
-            return f"it answered {error.code} {error.text}".rstrip()
+            hint = "; set tls_v1=True" if "(TLS required)" in error.text else ""
+            return f"it answered {error.code} {error.text}".rstrip() + hint
         case ConnectionLost():
             return error.reason
         case trio.TooSlowError():

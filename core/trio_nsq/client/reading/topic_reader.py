@@ -26,6 +26,7 @@ WAIT_S = 20
 """How long a request waits for messages. A new request at this interval detects a lost connection."""
 _SILENCE_S = 30.0
 """The additional time that a broker may take: its disk may be slow."""
+_HTTPS = "https://"
 _MAX_SHORT_BYTES = 64 * 1024
 _UNREADABLE = "the server is not an NSQ broker that supports reading by sequence"
 _logger = logging.getLogger("trio_nsq.client")
@@ -42,13 +43,13 @@ class TopicReader:
     its position: it neither skips nor repeats messages.
 
     Args:
-        nsqd_http_address: The broker, `host:port` or the path of a unix socket.
+        nsqd_http_address: The broker: `host:port`, `https://host:port`, or the path of a unix socket.
         topic: The topic.
         start: The first sequence; or `earliest`, `latest`, `-1h30m`, `@TIME`, see docs/how-to/read-and-replay.md.
         end: The sequence after the last, or one of the other forms; None: the current end of the topic.
         follow: Continue with messages that are published later, without end; `end` is ignored.
         max_messages: The approximate number of messages to read; a few more may be returned.
-        tls: The TLS context for a broker's https address; None: http.
+        tls: For https; also makes `host:port` https. None: http, or for `https://` the system's CAs.
         auth_secret, auth_secret_file: The token for a broker that requires authentication, or the file that has it; it
             needs the role `read` on the topic. See `ConnectionSettings`.
         reconnect_min_s: The first delay before reconnecting, more than 0.
@@ -80,12 +81,14 @@ class TopicReader:
         self.first_sequence = self.start_sequence = self.position = 0
         self.end_sequence: int | None = None
         self.start_is_time = str(start).startswith(("-", "@"))
-        self._address = nsqd_http_address
+        self._address = nsqd_http_address.removeprefix(_HTTPS)
         self._topic = topic
         self._start = start
         self._end = end
         self._follow = follow
         self._left: float = math.inf if max_messages is None else max_messages
+        if tls is None and nsqd_http_address.startswith(_HTTPS):
+            tls = ssl.create_default_context()
         self._tls = tls
         self._secret = Secret(auth_secret, auth_secret_file)
         self._answer: StreamedAnswer | None = None
