@@ -125,7 +125,10 @@ def test_an_error_names_the_file_the_entry_and_the_reason(tmp_path: Path, text: 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "auth.toml"
-    with pytest.raises(AuthFileError, match=f"cannot read the auth file {path}: No such file"):
+    with pytest.raises(
+        AuthFileError,
+        match=f"cannot read the auth file {path}: No such file.*; 'qcli token create' creates it",
+    ):
         read_auth_file(path)
     with pytest.raises(AuthFileError, match=r"cannot read the auth file .*: Is a directory"):
         read_auth_file(tmp_path)

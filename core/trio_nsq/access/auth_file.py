@@ -53,7 +53,8 @@ def read_auth_file(path: Path) -> Policy:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as exc:
-        raise AuthFileError(f"cannot read the auth file {path}: {exc.strerror}") from exc
+        hint = "; 'qcli token create' creates it" if isinstance(exc, FileNotFoundError) else ""
+        raise AuthFileError(f"cannot read the auth file {path}: {exc.strerror}{hint}") from exc
     try:
         if len(data) > MAX_FILE_BYTES:
             raise ValueError(f"longer than {MAX_FILE_BYTES} bytes")
