@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_nsq.access import FailedAttempts
-from trio_nsq.access.attempts import FIRST_DELAY_S, FORGET_S, MAX_ADDRESSES, MAX_DELAY_S
+from trio_nsq.access.attempts import FIRST_DELAY_S, FORGET_S, MAX_ADDRESSES, MAX_DELAY_S, MAX_DELAYED
 
 
 def test_each_failure_doubles_the_delay_up_to_a_limit() -> None:
@@ -45,8 +45,9 @@ def test_memory_is_bounded() -> None:
     for number in range(MAX_ADDRESSES + 100):
         attempts.record_failure(str(number), 0.0)
     assert len(attempts) == MAX_ADDRESSES
-    assert attempts.record_failure(str(MAX_ADDRESSES + 99), 0.0) == 2 * FIRST_DELAY_S  # the last are kept
-    assert attempts.record_failure("0", 0.0) == FIRST_DELAY_S
+    # Ten seconds later no answer is delayed any more.
+    assert attempts.record_failure(str(MAX_ADDRESSES + 99), 10.0) == 2 * FIRST_DELAY_S  # the last are kept
+    assert attempts.record_failure("0", 10.0) == FIRST_DELAY_S
 
 
 @given(st.text(max_size=20), st.floats(0, 1e9), st.sampled_from(["tcp", "http"]))
@@ -55,3 +56,14 @@ def test_any_address_is_counted(host: str, now_s: float, protocol: str) -> None:
     assert attempts.record_failure(host, now_s, protocol) == FIRST_DELAY_S  # type: ignore[arg-type]
     assert attempts.record_failure(host, now_s, protocol) == 2 * FIRST_DELAY_S  # type: ignore[arg-type]
     assert attempts.totals[protocol, "token"] == attempts.total == 2  # type: ignore[index]
+
+
+def test_the_number_of_delayed_answers_is_bounded() -> None:
+    failures = FailedAttempts()
+    delays = [
+        failures.record_failure(f"10.0.{number >> 8}.{number & 255}", 0.0)
+        for number in range(MAX_DELAYED + 5)
+    ]
+    assert all(delays[:MAX_DELAYED])
+    assert not any(delays[MAX_DELAYED:])
+    assert failures.record_failure("10.9.9.9", 0.2) > 0  # the first ones are answered by then

@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections import OrderedDict
+from heapq import heappop, heappush
 from itertools import product
 from typing import Literal, get_args
 
@@ -10,6 +11,8 @@ FORGET_S = 60.0
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 3.0
 """Less than the timeout of HTTP clients: that of NSQ's tools is 5 s."""
+MAX_DELAYED = 256
+"""Answers that are delayed at the same time. More are not delayed: each holds a connection and its memory."""
 
 Protocol = Literal["tcp", "http"]
 Reason = Literal["token", "auth_server"]
@@ -32,6 +35,7 @@ class FailedAttempts:
             product(get_args(Protocol), get_args(Reason)), 0
         )
         self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()  # least recent first
+        self._delayed_until_s: list[float] = []  # a heap
 
     @property
     def total(self) -> int:
@@ -49,7 +53,13 @@ class FailedAttempts:
         self._failures[network] = count, now_s
         if len(self._failures) > MAX_ADDRESSES:
             self._failures.popitem(last=False)
-        return min(FIRST_DELAY_S * 2.0 ** (count - 1), MAX_DELAY_S)
+        while self._delayed_until_s and self._delayed_until_s[0] <= now_s:
+            heappop(self._delayed_until_s)
+        if len(self._delayed_until_s) >= MAX_DELAYED:
+            return 0.0
+        delay_s = min(FIRST_DELAY_S * 2.0 ** (count - 1), MAX_DELAY_S)
+        heappush(self._delayed_until_s, now_s + delay_s)
+        return delay_s
 
     def __len__(self) -> int:
         """Return the number of addresses that are remembered."""
