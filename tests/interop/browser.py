@@ -1,6 +1,6 @@
-"""A real browser (Chromium, without a window) that opens a page which attacks a server, and the attacker's own server.
+"""Open a page that attacks a server in headless Chromium, and run the attacker's own server.
 
-The page's script makes requests with `fetch` and forms, and posts what it saw to the attacker's server.
+The page's script makes requests with `fetch` and forms, and posts its observations to the attacker's server.
 """
 
 import json
@@ -44,9 +44,9 @@ window.onload = attack;
 
 
 class Attacker:
-    """The attacker's server: it serves the page, and collects what its script saw.
+    """The attacker's server: it serves the page, and collects the observations of the page's script.
 
-    If `target` is set, all other requests are passed on to that server, byte for byte, as after DNS rebinding: the
+    If `target` is set, the server forwards all other requests to it, byte for byte. This simulates DNS rebinding: the
     page's own origin then is another server.
     """
 
@@ -99,13 +99,13 @@ class Attacker:
     def _pass_on(self, client: socket.socket, head: bytes) -> None:
         host, _, port = self._target.rpartition(":")
         with socket.create_connection((host, int(port))) as server:
-            # One request for each connection, so that the next one arrives here.
+            # One request per connection, so that the next request arrives at this server.
             server.sendall(head.replace(b"Connection: keep-alive", b"Connection: close"))
             while data := server.recv(65536):
                 client.sendall(data)
 
     def close(self) -> None:
-        """Accept no more clients."""
+        """Stop accepting clients."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -117,7 +117,7 @@ def _answer(content_type: bytes, body: bytes) -> bytes:
 
 @contextmanager
 def attacker(target: str = "") -> Iterator[Attacker]:
-    """An attacker's server on a free loopback port."""
+    """Run an attacker's server on a free loopback port."""
     running = Attacker(target)
     try:
         yield running
@@ -126,12 +126,12 @@ def attacker(target: str = "") -> Iterator[Attacker]:
 
 
 def visit(attacker: Attacker, script: str, profile: Path, host: str = EVIL) -> dict[str, str]:
-    """Open the attacker's page, by a host name, in a browser with a new profile. Returns what its script saw."""
+    """Open the attacker's page by a host name in a browser with a new profile; return the script's observations."""
     attacker.script = script
     argv: list[str | Path] = [
         system_program("chromium", "chromium-browser", "google-chrome"),
         "--headless=new",
-        "--no-sandbox",  # root has none
+        "--no-sandbox",  # the sandbox does not work for root
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--disable-background-networking",

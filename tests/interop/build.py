@@ -1,7 +1,7 @@
-"""Builds the peers that are not Python: NSQ's own programs, ``gopeer`` and ``goload``, and nsqjs.
+"""Build the peers that are not Python: NSQ's own programs, ``gopeer`` and ``goload``, and nsqjs.
 
-Everything lands in ``.build/`` beside this file, once: test runs going on at the same time wait for each other on a
-file lock, and a later run builds again only when a file that went into the build has changed.
+The output goes to ``.build/`` in the folder of this file. Concurrent test runs wait for each other on a file lock. A
+later run rebuilds only if an input file of the build has changed.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ INTEROP = Path(__file__).parent
 BUILD = INTEROP / ".build"
 
 DEADLINE_S = 10 * 60
-"""For one download or build; the first one of the Go programs, caches empty, takes about a minute on two cores."""
+"""Timeout of one download or build. The first Go build, with empty caches, takes about a minute on two cores."""
 
 NSQ = "github.com/nsqio/nsq"
 GO_PACKAGES = [
@@ -30,20 +30,20 @@ GO_PACKAGES = [
 
 
 class PeerUnavailable(Exception):
-    """A peer cannot be had on this machine: a tool is missing, or a download failed. The text says which."""
+    """A peer is not available on this machine: a tool is missing, or a download failed. The text gives the reason."""
 
 
 _unavailable: dict[Path, PeerUnavailable] = {}
-"""What could not be built into which folder: a download that failed is not tried again by every test of a run."""
+"""Failed builds, by folder, so that a test run does not repeat a failed download in every test."""
 
 
 @functools.cache
 def go_program(name: str) -> Path:
-    """Return the path of a program of `GO_PACKAGES`, such as ``nsqd`` or ``gopeer``, built if need be.
+    """Return the path of a program of `GO_PACKAGES`, such as ``nsqd`` or ``gopeer``. Build it if necessary.
 
     Raises:
-        PeerUnavailable: there is no ``go``, or the modules could not be downloaded.
-        RuntimeError: the modules are there and the build fails all the same.
+        PeerUnavailable: ``go`` is missing, or the modules could not be downloaded.
+        RuntimeError: the modules were downloaded, but the build failed.
     """
     go = _tool("go")
     programs = BUILD / "go"
@@ -67,10 +67,10 @@ def go_program(name: str) -> Path:
 
 @functools.cache
 def nsq_sources() -> Path:
-    """Return the folder of NSQ's own sources, of the version that `go.mod` names.
+    """Return the folder of NSQ's own sources, in the version that `go.mod` names.
 
     Raises:
-        PeerUnavailable: there is no ``go``, or the module could not be downloaded.
+        PeerUnavailable: ``go`` is missing, or the module could not be downloaded.
     """
     go = _tool("go")
     if failure := _run([go, "mod", "download", NSQ]):
@@ -81,7 +81,7 @@ def nsq_sources() -> Path:
 
 @functools.cache
 def node_modules() -> Path:
-    """Return the folder for NODE_PATH, with nsqjs installed into it if need be.
+    """Return the folder for NODE_PATH. Install nsqjs into it if necessary.
 
     Raises:
         PeerUnavailable: ``node`` or ``npm`` is missing, or the packages could not be downloaded.
@@ -103,10 +103,10 @@ def node_modules() -> Path:
 
 
 def installed_program(*names: str) -> Path:
-    """Return the path of a program that `debian.sh` installs: of the first of its ``names`` that is there.
+    """Return the path of a program that `debian.sh` installs: the first of ``names`` that is installed.
 
     Raises:
-        PeerUnavailable: none is there.
+        PeerUnavailable: none of them is installed.
     """
     for name in names:
         if path := shutil.which(name):
@@ -122,7 +122,7 @@ def _tool(name: str) -> str:
 
 
 def _once(target: Path, inputs: Iterable[Path], build: Callable[[], None]) -> None:
-    """Run ``build`` unless the last one into the folder ``target`` had these very inputs."""
+    """Run ``build`` unless the last build into the folder ``target`` had the same inputs."""
     if target in _unavailable:
         raise PeerUnavailable(*_unavailable[target].args)
     digest = hashlib.sha256()
@@ -131,7 +131,7 @@ def _once(target: Path, inputs: Iterable[Path], build: Callable[[], None]) -> No
     stamp = target / ".inputs"
     target.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, however this process ends
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, even if this process is killed
         if not stamp.exists() or stamp.read_text() != digest.hexdigest():
             stamp.unlink(missing_ok=True)
             try:
@@ -143,7 +143,7 @@ def _once(target: Path, inputs: Iterable[Path], build: Callable[[], None]) -> No
 
 
 def _run(command: Sequence[str]) -> str | None:
-    """Run ``command`` in this folder; return None, or the end of what it said if it failed."""
+    """Run ``command`` in this folder; return None, or the end of its output if it failed."""
     try:
         done = subprocess.run(
             command, cwd=INTEROP, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S

@@ -1,4 +1,4 @@
-"""Bodies to send through a broker and a client, and checks that they came and nothing is left."""
+"""Bodies to send through a broker and a client, and checks that all are delivered and the channel is empty."""
 
 import random
 import time
@@ -8,7 +8,7 @@ from interop.peers import Broker, Delivery
 
 
 def some_bodies(count: int) -> list[bytes]:
-    """Return ``count`` bodies, the same ones each time: every byte value, text, 1 byte to 64 KiB, two alike."""
+    """Return ``count`` bodies, the same on every call: every byte value, text, 1 byte to 64 KiB, two identical."""
     rng = random.Random(count)
     special = [
         b"\0",
@@ -25,14 +25,14 @@ def some_bodies(count: int) -> list[bytes]:
 
 
 def counted(bodies: list[bytes], attempts: int = 1) -> Counter[Delivery]:
-    """Return what a consumer gets of these bodies, in any order."""
+    """Return the deliveries that a consumer gets for these bodies, in any order."""
     return Counter(Delivery(body, attempts) for body in bodies)
 
 
 def assert_drained(broker: Broker, topic: str, channel: str) -> None:
-    """Check that the broker has nothing left in the channel.
+    """Check that the channel is empty and has nothing in flight.
 
-    A FIN is not acknowledged, so the client may have ended before the broker has read its last ones: ask until then.
+    The broker does not acknowledge FIN, so the client may exit before the broker reads its last FINs. Poll until then.
     """
     names = ("depth", "in_flight_count", "deferred_count")
     deadline = time.monotonic() + 5

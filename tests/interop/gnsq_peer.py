@@ -1,4 +1,4 @@
-"""Publishes and consumes with gnsq, a Python client on gevent. README.md says what each option means."""
+"""Publish and consume with gnsq, a Python client on gevent. README.md describes the options."""
 
 import argparse
 import logging
@@ -14,19 +14,19 @@ from interop import peer_options
 
 
 def fatal(_sender: object, error: Exception) -> None:
-    """End the process: gnsq itself logs error frames only for debugging, and goes on."""
+    """End the process: gnsq itself logs error frames only at debug level, and continues."""
     print(f"gnsq_peer: {error!r}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
 def connection(options: argparse.Namespace) -> dict[str, Any]:
-    """What Producer and Consumer pass on to their connections."""
+    """Return the arguments that Producer and Consumer pass to their connections."""
     secret = options.auth and options.auth.encode()
     return peer_options.connection(options) | {"auth_secret": secret}
 
 
 def pub(options: argparse.Namespace) -> None:
-    """Send everything before waiting for the first reply."""
+    """Publish all messages before waiting for the first reply."""
     bodies = peer_options.read_bodies()
     producer = gnsq.Producer([options.addr], **connection(options))
     producer.on_error.connect(fatal)
@@ -46,10 +46,10 @@ def pub(options: argparse.Namespace) -> None:
 
 
 class Consumer(gnsq.Consumer):  # type: ignore[misc]  # gnsq publishes no types
-    """A consumer that knows the connection of the message it handles, and closes when the broker lets it."""
+    """A consumer that records the connection of the current message, and closes after CLOSE_WAIT."""
 
     def _create_backoff(self) -> BackoffTimer:
-        """gnsq's own, but for the least pause: a random one may be over before a busy machine has seen it."""
+        """Return gnsq's backoff timer with a minimum pause: a busy machine may miss a very short random pause."""
         return BackoffTimer(max_interval=self.max_backoff_duration, min_interval=0.3)
 
     def handle_message(self, conn: Any, message: Any) -> None:
@@ -64,7 +64,7 @@ class Consumer(gnsq.Consumer):  # type: ignore[misc]  # gnsq publishes no types
 
 
 def sub(options: argparse.Namespace) -> None:
-    """Finish ``--n`` messages and print each."""
+    """Finish ``--n`` messages and print each delivery."""
     taken = 0
 
     def handle(consumer: Consumer, message: Any) -> None:
@@ -81,7 +81,7 @@ def sub(options: argparse.Namespace) -> None:
         if options.touch:
             message.touch()
         if taken == options.n:
-            consumer.conn.close()  # CLS, before the last FIN, which would make room for another message
+            consumer.conn.close()  # CLS before the last FIN, which lets the broker send another message
         message.finish()
 
     consumer = Consumer(
@@ -92,7 +92,7 @@ def sub(options: argparse.Namespace) -> None:
         max_in_flight=options.max_in_flight,
         max_tries=0,
         max_backoff_duration=1,
-        requeue_delay=500,  # ms; without, all may be back and finished before it has begun to back off
+        requeue_delay=500,  # ms; without a delay, all may be redelivered and finished before the backoff starts
         **connection(options),
     )
     consumer.on_error.connect(fatal)

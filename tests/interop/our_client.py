@@ -1,4 +1,4 @@
-"""Our client, opened on a real nsqd."""
+"""Connect our client to a real nsqd."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 def nsqd_with_channel(data_path: Path) -> Iterator[Broker]:
     """Run an nsqd that already has the channel of `consumer_of`.
 
-    nsqd looks after the timers of a new channel only up to 5 s later, but of those it finds when it starts at once.
+    nsqd may start the timers of a new channel up to 5 s late. It starts those of existing channels at once.
     """
     with nsqd(data_path) as first:
         first.create("topic", "channel")
@@ -27,11 +27,11 @@ def nsqd_with_channel(data_path: Path) -> Iterator[Broker]:
 
 
 def consumer_of(broker: Broker, **options: Any) -> Consumer:
-    """A consumer of the channel; what it does not say, is said here."""
+    """Return a consumer of the channel, with defaults for the options that the caller omits."""
     defaults = {"max_in_flight": 200, "output_buffer_timeout_ms": 25}
     return Consumer("topic", "channel", nsqd_tcp_addresses=[broker.tcp_address], **defaults | options)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the client complained about."""
+    """Return the warnings that the client logged."""
     return [record.message for record in caplog.records if record.name == "trio_nsq.client"]

@@ -1,5 +1,5 @@
-"""What the Python peers have in common: the command line, the form of bodies on
-standard input and output, and no mercy on errors.
+"""Shared code of the Python peers: the command line, the format of bodies on
+standard input and output, and exiting at the first error.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def parse() -> argparse.Namespace:
-    """Return the options of this run; README.md says what each means. Also starts the clock of ``--timeout``."""
+    """Parse and return the options, and start the clock of ``--timeout``. README.md describes the options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["pub", "sub"])
     parser.add_argument("--addr", required=True)
@@ -37,13 +37,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--auth")
     parser.add_argument("--timeout", type=float, default=30)
     options = parser.parse_args()
-    # Ends the process whatever its event loop is doing, and shows where it was.
+    # Ends the process even if its event loop is blocked, and prints the stack.
     faulthandler.dump_traceback_later(options.timeout, exit=True)
     return options
 
 
 def connection(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments for a connection, which pynsq and gnsq give the same names."""
+    """Return the arguments for a connection; pynsq and gnsq use the same names."""
     arguments: dict[str, Any] = {
         "tls_v1": options.tls,
         "snappy": options.snappy,
@@ -59,7 +59,7 @@ def connection(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_bodies() -> list[bytes]:
-    """Return the bodies on standard input: one per line, in base64."""
+    """Read the bodies from standard input: one per line, in base64."""
     return [base64.b64decode(line) for line in sys.stdin]
 
 
@@ -71,7 +71,7 @@ def write_delivery(body: bytes, attempts: int) -> None:
 class Fatal(logging.Handler):
     """Ends the process at the first record of this level, such as an error frame or a lost connection.
 
-    The clients themselves would log it and connect again, which would hide from a test that something went wrong.
+    The clients themselves only log the error and reconnect, so the test would not detect the failure.
     """
 
     def emit(self, record: logging.LogRecord) -> None:

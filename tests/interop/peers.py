@@ -1,6 +1,6 @@
-"""Real peers for the tests: the brokers nsqd and ours as processes, and four NSQ clients nobody here wrote.
+"""Run real peers for the tests: nsqd and our broker as processes, and four third-party NSQ clients.
 
-A peer that this machine cannot run skips the test, with the reason; where ``CI`` is ``true`` it fails the test instead.
+If this machine cannot run a peer, the test is skipped with the reason. If ``CI`` is ``true``, the test fails instead.
 """
 
 import base64
@@ -45,7 +45,7 @@ def _or_skip() -> Iterator[None]:
 
 
 class Lines:
-    """The lines of one pipe, read by a thread so that the child can never block on a full pipe."""
+    """The lines of one pipe. A thread reads them, so that the child never blocks on a full pipe."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self.seen: list[str] = []
@@ -62,10 +62,10 @@ class Lines:
         self._arrived.put(None)
 
     def next(self, deadline: float) -> str | None:
-        """Return the next line, or None when there are no more.
+        """Return the next line, or None at the end of the pipe.
 
         Raises:
-            TimeoutError: nothing came until ``deadline`` (on the clock of ``time.monotonic``).
+            TimeoutError: no line arrived until ``deadline`` (on the clock of ``time.monotonic``).
         """
         try:
             return self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -73,22 +73,22 @@ class Lines:
             raise TimeoutError from None
 
     def close(self) -> None:
-        """Wait for the end of the pipe, which is there once the child has ended, and close it."""
+        """Wait for the end of the pipe, which comes when the child exits, and close it."""
         self._thread.join()
         self._pipe.close()
 
 
 class Child:
-    """A child process: its output is collected while it runs, and is part of the message of every failure.
+    """A child process. Its output is collected while it runs, and every failure message includes it.
 
-    Whoever makes one closes it; that kills it if it still runs.
+    The caller must close it; this kills the process if it still runs.
     """
 
     def __init__(self, argv: Sequence[str | Path], env: dict[str, str] | None = None) -> None:
         self.argv = [str(word) for word in argv]
         self.process = subprocess.Popen(
             self.argv,
-            cwd=INTEROP.parent,  # from where "python -m interop.NAME" finds the Python peers
+            cwd=INTEROP.parent,  # "python -m interop.NAME" finds the Python peers from here
             env=os.environ | (env or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -102,35 +102,35 @@ class Child:
         self.stderr = Lines(self.process.stderr)
 
     def send(self, lines: Iterable[str]) -> None:
-        """Write ``lines`` to standard input, and end it."""
+        """Write ``lines`` to standard input and close it."""
         try:
             self.stdin.write("".join(f"{line}\n" for line in lines).encode())
             self.stdin.close()
         except BrokenPipeError:
-            pass  # the child is gone: its exit code and its output say why
+            pass  # the child has exited: its exit code and output show the reason
 
     def wait(self, timeout_s: float) -> int:
-        """Return the exit code; fail the test if the child does not end in time."""
+        """Wait for the exit and return the exit code; fail the test if the child does not exit in time."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.fail(f"did not end within {timeout_s:g} s")
 
     def fail(self, reason: str) -> NoReturn:
-        """Fail the test with ``reason``, the command and the end of what it printed."""
+        """Fail the test with ``reason``, the command and the end of its output."""
         self.close()
         said = "\n".join(line[:500] for line in (self.stdout.seen[-20:] + self.stderr.seen[-100:]))
         message = f"{' '.join(self.argv)}\n{reason}; it said:\n{said}"
         raise pytest.fail.Exception(message, pytrace=False) from None
 
     def close(self) -> None:
-        """Kill the child if it still runs, and let go of its pipes. Closing again does nothing."""
+        """Kill the child if it still runs, and close its pipes. Closing again does nothing."""
         self.process.kill()
         self.process.wait()
         try:
             self.stdin.close()
         except BrokenPipeError:
-            pass  # unsent input of a child that is gone
+            pass  # unsent input of a child that has exited
         self.stdout.close()
         self.stderr.close()
 
@@ -150,14 +150,14 @@ class Broker:
     https_address: str = ""
     """``127.0.0.1:PORT``, or empty without ``--tls-cert``"""
     secret: str = ""
-    """Sent with every HTTP request; empty: none"""
+    """Secret of every HTTP request; empty if none is sent"""
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
         return self.child.process
 
     def log(self) -> list[str]:
-        """Return the lines it has printed on standard error so far."""
+        """Return the lines that the broker has printed to stderr so far."""
         return list(self.child.stderr.seen)
 
     def post(self, path: str, body: bytes, **params: str | int) -> None:
@@ -169,7 +169,7 @@ class Broker:
         self._request("PUT", path, body, params)
 
     def http(self, method: str, path: str, **params: str | int) -> bytes:
-        """Make one HTTP request and return the body of the reply.
+        """Send one HTTP request and return the body of the response.
 
         Raises:
             RuntimeError: the status was not 200.
@@ -197,7 +197,7 @@ class Broker:
             self.http("POST", "/channel/create", topic=topic, channel=channel)
 
     def channel_stats(self, topic: str, channel: str) -> dict[str, Any]:
-        """Return what ``/stats`` says of one channel: ``depth``, ``in_flight_count`` and so on."""
+        """Return the ``/stats`` entry of one channel: ``depth``, ``in_flight_count`` and so on."""
         stats = json.loads(self.http("GET", "/stats", format="json", topic=topic, channel=channel))
         found: dict[str, Any] = stats["topics"][0]["channels"][0]
         return found
@@ -205,7 +205,7 @@ class Broker:
 
 @contextmanager
 def nsqd(data_path: Path, *flags: str) -> Iterator[Broker]:
-    """Run the real nsqd on free loopback ports, with its data in ``data_path``; it has ended when the block is left.
+    """Run the real nsqd on free loopback ports, with its data in ``data_path``, until the block exits.
 
     ``flags`` are further flags of nsqd, each in the form ``--name=value``. The block may end the process itself.
     """
@@ -236,14 +236,14 @@ def nsqd(data_path: Path, *flags: str) -> Iterator[Broker]:
         try:
             broker.process.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
-            pass  # as a connection that never sent its magic makes it do
+            pass  # a connection that never sent its magic causes this
 
 
 @contextmanager
 def nsqlookupd(*flags: str) -> Iterator[Broker]:
-    """Run the real nsqlookupd on free loopback ports; it has ended when the block is left.
+    """Run the real nsqlookupd on free loopback ports until the block exits.
 
-    ``flags`` are further flags of nsqlookupd, or the same ones again. The block may end the process itself.
+    ``flags`` are further flags of nsqlookupd, or override the defaults. The block may end the process itself.
     """
     with _or_skip():
         program = go_program("nsqlookupd")
@@ -267,30 +267,30 @@ def nsqlookupd(*flags: str) -> Iterator[Broker]:
 
 
 def nsqd_program() -> Path:
-    """Return nsqd, for a test that runs it in its own way."""
+    """Return the path of nsqd, for a test that starts it itself."""
     with _or_skip():
         return go_program("nsqd")
 
 
 def goload_program() -> Path:
-    """Return the load generator of the benchmarks."""
+    """Return the path of the load generator of the benchmarks."""
     with _or_skip():
         return go_program("goload")
 
 
 def nsqd_example_config() -> Path:
-    """Return the configuration file that comes with nsqd."""
+    """Return the example configuration file of nsqd."""
     return _example_config("nsqd")
 
 
 def nsqlookupd_program() -> Path:
-    """Return nsqlookupd, likewise."""
+    """Return the path of nsqlookupd, for a test that starts it itself."""
     with _or_skip():
         return go_program("nsqlookupd")
 
 
 def nsqlookupd_example_config() -> Path:
-    """Return the configuration file that comes with nsqlookupd."""
+    """Return the example configuration file of nsqlookupd."""
     return _example_config("nsqlookupd")
 
 
@@ -300,14 +300,14 @@ def _example_config(server: str) -> Path:
 
 
 def system_program(*names: str) -> Path:
-    """Return a program that `debian.sh` installs, such as ``promtool``: the first of its ``names`` that is there."""
+    """Return a program that `debian.sh` installs, such as ``promtool``: the first of ``names`` that is installed."""
     with _or_skip():
         return installed_program(*names)
 
 
 @contextmanager
 def prometheus(config: Path, data_path: Path) -> Iterator[str]:
-    """Run Prometheus on a free loopback port, and give its ``127.0.0.1:PORT``; it has ended when the block is left."""
+    """Run Prometheus on a free loopback port until the block exits, and yield its ``127.0.0.1:PORT``."""
     child = Child(
         [
             system_program("prometheus"),
@@ -329,7 +329,7 @@ def qcli_serve(data_path: Path, *flags: str, python: Path | str = sys.executable
     """Run our broker on free loopback ports, with its data in ``data_path``, whose parent must exist.
 
     ``flags`` are further flags of ``qcli serve``; ``python`` has the package installed. The block may end the process
-    itself; if it still runs when the block is left, it gets SIGTERM, and the test fails unless the exit code is then 0.
+    itself. If it still runs when the block exits, it gets SIGTERM, and the test fails unless the exit code is 0.
     """
     address_file = data_path.with_name(f"{data_path.name}.addresses.json")
     argv = [
@@ -355,10 +355,10 @@ def qcli_serve(data_path: Path, *flags: str, python: Path | str = sys.executable
 
 @contextmanager
 def qcli_lookupd(*flags: str) -> Iterator[Broker]:
-    """Run our discovery service on free loopback ports; it has ended when the block is left.
+    """Run our discovery service on free loopback ports until the block exits.
 
-    ``flags`` are further flags of ``qcli lookupd``, or the same ones again. The block may end the process itself; if it
-    still runs when the block is left, it gets SIGTERM, and the test fails unless the exit code is then 0.
+    ``flags`` are further flags of ``qcli lookupd``, or override the defaults. The block may end the process itself. If
+    it still runs when the block exits, it gets SIGTERM, and the test fails unless the exit code is 0.
     """
     argv = [
         *(sys.executable, "-m", "qcli", "lookupd"),
@@ -401,7 +401,7 @@ def _broker(
 
 
 def _await_line(child: Child, pattern: re.Pattern[str]) -> re.Match[str]:
-    """Return the match of the next line on standard error in which ``pattern`` is found."""
+    """Wait for a line on stderr that ``pattern`` matches, and return the match."""
     deadline = time.monotonic() + START_DEADLINE_S
     while True:
         try:
@@ -418,21 +418,21 @@ def _await_line(child: Child, pattern: re.Pattern[str]) -> re.Match[str]:
 
 
 class Delivery(NamedTuple):
-    """One message as a client saw it; ``attempts`` is 1 on the first delivery."""
+    """One delivery of a message to a client; ``attempts`` is 1 on the first delivery."""
 
     body: bytes
     attempts: int
 
 
 class Subscriber:
-    """A running consumer. It ends by itself when it has finished as many messages as it was started for."""
+    """A running consumer. It exits when it has finished the number of messages it was started with."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
         self._deadline = time.monotonic() + CLIENT_DEADLINE_S
 
     def next(self) -> Delivery | None:
-        """Wait for the next delivery and return it, or None when the consumer has printed all."""
+        """Wait for the next delivery and return it, or None after the last one."""
         try:
             line = self._child.stdout.next(self._deadline)
         except TimeoutError:
@@ -444,15 +444,15 @@ class Subscriber:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the consumer still runs."""
         return self._child.process.poll() is None
 
     def release(self) -> None:
-        """Let a consumer started with ``hold_first`` finish the message it holds and go on."""
+        """Let a consumer started with ``hold_first`` finish the message it holds and continue."""
         self._child.send([])
 
     def rest(self) -> list[Delivery]:
-        """Wait for the consumer to end and return the deliveries not yet asked for; fail the test if it went wrong."""
+        """Wait for the consumer to exit and return the remaining deliveries; fail the test if the consumer failed."""
         deliveries = list(iter(self.next, None))
         if code := self._child.wait(STOP_DEADLINE_S):
             self._child.fail(f"ended with exit code {code}")
@@ -461,11 +461,11 @@ class Subscriber:
 
 @dataclass(frozen=True)
 class Client:
-    """A client library, used through a small program; README.md beside this file describes the programs."""
+    """A client library, used through a small program; README.md in this folder describes the programs."""
 
     name: str
     find: Callable[[], tuple[list[str | Path], dict[str, str]]]
-    """Returns the program's command and its additions to the environment; raises PeerUnavailable."""
+    """Return the program's command and its additional environment variables. Raises PeerUnavailable."""
 
     def publish(
         self,
@@ -477,10 +477,10 @@ class Client:
         defer_ms: int = 0,
         connection: Sequence[str] = (),
     ) -> None:
-        """Publish ``bodies`` and return when all are acknowledged; fail the test if that goes wrong.
+        """Publish ``bodies`` and return when all are acknowledged; fail the test if a publish fails.
 
-        ``batch`` is the number of messages per MPUB, 1 meaning PUB. ``defer_ms`` > 0 means DPUB, whatever ``batch``.
-        ``connection`` are the program's flags for TLS, compression and AUTH.
+        ``batch`` is the number of messages per MPUB; 1 means PUB. If ``defer_ms`` > 0, DPUB is used and ``batch`` is
+        ignored. ``connection`` contains the program's flags for TLS, compression and AUTH.
         """
         child = self._start("pub", tcp_address, topic, f"--batch={batch}", f"--defer={defer_ms}", *connection)
         try:
@@ -505,12 +505,12 @@ class Client:
         fail_first: bool = False,
         connection: Sequence[str] = (),
     ) -> Iterator[Subscriber]:
-        """Run a consumer that finishes ``count`` messages; it has ended when the block is left.
+        """Run a consumer that finishes ``count`` messages, until the block exits.
 
-        With ``requeue_first`` it hands the first delivery of each message back, with ``fail_first`` it fails to handle
-        it, which makes its library back off; with ``touch`` it touches each message before it finishes it, with
-        ``hold_first`` it keeps its first message in flight until ``Subscriber.release``. ``connection`` are the
-        program's flags for TLS, compression and AUTH.
+        With ``requeue_first`` it requeues the first delivery of each message. With ``fail_first`` its handler fails on
+        the first delivery, so that its library backs off. With ``touch`` it touches each message before finishing it.
+        With ``hold_first`` it keeps its first message in flight until ``Subscriber.release``. ``connection`` contains
+        the program's flags for TLS, compression and AUTH.
         """
         options = {
             "--requeue-first": requeue_first,

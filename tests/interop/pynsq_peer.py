@@ -1,4 +1,4 @@
-"""Publishes and consumes with pynsq, the official Python client (Tornado). README.md says what each option means."""
+"""Publish and consume with pynsq, the official Python client (Tornado). README.md describes the options."""
 
 import argparse
 import asyncio
@@ -12,17 +12,17 @@ from interop import peer_options
 
 
 async def pub(options: argparse.Namespace) -> None:
-    """Send everything before waiting for the first reply."""
+    """Publish all messages before waiting for the first reply."""
     bodies = peer_options.read_bodies()
     writer = nsq.Writer([options.addr], **peer_options.connection(options))
-    # pynsq has no public sign that a connection is open: its table of connections is what pub() itself looks at.
+    # pynsq has no public API to check for an open connection; pub() itself uses this table of connections.
     while not writer.conns:
         await asyncio.sleep(0.005)
 
     replies: list[asyncio.Future[None]] = []
 
     def reply() -> Any:
-        """Return the callback of one publish; it settles the newest future in ``replies``."""
+        """Return the callback of one publish; it completes the newest future in ``replies``."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         replies.append(future)
 
@@ -45,7 +45,7 @@ async def pub(options: argparse.Namespace) -> None:
 
 
 async def sub(options: argparse.Namespace) -> None:
-    """Finish ``--n`` messages and print each."""
+    """Finish ``--n`` messages and print each delivery."""
     taken = 0
     done = asyncio.Event()
 
@@ -64,7 +64,7 @@ async def sub(options: argparse.Namespace) -> None:
         if options.touch:
             message.touch()
         if last:
-            reader.set_max_in_flight(0)  # before the last FIN, which would make room for another message
+            reader.set_max_in_flight(0)  # before the last FIN, which lets the broker send another message
         message.finish()
         if last:
             done.set()

@@ -1,4 +1,4 @@
-"""The programs of bench/ begin, and the load that is put on a broker there is what it is said to be."""
+"""Check that the programs of bench/ start, and that goload produces the load that it reports."""
 
 import json
 import subprocess
@@ -17,14 +17,14 @@ BENCH = Path(__file__).parents[2] / "bench"
 @pytest.mark.parametrize(
     "name", ["compare", "growth", "neighbours", "generators", "backlog", "timers", "kills", "clients"]
 )
-def test_a_program_says_what_can_be_chosen(name: str) -> None:
+def test_program_prints_help(name: str) -> None:
     command = [sys.executable, str(BENCH / f"{name}.py"), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--keep" in done.stdout
 
 
-def test_a_neighbour_is_measured_under_attack(tmp_path: Path) -> None:
+def test_neighbours_reports_latency_alone_and_under_attack(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     flags = ["--only=connections", "--rounds=1", "--seconds=0.2", f"--data-path={tmp_path}", f"--json={kept}"]
     command = [sys.executable, str(BENCH / "neighbours.py"), *flags]
@@ -53,7 +53,7 @@ def goload(command: str, *flags: str) -> dict[str, float]:
 
 
 def stored(broker: Broker, topic: str) -> tuple[int, int]:
-    """Messages of a topic and their bytes."""
+    """Return the message count of a topic, and the bytes of its messages."""
     stats = json.loads(broker.http("GET", "/stats", format="json", topic=topic))
     found: dict[str, Any] = stats["topics"][0]
     return found["message_count"], found["message_bytes"]
@@ -62,7 +62,7 @@ def stored(broker: Broker, topic: str) -> tuple[int, int]:
 @pytest.mark.interop
 @pytest.mark.parametrize("batch", [1, 7])
 @pytest.mark.parametrize("command", ["pub", "http"])
-def test_every_message_that_is_counted_was_published(broker: Broker, command: str, batch: int) -> None:
+def test_goload_publishes_every_message_it_counts(broker: Broker, command: str, batch: int) -> None:
     topic = f"{command}-{batch}"
     address = broker.tcp_address if command == "pub" else broker.http_address
     told = goload(
@@ -81,7 +81,9 @@ def test_every_message_that_is_counted_was_published(broker: Broker, command: st
 
 @pytest.mark.interop
 @pytest.mark.parametrize(("topics", "connections"), [(1, 3), (4, 3)])
-def test_every_channel_gets_everything(broker: Broker, topics: int, connections: int) -> None:
+def test_goload_through_stores_all_messages_in_every_topic(
+    broker: Broker, topics: int, connections: int
+) -> None:
     name = f"through-{topics}"
     told = goload(
         "through",
@@ -102,7 +104,7 @@ def test_every_channel_gets_everything(broker: Broker, topics: int, connections:
 
 
 @pytest.mark.interop
-def test_latency_is_that_of_a_steady_rate(broker: Broker) -> None:
+def test_goload_latency_publishes_at_a_steady_rate(broker: Broker) -> None:
     flags = [f"--addr={broker.tcp_address}", "--topic=latency", "--rate=1000", "--runfor=600ms"]
     told = goload("latency", *flags)
     assert told["messages"] == stored(broker, "latency")[0] == 600
@@ -111,7 +113,7 @@ def test_latency_is_that_of_a_steady_rate(broker: Broker) -> None:
 
 
 @pytest.mark.interop
-def test_what_a_broker_refuses_is_told(broker: Broker) -> None:
+def test_goload_prints_error_of_broker(broker: Broker) -> None:
     words = [str(goload_program()), "pub", f"--addr={broker.tcp_address}", "--topic=no/topic"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The page of differences and the scripts agree: every difference shown has its row, every row is shown or excused."""
+"""Compare the tables of differences.md with the scripts: each difference has a row, each row a script or a reason."""
 
 import re
 from collections import Counter
@@ -35,26 +35,26 @@ TABLES: list[dict[str, Script]] = [
 SHOWN = Counter(script.row for table in TABLES for script in table.values() if script.row)
 
 
-def test_every_difference_that_is_shown_has_a_row() -> None:
+def test_every_difference_in_a_script_has_a_row() -> None:
     assert SHOWN.keys() <= rows().keys()
 
 
-def test_every_row_is_shown_or_it_is_said_why_not() -> None:
-    """A new row wants a script that `differs` by its key; or its key in NOT_BY_SCRIPT, with what shows it instead."""
+def test_every_row_has_a_script_or_a_reason() -> None:
+    """For a new row, add a script that `differs` by its key, or add the key to NOT_BY_SCRIPT with a test or reason."""
     assert rows().keys() - SHOWN.keys() - NOT_BY_SCRIPT.keys() == set()
 
 
-def test_no_excuse_is_left_over() -> None:
+def test_reasons_are_only_for_rows_without_script() -> None:
     assert NOT_BY_SCRIPT.keys() - rows().keys() == set()
     assert NOT_BY_SCRIPT.keys() & SHOWN.keys() == set()
 
 
-def test_the_tests_named_instead_are_there() -> None:
+def test_tests_named_in_reasons_exist() -> None:
     named = re.findall(r"tests/\S+", " ".join(NOT_BY_SCRIPT.values()))
     assert [path for path in named if not (DOCUMENT.parents[2] / path).exists()] == []
 
 
-def test_there_are_enough_scripts() -> None:
+def test_number_of_scripts() -> None:
     assert sum(map(len, TABLES)) >= 150
 
 
@@ -67,18 +67,20 @@ def test_there_are_enough_scripts() -> None:
         pytest.param(differs("key", here=["B"]), ["A"], ["A"], id="a row that is not kept"),
     ],
 )
-def test_what_fails(script: Script, theirs: list[str], ours: list[str]) -> None:
+def test_compare_fails(script: Script, theirs: list[str], ours: list[str]) -> None:
     with pytest.raises(pytest.fail.Exception):
         compare(script, theirs, ours)
 
 
-def test_what_does_not_fail() -> None:
+def test_compare_succeeds() -> None:
     compare(same(), ["OK"], ["OK"])
     compare(differs("key", here=["B"]), ["A"], ["B"])
 
 
 @pytest.mark.parametrize("line", ["| subject | nsqd | here | why |", "| `a` | again | nsqd | here | why |"])
-def test_every_row_has_a_key_of_its_own(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_unique_key_are_rejected(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     document = tmp_path / "differences.md"
     heading = "| key | subject | nsqd | here | why |\n|---|---|---|---|---|\n"
     sections = f"{heading}| `a` | subject | nsqd | here | why |\n\n## Second section\n\n{heading}"

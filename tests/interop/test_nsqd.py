@@ -1,4 +1,4 @@
-"""Our client against the real nsqd."""
+"""Test our client with the real nsqd."""
 
 import time
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def bodies_of_many_sizes(count: int) -> list[bytes]:
-    """All different, 6 bytes to 3 KB, one in a thousand of 200 KB."""
+    """Return distinct bodies of 6 bytes to 3 KB; one in a thousand has 200 KB."""
     return [
         b"%06d" % number + bytes(number % 256 for _ in range(number % 3000)) for number in range(count - 3)
     ] + [bytes([number]) * 200_000 for number in range(3)]
 
 
-async def test_thousands_of_messages_make_the_round_trip_in_batches(broker: Broker) -> None:
+async def test_thousands_of_messages_round_trip_in_batches(broker: Broker) -> None:
     bodies = bodies_of_many_sizes(5000)
     received: list[bytes] = []
     with trio.fail_after(PATIENCE_S):
@@ -44,7 +44,7 @@ async def test_thousands_of_messages_make_the_round_trip_in_batches(broker: Brok
     assert (stats["depth"], stats["in_flight_count"], stats["message_count"]) == (0, 0, len(bodies))
 
 
-async def test_thousands_of_messages_make_the_round_trip_one_by_one(broker: Broker) -> None:
+async def test_thousands_of_messages_round_trip_one_by_one(broker: Broker) -> None:
     bodies = [b"%d" % number for number in range(3000)]
     received: list[bytes] = []
     started_ns = time.time_ns()
@@ -65,7 +65,7 @@ async def test_thousands_of_messages_make_the_round_trip_one_by_one(broker: Brok
     assert broker.channel_stats("topic", "channel")["in_flight_count"] == 0
 
 
-async def test_the_broker_knows_us_as_we_said(broker: Broker) -> None:
+async def test_stats_show_the_identify_options_of_the_client(broker: Broker) -> None:
     options = {
         "client_id": "me",
         "hostname": "here",
@@ -84,7 +84,7 @@ async def test_the_broker_knows_us_as_we_said(broker: Broker) -> None:
     assert [client[name] for name in told] == ["me", "here", "test/1", 42, 7]
 
 
-async def test_a_requeued_message_comes_again_with_more_attempts(broker: Broker) -> None:
+async def test_requeued_message_is_redelivered_with_more_attempts(broker: Broker) -> None:
     with trio.fail_after(PATIENCE_S):
         async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
             await producer.publish("topic", b"again")
@@ -101,7 +101,7 @@ async def test_a_requeued_message_comes_again_with_more_attempts(broker: Broker)
     assert broker.channel_stats("topic", "channel")["requeue_count"] == 2
 
 
-async def test_a_requeued_batch_comes_again(broker: Broker) -> None:
+async def test_requeued_batch_is_redelivered(broker: Broker) -> None:
     with trio.fail_after(PATIENCE_S):
         async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
             await producer.publish_set("topic", pack_messages([b"%d" % number for number in range(100)]))
@@ -120,7 +120,7 @@ async def test_a_requeued_batch_comes_again(broker: Broker) -> None:
 
 
 @pytest.mark.slow
-async def test_touch_gives_a_message_more_time(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_touch_extends_the_message_timeout(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     with trio.fail_after(PATIENCE_S):
         async with (
             Producer(broker.tcp_address) as producer,
@@ -140,9 +140,7 @@ async def test_touch_gives_a_message_more_time(broker: Broker, caplog: pytest.Lo
     assert broker.channel_stats("topic", "channel")["timeout_count"] == 1
 
 
-async def test_an_answer_that_comes_too_late_is_logged(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_finish_after_the_timeout_is_logged(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     with trio.fail_after(PATIENCE_S):
         async with (
             Producer(broker.tcp_address) as producer,
@@ -160,7 +158,7 @@ async def test_an_answer_that_comes_too_late_is_logged(
     assert f"E_FIN_FAILED FIN {first.id.decode()} failed ID not in flight" in warning
 
 
-async def test_a_deferred_message_comes_later(broker: Broker) -> None:
+async def test_deferred_message_is_delivered_later(broker: Broker) -> None:
     with trio.fail_after(PATIENCE_S):
         async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
             started_at = trio.current_time()
@@ -181,7 +179,7 @@ async def test_consumers_of_one_channel_share_its_messages(broker: Broker) -> No
             consumer_of(broker, max_in_flight=1) as other,
         ):
             await producer.publish_many("topic", [b"1", b"2"])
-            # Each holds its message until the other has one.
+            # Each consumer holds its message until the other consumer has received one.
             messages = [await anext(one), await anext(other)]
             for message in messages:
                 message.finish()
@@ -189,7 +187,9 @@ async def test_consumers_of_one_channel_share_its_messages(broker: Broker) -> No
 
 
 @pytest.mark.slow
-async def test_heartbeats_keep_an_idle_connection(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_heartbeats_keep_an_idle_connection_open(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     with trio.fail_after(PATIENCE_S):
         async with (
             Producer(broker.tcp_address, heartbeat_interval_ms=1000) as producer,
@@ -212,11 +212,11 @@ async def test_nothing_stays_in_flight_after_closing_a_busy_consumer(
         async with Producer(broker.tcp_address) as producer:
             await producer.publish_many("topic", [b"x" * 200] * total)
         while broker.channel_stats("topic", "channel")["message_count"] < total:
-            await trio.lowlevel.checkpoint()  # nsqd copies from the topic to the channel in its own time
+            await trio.lowlevel.checkpoint()  # nsqd fills the channel asynchronously
         async with consumer_of(broker, max_in_flight=2500) as consumer:
             kept: list[MessageBatch | Message] = []
             async for batch in consumer.batches(max_messages=100):
-                # Of three batches one is finished, one partly, and one not answered at all.
+                # Of every three batches, finish one, finish one message of another, and leave the third.
                 match len(kept) % 3:
                     case 0:
                         batch.finish()
@@ -238,7 +238,7 @@ async def test_nothing_stays_in_flight_after_closing_a_busy_consumer(
 async def test_nothing_stays_in_flight_after_closing_in_full_flow(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # While messages flow, nsqd often has one under way that follows its CLOSE_WAIT.
+    # While messages flow, nsqd often sends one more message after its CLOSE_WAIT.
     total = 40_000
     finished = 0
     with trio.fail_after(PATIENCE_S):
@@ -259,7 +259,7 @@ async def test_nothing_stays_in_flight_after_closing_in_full_flow(
     assert warnings(caplog) == []
 
 
-async def test_a_message_the_broker_refuses_fails_its_publish_and_the_next_one_works(tmp_path: Path) -> None:
+async def test_rejected_message_fails_only_its_own_publish(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data", "--max-msg-size=100") as broker, trio.fail_after(PATIENCE_S):
         async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
             with pytest.raises(PublishFailed) as caught:
@@ -274,14 +274,14 @@ async def test_a_message_the_broker_refuses_fails_its_publish_and_the_next_one_w
             assert message.body == b"x" * 100
 
 
-async def test_a_consumer_limit_is_told_in_the_brokers_words(tmp_path: Path) -> None:
+async def test_error_of_consumer_limit_contains_the_broker_message(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data", "--max-channel-consumers=1") as broker, trio.fail_after(PATIENCE_S):
         async with consumer_of(broker):
             with pytest.raises(ConnectionFailed, match="E_SUB_FAILED SUB failed consumers for topic:channel"):
                 await consumer_of(broker).__aenter__()
 
 
-async def test_the_http_port_is_told_apart(broker: Broker) -> None:
+async def test_error_names_the_http_port_as_the_cause(broker: Broker) -> None:
     with (
         trio.fail_after(PATIENCE_S),
         pytest.raises(ConnectionFailed, match="it answers in HTTP: use the port of the TCP protocol"),

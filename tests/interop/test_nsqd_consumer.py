@@ -1,4 +1,4 @@
-"""Our consumer with the real nsqd and nsqlookupd: finding brokers, failing messages, handlers."""
+"""Test our consumer with the real nsqd and nsqlookupd: discovery, failing messages, handlers."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until this holds, which takes blocking questions to find out."""
+    """Wait until the condition holds. It makes blocking requests."""
     while not await trio.to_thread.run_sync(condition):
         await trio.sleep(0.01)
 
@@ -30,7 +30,7 @@ def ready_count(broker: Broker) -> int:
     return int(client["ready_count"])
 
 
-async def test_brokers_are_found_and_take_turns(tmp_path: Path) -> None:
+async def test_consumer_discovers_brokers_and_receives_from_each(tmp_path: Path) -> None:
     bodies: list[bytes] = []
 
     async def receive(consumer: Consumer) -> None:
@@ -73,7 +73,7 @@ def producers(lookupd: Broker) -> list[Any]:
     return found
 
 
-async def test_what_fails_comes_back_after_a_pause_and_then_everything_flows(tmp_path: Path) -> None:
+async def test_failed_message_is_retried_after_a_backoff_pause(tmp_path: Path) -> None:
     attempts: list[int] = []
 
     async def handler(message: Message) -> None:
@@ -90,7 +90,7 @@ async def test_what_fails_comes_back_after_a_pause_and_then_everything_flows(tmp
         }
         async with trio.open_nursery() as nursery, consumer_of(broker, **options) as consumer:
             nursery.start_soon(consumer.run, handler)
-            await until(lambda: bool(attempts) and ready_count(broker) == 0)  # in the pause
+            await until(lambda: bool(attempts) and ready_count(broker) == 0)  # during the backoff pause
             assert attempts == [1]
             await until(lambda: ready_count(broker) == 7)
             assert attempts == [1, 2]
@@ -99,7 +99,7 @@ async def test_what_fails_comes_back_after_a_pause_and_then_everything_flows(tmp
         assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 1)
 
 
-async def test_a_message_is_touched_and_one_that_always_fails_is_given_up(tmp_path: Path) -> None:
+async def test_slow_message_is_touched_and_failing_message_is_passed_to_the_callback(tmp_path: Path) -> None:
     handled: list[tuple[bytes, int]] = []
     buried: list[bytes] = []
 

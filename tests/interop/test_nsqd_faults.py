@@ -1,4 +1,4 @@
-"""Our client against a real nsqd that ends, is killed, or is cut off."""
+"""Test our client with a real nsqd that is stopped, killed or disconnected."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 class Restartable:
-    """An nsqd that can be ended and started again, on the same port and data folder."""
+    """An nsqd that the test can restart on the same port and data folder."""
 
     def __init__(self, data_path: Path) -> None:
         self._data_path = data_path
@@ -40,18 +40,18 @@ class Restartable:
         return broker
 
     async def restart(self, how: signal.Signals) -> None:
-        """End it with this signal and start it again, while the test's other tasks go on."""
+        """Stop nsqd with this signal and start it again, while the test's other tasks continue."""
         self.broker.process.send_signal(how)
         await trio.to_thread.run_sync(self.broker.process.wait, 30)
         self.broker = await trio.to_thread.run_sync(self._start)
 
     def close(self) -> None:
-        """End it."""
+        """Stop nsqd."""
         self._stack.close()
 
 
 class Ledger:
-    """Publishes numbers and keeps which were acknowledged; receives them and keeps which came."""
+    """Publishes and receives numbers, and records the acknowledged and the received ones."""
 
     def __init__(self, total: int) -> None:
         self.acknowledged: set[int] = set()
@@ -63,7 +63,7 @@ class Ledger:
         self._waited_for: list[tuple[int, trio.Event]] = []
 
     async def publish(self, producer: Producer) -> None:
-        """Publish until all numbers are acknowledged; what fails is published again, as a program would."""
+        """Publish until all numbers are acknowledged. Publish a number again after a failure, as a program would."""
         for number in self._numbers:
             while True:
                 try:
@@ -76,7 +76,7 @@ class Ledger:
             self._progress()
 
     async def receive(self, consumer: Consumer) -> None:
-        """Receive until every number came."""
+        """Receive until every number has arrived."""
         async for message in consumer:
             self.received.add(int(message.body))
             message.finish()
@@ -84,7 +84,7 @@ class Ledger:
                 self.complete.set()
 
     async def until_acknowledged(self, count: int) -> None:
-        """Wait until so many are acknowledged."""
+        """Wait until `count` numbers are acknowledged."""
         event = trio.Event()
         self._waited_for.append((count, event))
         await event.wait()
@@ -95,7 +95,7 @@ class Ledger:
                 event.set()
 
 
-async def test_an_orderly_restart_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+async def test_clean_restart_loses_no_acknowledged_message(tmp_path: Path) -> None:
     ledger = Ledger(6000)
     peer = Restartable(tmp_path / "data")
     try:
@@ -125,7 +125,7 @@ async def test_an_orderly_restart_loses_nothing_that_was_acknowledged(tmp_path: 
         peer.close()
 
 
-async def test_both_come_back_after_a_kill(tmp_path: Path) -> None:
+async def test_producer_and_consumer_reconnect_after_a_kill(tmp_path: Path) -> None:
     peer = Restartable(tmp_path / "data")
     try:
         with trio.fail_after(PATIENCE_S):
@@ -146,7 +146,7 @@ async def test_both_come_back_after_a_kill(tmp_path: Path) -> None:
 
 
 class CuttingProxy:
-    """Stands between clients and a broker, and cuts every connection after some bytes, in whichever direction."""
+    """A proxy for a broker. It cuts every connection after a random number of bytes, counted over both directions."""
 
     def __init__(self, upstream: str, random: Random, mean_bytes: int) -> None:
         self._upstream = upstream.rpartition(":")
@@ -156,7 +156,7 @@ class CuttingProxy:
         self.cutting = True
 
     async def serve(self, task_status: trio.TaskStatus[str]) -> None:
-        """Serve on a free port; starts with the address."""
+        """Serve on a free port; report the address as the start value."""
         async with trio.open_nursery() as nursery:
             serve = partial(trio.serve_tcp, self._relay, 0, host="127.0.0.1")
             (listener,) = await nursery.start(serve)
@@ -188,7 +188,7 @@ class CuttingProxy:
 
 
 def topic_message_count(broker: Broker) -> int:
-    """How many messages nsqd has stored in the topic."""
+    """Return the number of messages that nsqd has stored in the topic."""
     count: int = json.loads(broker.http("GET", "/stats", format="json", topic="topic"))["topics"][0][
         "message_count"
     ]
@@ -196,13 +196,11 @@ def topic_message_count(broker: Broker) -> int:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_connections_cut_at_random_lose_nothing_and_the_verdicts_hold(
-    broker: Broker, seed: int
-) -> None:
+async def test_random_disconnects_lose_nothing_and_maybe_stored_is_correct(broker: Broker, seed: int) -> None:
     total = 4000
     proxy = CuttingProxy(broker.tcp_address, Random(seed), mean_bytes=2000)
     numbers = iter(range(total))
-    doubts: Counter[int] = Counter()  # failures that left open whether the message was stored
+    doubts: Counter[int] = Counter()  # failures with `maybe_stored` set
     copies: dict[int, set[bytes]] = defaultdict(set)
     arrived = trio.Event()
 
@@ -224,7 +222,7 @@ async def test_connections_cut_at_random_lose_nothing_and_the_verdicts_hold(
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             address: str = await nursery.start(proxy.serve)
-            proxy.cutting = False  # only the first connections are not cut: entering would raise
+            proxy.cutting = False  # the first connections are not cut: entering would raise
             async with (
                 Producer(address) as producer,
                 Consumer(
@@ -243,7 +241,7 @@ async def test_connections_cut_at_random_lose_nothing_and_the_verdicts_hold(
                     for _ in range(5):
                         publishers.start_soon(publish, producer)
                 proxy.cutting = False
-                # What was in flight on a connection that was cut comes again after a second.
+                # nsqd redelivers the messages in flight on a cut connection after a second.
                 while sum(map(len, copies.values())) < topic_message_count(broker):
                     arrived = trio.Event()
                     await arrived.wait()

@@ -1,4 +1,4 @@
-"""`qcli log import` of what a real nsqd left, compared with what that nsqd itself makes of it after a restart."""
+"""Compare `qcli log import` of a real nsqd's files with the messages that nsqd itself delivers after a restart."""
 
 import json
 import re
@@ -24,11 +24,11 @@ DEFERRAL_NOTE = (
 pytestmark = pytest.mark.interop
 
 IDLE_S = 1.0
-"""After so long without a message there is none."""
+"""After this time without a message, the channel counts as empty."""
 
 
 class Copy(NamedTuple):
-    """A message in a channel, as a consumer gets it."""
+    """A message in a channel, as a consumer receives it."""
 
     id: bytes
     timestamp_ns: int
@@ -37,11 +37,11 @@ class Copy(NamedTuple):
 
 
 Contents = dict[tuple[str, str], Counter[Copy]]
-"""What each channel has, by topic and channel."""
+"""The messages of each channel, by topic and channel."""
 
 
 class Outcome(NamedTuple):
-    """What became of `qcli log import`."""
+    """Exit code and output of `qcli log import`."""
 
     code: int
     out: str
@@ -49,12 +49,12 @@ class Outcome(NamedTuple):
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The JSON lines of standard output."""
+        """Return the JSON lines of stdout."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
 def run_import(source: Path, data_path: Path, *flags: str) -> Outcome:
-    """Run it, with a report in JSON."""
+    """Run `qcli log import` with a report in JSON."""
     arguments = ["log", "import", str(source), f"--data-path={data_path}", "--format=json", *flags]
     done = subprocess.run(
         [sys.executable, "-m", "qcli", *arguments], capture_output=True, text=True, timeout=PATIENCE_S
@@ -65,7 +65,7 @@ def run_import(source: Path, data_path: Path, *flags: str) -> Outcome:
 async def receive(
     broker: Broker, topic: str, channel: str, count: int, *, finish: Callable[[int], bool] | None = None
 ) -> list[Copy]:
-    """Take so many messages, and finish them, or those by number that `finish` says."""
+    """Receive `count` messages and finish them, or only those for whose number `finish` returns true."""
     found: list[Copy] = []
 
     def take(batch: MessageBatch) -> None:
@@ -87,13 +87,13 @@ async def receive(
 
 
 def stats(broker: Broker) -> dict[str, dict[str, Any]]:
-    """What `/stats` says of each topic, by name."""
+    """Return the `/stats` entries of the topics, by name."""
     topics = json.loads(broker.http("GET", "/stats", format="json"))["topics"] or []
     return {topic["topic_name"]: topic for topic in topics}
 
 
 def shape(broker: Broker) -> dict[str, Any]:
-    """Names, pauses and depths of topics and channels: what a broker has right after its start."""
+    """Return names, pauses and depths of the topics and channels, as they are directly after the broker starts."""
     return {
         name: (
             topic["paused"],
@@ -107,7 +107,7 @@ def shape(broker: Broker) -> dict[str, Any]:
 
 
 async def drain(broker: Broker) -> Contents:
-    """Take everything out of a broker. Topics and channels go on if they were paused."""
+    """Receive and return all messages of a broker. Unpause paused topics and channels."""
     contents: Contents = {}
     for name, topic in stats(broker).items():
         if topic["paused"]:
@@ -119,7 +119,7 @@ async def drain(broker: Broker) -> Contents:
             if channel["paused"]:
                 broker.http("POST", "/channel/unpause", topic=name, channel=channel_name)
             taken: Counter[Copy] = Counter()
-            # nsqd moves what waits in a topic to the channels bit by bit.
+            # nsqd moves the messages of a topic to its channels gradually.
             while depth := waiting(broker, name, channel_name):
                 taken.update(await receive(broker, name, channel_name, depth))
             contents[name, channel_name] = taken
@@ -127,7 +127,7 @@ async def drain(broker: Broker) -> Contents:
 
 
 def waiting(broker: Broker, topic: str, channel: str) -> int:
-    """Messages in a channel, once none is left in its topic."""
+    """Return the depth of a channel, as soon as its topic is empty."""
     while True:
         found = stats(broker)[topic]
         (own,) = [each for each in found["channels"] if each["channel_name"] == channel]
@@ -137,19 +137,19 @@ def waiting(broker: Broker, topic: str, channel: str) -> int:
 
 @pytest.fixture(params=["in memory", "on disk"])
 def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """nsqd's flags: messages wait in memory, or all of them go through files, of which there are then many."""
+    """Return nsqd's flags: messages wait in memory, or all go through many small files."""
     if request.param == "in memory":
         return ()
     return ("--mem-queue-size=0", "--max-bytes-per-file=20000")
 
 
 def bodies(name: str, count: int) -> list[bytes]:
-    """All different, of many sizes, with every byte in them."""
+    """Return distinct bodies of many sizes, with every byte value."""
     return [b"%s %d " % (name.encode(), number) + bytes(range(256)) * (number % 3) for number in range(count)]
 
 
 async def fill(broker: Broker) -> None:
-    """Topics and channels in every state an nsqd may be stopped in."""
+    """Create topics and channels in every state that they can have when nsqd stops."""
     broker.create("clicks", "archive", "alerts", "idle")
     broker.create("orders", "only")
     broker.create("paused", "a", "b")
@@ -175,7 +175,7 @@ async def fill(broker: Broker) -> None:
             await producer.publish("clicks", b"deferred %d" % number, defer_ms=600_000)
     await receive(broker, "orders", "only", 50)
     await receive(broker, "clicks", "archive", 200)
-    # Two times over some are not finished; their attempts rise, and they go behind the others.
+    # In two passes, leave some messages unfinished: their attempts rise, and nsqd requeues them behind the others.
     await receive(broker, "clicks", "alerts", 100, finish=lambda number: number % 4 == 0)
     await wait_until_returned(broker, "clicks", "alerts")
     await receive(broker, "clicks", "alerts", 595, finish=lambda number: number % 5 == 0)
@@ -183,22 +183,22 @@ async def fill(broker: Broker) -> None:
 
 
 async def distributed(broker: Broker, topic: str) -> None:
-    """Wait until nothing waits in the topic any more."""
+    """Wait until the topic is empty."""
     while stats(broker)[topic]["depth"]:
         await trio.sleep(0.01)
 
 
 async def wait_until_returned(broker: Broker, topic: str, channel: str) -> None:
-    """Wait until nothing is in flight: what a consumer did not finish, it hands back when it is closed."""
+    """Wait until nothing is in flight: a consumer requeues its unfinished messages when it closes."""
     with trio.fail_after(PATIENCE_S):
         while broker.channel_stats(topic, channel)["in_flight_count"]:
             await trio.sleep(0.01)
 
 
 async def requeue_and_hold(broker: Broker, stop: Callable[[], None]) -> None:
-    """Requeue some messages for later, and stop the broker while others are in flight."""
+    """Requeue some messages with a delay, and stop the broker while others are in flight."""
     await distributed(broker, "clicks")
-    # Without a queue in memory nsqd may have forgotten that some were deferred by their publisher.
+    # Without a queue in memory, nsqd may lose the delay of messages that their publisher deferred.
     deferred = broker.channel_stats("clicks", "archive")["deferred_count"]
     async with Consumer(
         "clicks", "archive", nsqd_tcp_addresses=[broker.tcp_address], max_in_flight=60
@@ -216,7 +216,9 @@ async def requeue_and_hold(broker: Broker, stop: Callable[[], None]) -> None:
         stop()
 
 
-async def test_every_channel_gets_what_it_would_have_in_nsqd(tmp_path: Path, flags: tuple[str, ...]) -> None:
+async def test_import_gives_every_channel_the_messages_it_has_in_nsqd(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     source = tmp_path / "nsqd"
     with trio.fail_after(PATIENCE_S), nsqd(source, *flags) as broker:
         await fill(broker)
@@ -237,16 +239,16 @@ async def test_every_channel_gets_what_it_would_have_in_nsqd(tmp_path: Path, fla
     assert {record["topic"]: record for record in planned.records} == {
         topic: record | ({"outcome": "planned"} if topic else {}) for topic, record in reported.items()
     }
-    # nsqd writes files for a durable channel of an ephemeral topic, and does not know of them afterwards.
+    # nsqd writes files for a durable channel of an ephemeral topic, but ignores them after a restart.
     (note,) = reported.pop(None)["findings"]
     assert Path(note["file"]).name.startswith("gone#ephemeral:kept.")
     assert {record["outcome"] for record in reported.values()} == {"imported"}
     for record in reported.values():
-        # nsqd itself may put a file aside that it has read to its end.
+        # nsqd itself may rename a file that it has read to its end.
         assert {finding["kind"] for finding in record["findings"]} <= {"note"}, record
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
-    # nsqd's own opinion, of a copy.
+    # The expected contents: nsqd delivers the messages of a copy of its files.
     shutil.copytree(source, tmp_path / "copy")
     with trio.fail_after(PATIENCE_S):
         with nsqd(tmp_path / "copy", *flags) as broker:
@@ -258,7 +260,7 @@ async def test_every_channel_gets_what_it_would_have_in_nsqd(tmp_path: Path, fla
     for name, copies in expected.items():
         assert contents[name] == copies, name
 
-    # And the ledger: what was published and not finished, no more and no less.
+    # The contents are exactly the messages that were published and not finished.
     found = {name: Counter(copy.body for copy in copies.elements()) for name, copies in contents.items()}
     deferred = [b"deferred %d" % number for number in range(10)]
     clicks = [*bodies("clicks", 600), *bodies("single", 20), *deferred]
@@ -272,15 +274,15 @@ async def test_every_channel_gets_what_it_would_have_in_nsqd(tmp_path: Path, fla
     assert {copy.attempts for copy in contents["clicks", "archive"]} == {1, 2}
     assert {copy.attempts for copy in contents["clicks", "alerts"]} == {1, 2, 3}
     assert found["clicks", "alerts"].total() == 630 - 25 - 119
-    assert reported["clicks"]["messages"] == 630  # each once, though three channels have them
+    assert reported["clicks"]["messages"] == 630  # each is counted once, although three channels have it
     assert reported["waiting"]["waiting"] == 40
 
 
-# ---------------------------------------------------------------------- what nsqd makes of damage
+# ---------------------------------------------------------------------- damaged files
 
 
 def last_data_file(folder: Path) -> Path:
-    """The last file of the channel's queue."""
+    """Return the last file of the channel's queue."""
     return sorted(folder.glob("topic:channel.diskqueue.0*.dat"))[-1]
 
 
@@ -317,7 +319,7 @@ def break_meta(folder: Path) -> None:
 
 
 def older_meta(folder: Path) -> None:
-    """As after kill -9: the last file is longer than is known, and it was read further."""
+    """Make the metadata stale, as after kill -9: nsqd wrote more to the last file and read further."""
     path = folder / "topic:channel.diskqueue.meta.dat"
     depth, read, _ = path.read_text().splitlines()
     last = last_data_file(folder)
@@ -332,7 +334,7 @@ def older_meta_and_cut(folder: Path) -> None:
 
 
 def longer_meta(folder: Path) -> None:
-    """The file was not on disk as far as the meta file says."""
+    """Make the metadata name a write position beyond the end of the last file."""
     path = folder / "topic:channel.diskqueue.meta.dat"
     depth, read, write = path.read_text().splitlines()
     number, position = write.split(",")
@@ -354,7 +356,7 @@ def longer_meta(folder: Path) -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-async def test_damaged_files_give_what_nsqd_gets_out_of_them_and_are_named(
+async def test_import_of_damaged_files_matches_nsqd_and_names_them(
     tmp_path: Path, damage: Callable[[Path], None], damaged: bool
 ) -> None:
     flags = ("--mem-queue-size=0", "--max-bytes-per-file=5000")
@@ -377,13 +379,13 @@ async def test_damaged_files_give_what_nsqd_gets_out_of_them_and_are_named(
         with qcli_serve(tmp_path / "ours") as broker:
             contents = await drain(broker)
     assert contents["topic", "channel"] == expected
-    # What nsqd puts aside, it names.
+    # The findings name every file that nsqd renames to *.bad.
     put_aside = {path.name.removesuffix(".bad") for path in source.glob("topic:channel.*.bad")}
     assert put_aside <= {Path(finding["file"]).name for finding in record["findings"]}
 
 
 async def receive_all(broker: Broker, channel: str = "channel") -> list[Copy]:
-    """All that nsqd can still deliver. Its depth is not to be trusted once it was killed, or has met damage."""
+    """Return all messages that nsqd still delivers. Its depth is wrong after a kill, or if files are damaged."""
     found: list[Copy] = []
     with trio.move_on_after(IDLE_S) as idle:
         async with Consumer(
@@ -396,8 +398,8 @@ async def receive_all(broker: Broker, channel: str = "channel") -> list[Copy]:
     return found
 
 
-async def test_an_nsqd_that_was_killed(tmp_path: Path) -> None:
-    """Everything that it had written is imported; what it had in memory is lost, as it is to nsqd itself."""
+async def test_import_after_nsqd_was_killed(tmp_path: Path) -> None:
+    """The import contains all messages that nsqd wrote to disk. Messages in memory are lost, to nsqd as well."""
     flags = ("--mem-queue-size=0", "--sync-every=1000", "--sync-timeout=1h")
     source = tmp_path / "nsqd"
     with trio.fail_after(PATIENCE_S):
@@ -424,10 +426,10 @@ async def test_an_nsqd_that_was_killed(tmp_path: Path) -> None:
         assert {copy.body for copy in copies} == {b"%d" % number for number in range(1500)}
 
 
-# ---------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------- refusals
 
 
-async def test_a_running_nsqd_is_left_alone(tmp_path: Path) -> None:
+async def test_import_refuses_the_folder_of_a_running_nsqd(tmp_path: Path) -> None:
     with nsqd(tmp_path / "nsqd"):
         refused = run_import(tmp_path / "nsqd", tmp_path / "ours")
     assert (refused.code, refused.out) == (1, "")
@@ -435,7 +437,7 @@ async def test_a_running_nsqd_is_left_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "ours").exists()
 
 
-async def test_our_broker_does_not_start_over_nsqds_folder_and_says_what_to_do(tmp_path: Path) -> None:
+async def test_broker_refuses_the_folder_of_nsqd_and_suggests_the_import(tmp_path: Path) -> None:
     with nsqd(tmp_path / "nsqd") as broker:
         broker.create("topic")
     done = subprocess.run(

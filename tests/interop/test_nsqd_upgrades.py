@@ -1,4 +1,4 @@
-"""Our client against the real nsqd: TLS, compression and AUTH."""
+"""Test our client with the real nsqd: TLS, compression and AUTH."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ async def round_trip(address: str, topic: str, **options: Any) -> None:
     assert sorted(received) == sorted(BODIES)
 
 
-async def test_every_upgrade(tmp_path: Path) -> None:
+async def test_every_combination_of_upgrades(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certificates")
     cert, key = certificates.client_files("alice")
     flags = [
@@ -57,7 +57,7 @@ async def test_every_upgrade(tmp_path: Path) -> None:
             await round_trip(address, "deflate", auth_secret="hush", deflate=True, deflate_level=3, **tls)
             assert "common_name=alice" in auth.queries[0]
             assert "secret=hush" in auth.queries[0]
-            async with Producer(address, **tls) as producer:  # the certificate might be enough
+            async with Producer(address, **tls) as producer:  # no secret, only the certificate
                 with pytest.raises(PublishFailed, match="E_AUTH_FIRST"):
                     await producer.publish("refused", b"one")
             with pytest.raises(ConnectionFailed, match="not trusted"):

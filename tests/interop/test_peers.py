@@ -1,4 +1,4 @@
-"""NSQ clients nobody here wrote, against our broker; and against nsqd, which keeps the peer programs honest."""
+"""Test third-party NSQ clients with our broker, and with nsqd to verify the peer programs themselves."""
 
 import time
 from collections import Counter
@@ -22,7 +22,7 @@ DEFERRED = "deferred."
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     start: Callable[[Path], AbstractContextManager[Broker]] = request.param
     data_path = tmp_path_factory.mktemp("broker") / "data"
-    # Made before a restart, because nsqd looks at the timers of a channel made while it runs only seconds later.
+    # Created before a restart, because nsqd starts the timers of a new channel only after some seconds.
     with start(data_path) as first_run:
         for client in CLIENTS:
             first_run.create(DEFERRED + client.name, "ch")
@@ -31,7 +31,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @each_client
-def test_every_body_arrives_as_it_was_published(broker: Broker, client: Client) -> None:
+def test_every_body_is_delivered_unchanged(broker: Broker, client: Client) -> None:
     topic = f"bodies.{client.name}"
     broker.create(topic, "ch")
     bodies = some_bodies(240)
@@ -43,7 +43,7 @@ def test_every_body_arrives_as_it_was_published(broker: Broker, client: Client) 
 
 
 @each_client
-def test_requeued_message_comes_again_with_attempts_raised(broker: Broker, client: Client) -> None:
+def test_client_gets_requeued_message_with_more_attempts(broker: Broker, client: Client) -> None:
     topic = f"requeued.{client.name}"
     broker.create(topic, "ch")
     bodies = some_bodies(60)
@@ -55,7 +55,7 @@ def test_requeued_message_comes_again_with_attempts_raised(broker: Broker, clien
 
 
 @each_client
-def test_deferred_message_comes_when_it_is_due(broker: Broker, client: Client) -> None:
+def test_deferred_message_is_delivered_when_due(broker: Broker, client: Client) -> None:
     topic = DEFERRED + client.name
     bodies = some_bodies(20)
     with client.subscribe(broker.tcp_address, topic, "ch", len(bodies)) as subscriber:
@@ -70,8 +70,8 @@ def test_deferred_message_comes_when_it_is_due(broker: Broker, client: Client) -
 
 
 @each_client
-def test_channels_copy_and_consumers_share(broker: Broker, client: Client) -> None:
-    """Two channels each get everything, and two consumers of one channel are served side by side."""
+def test_channels_get_copies_and_consumers_share_them(broker: Broker, client: Client) -> None:
+    """Each of two channels gets all messages, and two consumers of one channel receive at the same time."""
     topic = f"shared.{client.name}"
     address = broker.tcp_address
     broker.create(topic, "copied", "shared")
@@ -83,7 +83,7 @@ def test_channels_copy_and_consumers_share(broker: Broker, client: Client) -> No
         client.subscribe(address, topic, "shared", half, max_in_flight=1, hold_first=True) as right,
     ):
         client.publish(address, topic, bodies, batch=len(bodies))
-        # Neither gives back its first message before the other has one too: the two are served at the same time.
+        # Each consumer holds its first message until the other has one, so both receive at the same time.
         shared = [left.next(), right.next()]
         left.release()
         right.release()

@@ -1,4 +1,4 @@
-"""NSQ clients nobody here wrote, with a broker that has an auth file: tokens over TLS, as their AUTH secret."""
+"""Test third-party NSQ clients with a broker that has an auth file: tokens over TLS, as the AUTH secret."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.interop
 each_client = pytest.mark.parametrize("client", [pytest.param(client, id=client.name) for client in CLIENTS])
 
 ONLY_CONSUMES = {"gnsq"}
-"""Its Producer takes the answer to AUTH for the answer to a publish; see test_peers_upgrades."""
+"""Its Producer treats the reply to AUTH as the reply to a publish; see test_peers_upgrades."""
 
 
 class Guarded(NamedTuple):
@@ -34,7 +34,7 @@ class Guarded(NamedTuple):
         return [*self.tls, f"--auth={token}"]
 
     def depth(self, topic: str) -> int:
-        """Return how many messages the channel `ch` has, in flight or not."""
+        """Return the number of messages in the channel `ch`, including those in flight."""
         stats = self.http.request_json("GET", "/stats", {"format": "json", "topic": topic})
         (channel,) = stats["topics"][0]["channels"]
         return int(channel["depth"] + channel["in_flight_count"] + channel["deferred_count"])

@@ -1,4 +1,4 @@
-"""TLS, compression, AUTH and backoff of NSQ clients nobody here wrote: with our broker, and with nsqd."""
+"""Test TLS, compression, AUTH and backoff of third-party NSQ clients with our broker and with nsqd."""
 
 import time
 from collections import Counter
@@ -29,16 +29,16 @@ UPGRADES = {
     "tls-deflate": ["--tls", "--deflate"],
 }
 
-# What the clients cannot do, with nsqd no more than with us.
+# Limitations of the clients, with nsqd as well as with our broker.
 ONLY_CONSUMES = {"gnsq"}
-"""Its Producer takes the OK of an upgrade, and the answer to AUTH, for the answer to a publish that was never made."""
+"""Its Producer treats the OK of an upgrade, and the reply to AUTH, as the reply to a publish that it never sent."""
 NOTHING_IN_A_READ = {"pynsq"}
-"""When a read holds nothing that can be decompressed yet, it takes the connection for lost. nsqd sends what belongs
-together in several writes, so that it hardly gets through one conversation; our broker sends it in one, and it works
-as long as messages are small and come one by one."""
+"""If a read contains no data that can be decompressed yet, the client treats the connection as lost. nsqd splits
+compressed data that belongs together across several writes, so the client rarely completes one session. Our broker
+sends it in one write, so the client works as long as messages are small and arrive one by one."""
 SECRET = "correct horse"
 HTTP_SECRET = "battery staple"
-"""Allows everything over HTTP, which our broker guards too."""
+"""Permits all HTTP requests; our broker checks permissions over HTTP too."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Both:
     certificates: Certificates
 
     def change_each(self, test: Callable[[Broker], None]) -> None:
-        """Do the same with both at once."""
+        """Run the same test with both brokers at once."""
         with ThreadPoolExecutor() as pool:
             for done in [pool.submit(test, broker) for broker in (self.ours, self.nsqd)]:
                 done.result()
@@ -65,14 +65,14 @@ def both(stack: ExitStack, folder: Path, flags: Callable[[Certificates], Sequenc
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    """With which TLS and compression are possible."""
+    """Run both brokers with TLS and compression enabled."""
     with ExitStack() as stack:
         yield both(stack, tmp_path_factory.mktemp("upgrades"), lambda certificates: certificates.flags)
 
 
 @pytest.fixture(scope="module")
 def strict_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    """Who ask for a certificate and a secret."""
+    """Run both brokers so that they require a client certificate and a secret."""
 
     def respond(request: Request) -> Response:
         if request.query["secret"] == HTTP_SECRET:
@@ -96,7 +96,7 @@ def strict_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 
 
 def publish(broker: Broker, client: Client, topic: str, bodies: list[bytes], connection: list[str]) -> None:
-    """Let the client publish if it can, one by one and in batches."""
+    """Publish one by one and in batches, with this client if it can."""
     if client.name in ONLY_CONSUMES:
         for body in bodies:
             broker.post("/pub", body, topic=topic)
@@ -107,20 +107,20 @@ def publish(broker: Broker, client: Client, topic: str, bodies: list[bytes], con
 
 
 def consumer_of(broker: Broker, topic: str) -> dict[str, Any]:
-    """Wait until a consumer has asked for messages; return what the broker says of it."""
+    """Wait until a consumer has sent RDY; return its entry in `/stats`."""
     deadline = time.monotonic() + CLIENT_DEADLINE_S
     while time.monotonic() < deadline:
         for seen in broker.channel_stats(topic, "ch")["clients"]:
             if seen["ready_count"]:
                 found: dict[str, Any] = seen
                 return found
-        time.sleep(0.005)  # not to keep the client from its work
+        time.sleep(0.005)  # leave CPU time for the client
     pytest.fail("the consumer never asked for messages")
 
 
 @pytest.mark.parametrize("upgrade", UPGRADES)
 @each_client
-def test_messages_pass_through_an_upgraded_connection(brokers: Both, client: Client, upgrade: str) -> None:
+def test_messages_round_trip_over_an_upgraded_connection(brokers: Both, client: Client, upgrade: str) -> None:
     topic = f"{upgrade}.{client.name}"
     connection = [*UPGRADES[upgrade], f"--ca={brokers.certificates.ca}"]
     limited = client.name in NOTHING_IN_A_READ and upgrade != "tls"
@@ -150,7 +150,7 @@ def test_messages_pass_through_an_upgraded_connection(brokers: Both, client: Cli
 
 
 @each_client
-def test_a_certificate_and_a_secret_let_a_client_in(strict_brokers: Both, client: Client) -> None:
+def test_client_connects_with_certificate_and_secret(strict_brokers: Both, client: Client) -> None:
     topic = f"secret.{client.name}"
     certificates = strict_brokers.certificates
     connection = [
@@ -182,8 +182,8 @@ def test_a_certificate_and_a_secret_let_a_client_in(strict_brokers: Both, client
 
 
 @each_client
-def test_a_client_that_fails_backs_off(brokers: Both, client: Client) -> None:
-    """It asks for nothing for a while, though there are messages, and then goes on."""
+def test_client_backs_off_after_a_failure(brokers: Both, client: Client) -> None:
+    """The consumer lowers RDY to 0 for a while although the channel has messages, and then continues."""
     topic = f"failed.{client.name}"
     bodies = [b"%d" % number for number in range(5)]
 
@@ -196,11 +196,11 @@ def test_a_client_that_fails_backs_off(brokers: Both, client: Client) -> None:
             while subscriber.running:
                 channel = broker.channel_stats(topic, "ch")
                 asks = [seen["ready_count"] for seen in channel["clients"]]
-                waiting = channel["depth"] + channel["deferred_count"]  # some put back with a delay
-                # A client that was slow to connect may have done so twice.
+                waiting = channel["depth"] + channel["deferred_count"]  # some are requeued with a delay
+                # A client that connects slowly may connect twice.
                 asks_nothing = bool(asks) and not any(asks)
                 backed_off |= asks_nothing and waiting > 0 and channel["requeue_count"] > 0
-                time.sleep(0.005)  # not to keep the client from its work
+                time.sleep(0.005)  # leave CPU time for the client
             assert Counter(subscriber.rest()) == counted(bodies, attempts=2)
         assert backed_off
         assert_drained(broker, topic, "ch")

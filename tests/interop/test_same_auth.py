@@ -1,4 +1,4 @@
-"""The same bytes to nsqd and to our broker, and the same frames back, and the same questions to auth servers."""
+"""Compare nsqd and our broker with auth servers: same bytes in, same frames out, same requests to the auth servers."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +16,12 @@ from interop.same.stage import Pair, check
 pytestmark = pytest.mark.interop
 
 NOBODY = "127.0.0.1:1"
-"""An address at which no auth server is: the next one is asked."""
+"""An address without an auth server: the broker queries the next one."""
 
 
 @dataclass(frozen=True)
 class Asking:
-    """Both brokers, each with an auth server of its own."""
+    """Both brokers, each with its own auth server."""
 
     brokers: Pair
     by_nsqd: AuthServer

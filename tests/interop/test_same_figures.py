@@ -1,6 +1,7 @@
-"""`/stats` and statsd of nsqd and of our broker, after the same little scenario.
+"""Compare `/stats` and statsd of nsqd and our broker after the same short scenario.
 
-What docs/reference/differences.md lists is left out here, and so is what nsqd lists in no order.
+The comparison excludes the differences in docs/reference/differences.md and the order of lists that nsqd leaves
+unsorted.
 """
 
 import json
@@ -35,7 +36,7 @@ def pub(topic: bytes, body: bytes) -> bytes:
 
 
 class Client:
-    """A connection that counts the frames it gets."""
+    """A connection that counts the frames it receives."""
 
     def __init__(self, broker: Broker) -> None:
         host, _, port = broker.tcp_address.rpartition(":")
@@ -45,7 +46,7 @@ class Client:
         self.ids: list[bytes] = []
 
     def send(self, data: bytes, frames: int) -> None:
-        """Send, and wait for so many frames."""
+        """Send data and wait for this number of frames."""
         self._socket.sendall(data)
         for _ in range(frames):
             size = int.from_bytes(self._stream.read(4))
@@ -60,7 +61,7 @@ class Client:
 
 
 def figures(broker: Broker, topic: str) -> list[int]:
-    """What has to be there before both brokers can be compared: nsqd moves messages in its own time."""
+    """Return counts that must settle before the comparison, because nsqd moves messages asynchronously."""
     (found,) = json.loads(broker.http("GET", "/stats", format="json", topic=topic))["topics"]
     keys = ("depth", "in_flight_count", "deferred_count", "message_count")
     return [found["depth"], *(channel[key] for channel in found["channels"] for key in keys)]
@@ -68,7 +69,7 @@ def figures(broker: Broker, topic: str) -> list[int]:
 
 @contextmanager
 def scenario(broker: Broker) -> Iterator[None]:
-    """Topics, channels and clients of every kind; they are there until the block is left."""
+    """Create topics, channels and clients of every kind, and keep the clients connected until the block exits."""
     broker.create("busy", "c", "idle", "waits#ephemeral")
     broker.create("a.topic.with.a.long.name")
     broker.create("paused", "paused")
@@ -107,7 +108,7 @@ def scenario(broker: Broker) -> Iterator[None]:
 
 
 def normal(text: str) -> list[str]:
-    """What must not differ."""
+    """Return the lines of `/stats` with versions, times, ports and memory figures replaced."""
     text = re.sub(r"^nsqd v\S+ \(built w/\S+\)$", "nsqd V (built w/P)", text, flags=re.M)
     text = re.sub(r"^start_time \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", "start_time T", text, flags=re.M)
     text = re.sub(r"^uptime (\d+\.)?\d+(µs|ms|s)$", "uptime D", text, flags=re.M)
@@ -119,7 +120,7 @@ def normal(text: str) -> list[str]:
 
 
 def _sorted_clients(lines: list[str]) -> list[str]:
-    """Producers, and clients of a channel, are listed in any order."""
+    """Sort each run of client lines, because their order is unspecified."""
     ordered: list[str] = []
     run: list[str] = []
     for line in lines:
@@ -165,7 +166,7 @@ def test_same_text(tmp_path: Path, flags: list[str]) -> None:
 
 
 def pushed(sink: socket.socket) -> dict[str, str]:
-    """One whole push: `value|type` by name, the prefix's port being PORT."""
+    """Receive one complete push and return `value|type` by name, with PORT for the port in the prefix."""
     text = ""
     while not re.search(r"^\S+\.mem\.gc_runs:\d+\|c\n", text, re.M):
         datagram = sink.recv(65536)
@@ -192,7 +193,7 @@ def test_same_pushes_to_statsd(tmp_path: Path) -> None:
             ]
             with start(tmp_path / name, *flags) as broker, scenario(broker):
                 first = pushed(sink)
-                # The scenario may have taken longer than the first interval.
+                # The scenario may take longer than the first interval.
                 while first.get("nsq.127_0_0_1_PORT.topic.paused.message_bytes") != "5|c":
                     first = pushed(sink)
                 found[name] = list(first), pushed(sink)

@@ -1,4 +1,4 @@
-"""The same bytes to nsqd and to our broker, and the same frames back."""
+"""Send the same bytes to nsqd and our broker, and compare the frames they return."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The same HTTP requests to nsqd and to our broker, and the same answers."""
+"""Send the same HTTP requests to nsqd and our broker, and compare the responses."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The same bytes to nsqd and to our broker, and the same frames back: limits that are set by options."""
+"""Send the same bytes to nsqd and our broker, and compare the frames: limits that options set."""
 
 from collections.abc import Iterator
 

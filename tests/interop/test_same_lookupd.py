@@ -1,4 +1,4 @@
-"""The same to nsqlookupd and to our discovery service, and the same answers."""
+"""Send the same commands and requests to nsqlookupd and our discovery service, and compare the responses."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The same bytes to nsqd and to our broker, a restart of both in good order, and the same frames back."""
+"""Send the same bytes to nsqd and our broker before and after a clean restart, and compare the frames."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +16,7 @@ TOPICS = {name: f"topic{number:03d}" for number, name in enumerate(SCRIPTS)}
 
 @dataclass(frozen=True)
 class Restarted:
-    """The brokers after their restart, and what they answered before it: nsqd, then ours."""
+    """The brokers after their restart, and their answers before it: of nsqd, then of our broker."""
 
     brokers: Pair
     before: dict[str, tuple[list[str], list[str]]]
@@ -38,7 +38,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
                 ]
                 for name, parts in SCRIPTS.items()
             }
-            # The brokers are ended with connections open that have done all their steps.
+            # The brokers stop while the connections are still open, after all steps are done.
             for both in playing.values():
                 for stage, _ in both:
                     assert stage.steps_done.wait(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The same bytes to nsqd and to our broker, and the same frames back, at about the same times."""
+"""Send the same bytes to nsqd and our broker, and compare the frames and their approximate times."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,13 +17,13 @@ Plays = dict[str, tuple[Future[list[str]], Future[list[str]]]]
 
 @pytest.fixture(scope="module")
 def plays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plays]:
-    """All scripts at once, for nearly all they do is wait: what nsqd answers, and what our broker does."""
+    """Play all scripts at once, because they mostly wait; return the answers of nsqd and of our broker."""
     folder = tmp_path_factory.mktemp("timing")
     with pair(folder, *FLAGS) as first_run:
         for topic in TOPICS.values():
             first_run.nsqd.create(topic, "c")
             first_run.ours.create(topic, "c")
-    # Channels that nsqd finds when it starts, it looks after at once; others only after some seconds.
+    # nsqd starts the timers of existing channels at startup, and those of new channels only after some seconds.
     with pair(folder, *FLAGS) as running, ThreadPoolExecutor(2 * len(SCRIPTS)) as players:
         yield {
             name: (

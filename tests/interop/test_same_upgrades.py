@@ -1,4 +1,4 @@
-"""The same bytes to nsqd and to our broker, and the same frames back: TLS, snappy and deflate."""
+"""Send the same bytes to nsqd and our broker, and compare the frames: TLS, snappy and deflate."""
 
 from collections.abc import Iterator
 

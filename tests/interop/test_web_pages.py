@@ -1,4 +1,4 @@
-"""Web pages in a real browser cannot change or read a broker; with nsqd they can."""
+"""Check that web pages in a real browser can neither change nor read our broker. They can change and read nsqd."""
 
 import json
 from collections.abc import Callable
@@ -16,13 +16,13 @@ Run = Callable[..., AbstractContextManager[Broker]]
 
 
 def topics(broker: Broker) -> set[str]:
-    """The names of the broker's topics."""
+    """Return the names of the broker's topics."""
     stats = json.loads(broker.http("GET", "/stats", format="json"))
     return {topic["topic_name"] for topic in stats["topics"]}
 
 
 def foreign_page(broker: Broker, profile: Path, host: str) -> dict[str, str]:
-    """Let a page of another origin attack: with `fetch`, with a form, with an image."""
+    """Attack the broker from a page of another origin, with `fetch` and with a form."""
     base = f"http://{broker.http_address}"
     script = f"""
       await attempt("delete", "{base}/topic/delete?topic=a", {{method: "POST", mode: "no-cors"}});
@@ -35,7 +35,7 @@ def foreign_page(broker: Broker, profile: Path, host: str) -> dict[str, str]:
 
 
 def rebound_page(broker: Broker, profile: Path) -> dict[str, str]:
-    """Let a page attack whose own name has come to mean the broker."""
+    """Attack the broker from a page whose own host name was rebound to the broker's address."""
     script = """
       await attempt("read", "/stats?format=json");
       await attempt("delete", "/topic/delete?topic=a", {method: "POST"});
@@ -45,17 +45,17 @@ def rebound_page(broker: Broker, profile: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("host", ["evil.test", "127.0.0.1"], ids=["other-site", "same-site"])
-def test_a_foreign_page_cannot_change_a_broker(tmp_path: Path, host: str) -> None:
+def test_foreign_page_cannot_change_our_broker(tmp_path: Path, host: str) -> None:
     with qcli_serve(tmp_path / "d") as broker:
         broker.create("a")
         broker.create("b")
         seen = foreign_page(broker, tmp_path / "profile", host)
         assert topics(broker) == {"a", "b"}
     assert (seen["delete"], seen["publish"], seen["form"]) == ("sent", "sent", "sent")
-    assert "TypeError" in seen["read"]  # no CORS: the browser keeps the answer from the page
+    assert "TypeError" in seen["read"]  # no CORS: the browser hides the response from the page
 
 
-def test_a_foreign_page_can_change_nsqd(tmp_path: Path) -> None:
+def test_foreign_page_can_change_nsqd(tmp_path: Path) -> None:
     with nsqd(tmp_path / "d") as broker:
         broker.create("a")
         broker.create("b")
@@ -63,7 +63,7 @@ def test_a_foreign_page_can_change_nsqd(tmp_path: Path) -> None:
         assert topics(broker) == {"new"}
 
 
-def test_a_page_with_a_rebound_name_can_neither_read_nor_change_a_broker(tmp_path: Path) -> None:
+def test_page_with_rebound_name_can_neither_read_nor_change_our_broker(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "d") as broker:
         broker.create("a")
         seen = rebound_page(broker, tmp_path / "profile")
@@ -72,7 +72,7 @@ def test_a_page_with_a_rebound_name_can_neither_read_nor_change_a_broker(tmp_pat
     assert "HOST_NOT_ALLOWED" in seen["read"]
 
 
-def test_a_page_with_a_rebound_name_can_read_and_change_nsqd(tmp_path: Path) -> None:
+def test_page_with_rebound_name_can_read_and_change_nsqd(tmp_path: Path) -> None:
     with nsqd(tmp_path / "d") as broker:
         broker.create("a")
         seen = rebound_page(broker, tmp_path / "profile")
@@ -80,15 +80,15 @@ def test_a_page_with_a_rebound_name_can_read_and_change_nsqd(tmp_path: Path) -> 
     assert '"topic_name":"a"' in seen["read"]
 
 
-def test_an_allowed_name_is_the_operators_own_choice(tmp_path: Path) -> None:
+def test_page_with_an_allowed_host_name_can_change_our_broker(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "d", "--http-allowed-host=evil.test") as broker:
         broker.create("a")
         assert rebound_page(broker, tmp_path / "profile")["delete"].startswith("200")
         assert topics(broker) == set()
 
 
-def test_a_rebound_page_with_a_token_is_no_web_page_attack(tmp_path: Path) -> None:
-    """A browser never adds a bearer token by itself, so a request with a valid one is its sender's own."""
+def test_page_with_rebound_name_and_token_can_change_our_broker(tmp_path: Path) -> None:
+    """A browser never adds a bearer token itself, so a request with a valid token is intentional."""
     from hashlib import sha256
 
     auth = tmp_path / "auth.toml"

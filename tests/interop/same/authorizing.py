@@ -1,4 +1,4 @@
-"""AUTH, with an auth server behind each broker that answers by the last word of the secret."""
+"""Scripts for AUTH. Each broker has an auth server whose response depends on the last word of the secret."""
 
 import json
 from collections import Counter
@@ -40,7 +40,7 @@ def plain(text: str, status: int = 200, content_type: str = "application/json") 
 
 
 def changed(**fields: Any) -> Response:
-    """An answer that allows everything, but for these fields; None leaves one out."""
+    """Return a response that permits everything, with these fields changed; None removes a field."""
     whole = {"ttl": 3600, "identity": "me", "identity_url": "http://me", "authorizations": [EVERYTHING]}
     return Response.json({name: value for name, value in (whole | fields).items() if value is not None})
 
@@ -52,7 +52,7 @@ def allows(
 
 
 ANSWERS: dict[str, Response | list[Response]] = {
-    # the last word of the secret: the answer, or the answers one after the other
+    # last word of the secret: the response, or a sequence of responses
     "everything": answer(EVERYTHING, identity="me", identity_url="http://me"),
     "twice": answer(EVERYTHING, EVERYTHING),
     "publish": answer(authorization(".*", ".*", "publish")),
@@ -108,7 +108,7 @@ ANSWERS: dict[str, Response | list[Response]] = {
 
 
 def answering() -> Callable[[Request], Response]:
-    """What one auth server answers."""
+    """Return the handler of one auth server."""
     asked: Counter[str] = Counter()
 
     def respond(request: Request) -> Response:
@@ -188,7 +188,7 @@ SCRIPTS: dict[str, Script] = (
             post("/mpub?topic=T", b"x"),
             here=['HTTP 401 {"message":"AUTH_REQUIRED"}'] * 2,
         ),
-        # -- what is looked at first
+        # -- order of checks
         "PUB to a bad name before AUTH": same(b"PUB |\n"),
         "PUB of nothing before AUTH": same(b"PUB T\n" + sized(b"")),
         "DPUB at a bad time before AUTH": same(b"DPUB T x\n"),
@@ -205,7 +205,7 @@ SCRIPTS: dict[str, Script] = (
         "SUB without channel before AUTH": same(b"SUB T\n"),
         "SUB to a bad name before AUTH": same(b"SUB T |\n"),
         "SUB without heartbeats before AUTH": same(identify(heartbeat_interval=-1) + SUB),
-        # -- parts of names
+        # -- patterns that match a part of a name
         "a pattern for a part of a topic": differs(
             "auth-patterns",
             auth(b"the secret is part") + pub(b"x") + END,
@@ -231,7 +231,7 @@ SCRIPTS: dict[str, Script] = (
                 'error E_UNAUTHORIZED AUTH failed for SUB on "T" "selfish"',
             ],
         ),
-        # -- when the ttl has passed
+        # -- after the ttl expires
         "asked again: no more": same(
             auth(b"number 1 then-nothing") + pub(b"x"), 2, wait(1.1), pub(b"x") + END
         ),
@@ -257,4 +257,4 @@ OVER_TLS: dict[str, Script] = {
     ),
     "AUTH before TLS": same(OPEN),
 }
-"""With --tls-client-auth-policy=require."""
+"""Scripts for brokers with --tls-client-auth-policy=require."""

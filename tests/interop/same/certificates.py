@@ -1,4 +1,4 @@
-"""A certificate authority of the tests' own, and what it vouches for."""
+"""Create a certificate authority for the tests, and the certificates that it issues."""
 
 import ssl
 import warnings
@@ -10,10 +10,10 @@ import trustme
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files in one folder: ``ca.pem``, and ``NAME.pem`` and ``NAME.key`` for each of these.
+    """PEM files in one folder: ``ca.pem``, and ``NAME.pem`` and ``NAME.key`` for each of these names.
 
-    ``server`` is for 127.0.0.1 and localhost, ``client`` for clients, ``stranger`` for clients, too, but by
-    another authority.
+    ``server`` is valid for 127.0.0.1 and localhost, and ``client`` for clients. ``stranger`` is a client certificate
+    of another authority.
     """
 
     folder: Path
@@ -47,14 +47,14 @@ class Certificates:
 
     @property
     def flags(self) -> list[str]:
-        """Of a broker with the server's certificate."""
+        """Return the flags of a broker that uses the server's certificate."""
         return [f"--tls-cert={self.pem('server')}", f"--tls-key={self.key('server')}"]
 
     def context(self, name: str = "", version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-        """A client's context: with the certificate of that name if any, and only for that version if any."""
+        """Return a client's context, with the certificate of this name if given, restricted to the version if given."""
         context = ssl.create_default_context(cafile=self.ca)
         if version is not None:
-            # One suite, so that both brokers choose the same; old versions, which OpenSSL 3 speaks at no other level.
+            # These suites make both brokers choose the same one. OpenSSL 3 needs SECLEVEL=0 for old TLS versions.
             suites = "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES128-SHA:@SECLEVEL=0"
             context.set_ciphers(suites)
             with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Topics, channels and their consumers: copies, sharing, pausing, emptying, deleting, what is ephemeral."""
+"""Scripts for topics, channels and consumers: copies, sharing, pausing, emptying, deleting, ephemeral names."""
 
 from interop.same.stage import (
     END,
@@ -25,7 +25,7 @@ from interop.same.stage import (
 
 SUB = b"SUB T c\n"
 HELD = SUB + b"RDY 1\n" + pub(b"x")
-"""Followed by a wait for three frames: the message is in flight."""
+"""Commands that put one message in flight. The script then waits for three frames."""
 OTHER = client("b")
 FIRST = client("")
 NOTHING = {"depth": 0, "in_flight_count": 0, "deferred_count": 0}
@@ -34,7 +34,7 @@ EPHEMERAL = b"SUB T c#ephemeral\n"
 
 
 def whether_all_came(total: int) -> Step:
-    """Read on to the answer of CLS, and note instead of the messages whether there were so many."""
+    """Read frames up to the reply to CLS. Record whether `total` messages arrived, instead of the messages."""
 
     def step(stage: Stage) -> None:
         while "CLOSE_WAIT" not in stage.client.answers:
@@ -90,7 +90,7 @@ SCRIPTS: dict[str, Script] = {
         OTHER,
         END,
     ),
-    # -- whose message it is
+    # -- ownership of messages in flight
     "FIN by another client": same(
         HELD,
         3,
@@ -127,7 +127,7 @@ SCRIPTS: dict[str, Script] = {
         OTHER,
         b"FIN {0}\n" + END,
     ),
-    # -- connections that end
+    # -- closed connections
     "a consumer leaves with nothing in flight": same(
         HELD, 3, b"FIN {0}\n", leave, settles(client_count=0, **NOTHING)
     ),
@@ -351,7 +351,7 @@ SCRIPTS: dict[str, Script] = {
             "c settles at {'depth': 0, 'message_count': 1000}",
         ],
     ),
-    # -- figures
+    # -- counters
     "figures of a subscribed client": same(
         SUB + b"RDY 2\nMPUB T\n" + batch(b"1", b"2", b"3"),
         4,

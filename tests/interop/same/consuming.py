@@ -1,11 +1,11 @@
-"""SUB, RDY, FIN, REQ, TOUCH and CLS of one client."""
+"""Scripts for SUB, RDY, FIN, REQ, TOUCH and CLS of one client."""
 
 from interop.same.publishing import NAMES
 from interop.same.stage import END, GONE, Script, batch, differs, ended, figures, pub, same, settles, sized
 
 SUB = b"SUB T c\n"
 HELD = SUB + b"RDY 1\n" + pub(b"x")
-"""Followed by a wait for three frames: the message is in flight."""
+"""Commands that put one message in flight. The script then waits for three frames."""
 
 SCRIPTS: dict[str, Script] = {
     f"SUB to a name with {what}": same(b"SUB T " + name + b"\n" + END) for what, name in NAMES.items()
@@ -144,7 +144,7 @@ SCRIPTS: dict[str, Script] = {
     "TOUCH without id": same(SUB + b"TOUCH\n"),
     "TOUCH bad id": same(SUB + b"TOUCH 1\n"),
     "TOUCH surplus": same(SUB + b"TOUCH " + GONE + b" 5\n" + END),
-    # -- a publisher that consumes
+    # -- publishing and consuming on one connection
     "PUB in state subscribed": same(HELD, 3, b"FIN {0}\n" + END),
     "bodies as they were sent": same(
         SUB + b"RDY 5\nMPUB T\n" + batch(b"\0", b"\n", b"FIN " + GONE + b"\n", b"x" * 60000, b"\xff" * 100),

@@ -1,8 +1,8 @@
-"""nsqlookupd's job: what producers say over TCP, and what is asked and changed over HTTP.
+"""Scripts for discovery: the commands of producers over TCP, and queries and changes over HTTP.
 
-A script is as those of `stage`, but for the protocol: clients begin with the magic of V1, and what comes back has no
-frame type. Every script has a discovery service that it shares with the others, and a topic of its own; clients whose
-name begins with a letter have introduced themselves.
+The scripts have the form of those in `stage`, but another protocol: clients begin with the magic of V1, and responses
+have no frame type. All scripts share one discovery service, and each has its own topic. Clients whose name begins
+with a letter have sent IDENTIFY.
 """
 
 import json
@@ -50,7 +50,7 @@ class Producer(Client):
         self.send_raw(data if self._greeted else MAGIC + data)
 
     def read_frame(self) -> bool:
-        """Note the next response; false at the end of the connection."""
+        """Record the next response; return false at the end of the connection."""
         head = self._read(4)
         if not head:
             return False
@@ -64,7 +64,7 @@ class Producer(Client):
 
 
 class Lookupd(Stage):
-    """One script on its way with one service."""
+    """A run of one script with one service."""
 
     @property
     def client(self) -> Client:
@@ -77,7 +77,7 @@ class Lookupd(Stage):
 
 
 def _normal(text: str) -> str:
-    """What differs from service to service by nature is replaced; the order of arrays is nobody's promise."""
+    """Replace ports, versions, host names, times and ids, and sort arrays, whose order is unspecified."""
     start = text.find("{")
     if start >= 0:
         try:
@@ -117,7 +117,7 @@ def lookupd_pair(*flags: str) -> Iterator[LookupdPair]:
 
 
 def check(lookupds: LookupdPair, topic: str, script: Script) -> None:
-    """Play the script against both; fail unless they answer alike, or as its row says."""
+    """Play the script with both services; fail unless their answers are equal, or differ as the script's row states."""
     compare(script, *(play(Lookupd(each, topic), script) for each in (lookupds.theirs, lookupds.ours)))
 
 
@@ -142,7 +142,7 @@ def get(target: str) -> Step:
 
 
 def own(target: str) -> Step:
-    """GET, and note what is said of the script's own topic or of producers with its name only."""
+    """Send a GET request. Record only the entries of the script's own topic, or of producers with its name."""
 
     def step(stage: Stage) -> None:
         status, content = stage.request("GET", target)
@@ -159,11 +159,11 @@ def own(target: str) -> Step:
 
 
 def gone(stage: Stage) -> None:
-    """The client leaves, and the service has noticed: nobody registers under its name any more."""
+    """Close the client, and wait until the service has removed its registrations."""
     stage.client.socket.shutdown(1)
     while stage.client.read_frame():
         pass
-    # The end of the connection comes after the clean-up in ours, and before it in nsqlookupd.
+    # Our service cleans up before it closes the connection; nsqlookupd does it afterwards.
     for _ in range(1000):
         _, content = stage.request("GET", "/nodes")
         if not any(node["hostname"] == stage.topic for node in json.loads(content)["producers"]):
@@ -172,7 +172,7 @@ def gone(stage: Stage) -> None:
 
 
 def introduced(**changes: object) -> Step:
-    """A producer introduces itself, by the name of the script's topic, and reads the answer."""
+    """Send IDENTIFY with the script's topic as the host name, and read the response."""
 
     def step(stage: Stage) -> None:
         stage.do(identify(hostname=stage.topic, **changes))
@@ -190,7 +190,7 @@ DEBUG = own("/debug")
 
 
 def _lines(commands: Iterable[bytes]) -> dict[str, Script]:
-    """Each before IDENTIFY, and after it."""
+    """Return scripts that send each command before IDENTIFY, and after it."""
     scripts = {}
     for line in commands:
         scripts[f"{line!r} first"] = same(line, half_close)
@@ -399,7 +399,7 @@ SCRIPTS: dict[str, Script] = _lines(
     ),
     "a query that is badly encoded": same(get("/lookup?topic=%zz"), post("/topic/create?topic=%zz")),
 }
-"""By what each of them shows."""
+"""The scripts, by the behaviour they show."""
 
 BOUNDS: dict[str, Script] = {
     "an overlong line": differs(
@@ -415,4 +415,4 @@ BOUNDS: dict[str, Script] = {
         here=["E_BAD_BODY IDENTIFY body too big 65699 > 65536"],
     ),
 }
-"""Bounds that nsqlookupd has not."""
+"""Limits that nsqlookupd does not have."""

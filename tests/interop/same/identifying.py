@@ -1,4 +1,4 @@
-"""IDENTIFY, and AUTH where there is no auth server."""
+"""Scripts for IDENTIFY, and for AUTH without an auth server."""
 
 from interop.same.stage import (
     END,
@@ -70,7 +70,7 @@ SCRIPTS: dict[str, Script] = {
     "compression without negotiation": same(identify(snappy=True) + pub(b"x") + END),
     "two compressions without negotiation": same(identify(snappy=True, deflate=True) + END),
     "two compressions": same(negotiate(snappy=True, deflate=True)),
-    # -- again
+    # -- repeated IDENTIFY
     "twice": same(negotiate() + negotiate(msg_timeout=5000) + END),
     "twice, the second without negotiation": same(negotiate(msg_timeout=5000) + identify() + END),
     "twice, the second says nothing of what the first said": same(

@@ -1,4 +1,4 @@
-"""Brokers with small limits: both ends of each."""
+"""Scripts for brokers with small limits: values at and beyond each limit."""
 
 from struct import pack
 

@@ -1,4 +1,4 @@
-"""Greetings, command lines, every command in every state, and ends that come too early."""
+"""Scripts for greetings, command lines, every command in every state, and connections that end too early."""
 
 from struct import pack
 
@@ -72,7 +72,7 @@ SCRIPTS: dict[str, Script] = {
     "no MPUB message": same(b"MPUB T\n" + batch(b"1")[:8], half_close),
     "half an MPUB size": same(b"MPUB T\n" + batch(b"1", b"2")[:-2], half_close),
     "half an MPUB message": same(b"MPUB T\n" + batch(b"1", b"22")[:-1], half_close),
-    # -- errors, and what is beside them
+    # -- order of answers and errors
     "answers before the error": same(pub(b"1") + b"MPUB T\n" + batch(b"2") + b"PUB |\n"),
     "commands after the error": same(pub(b"1") + b"NOPE\n" + pub(b"2")),
     "three errors that are none": same(SUB + COMMANDS["FIN"] + COMMANDS["REQ"] + COMMANDS["TOUCH"] + END),

@@ -1,4 +1,4 @@
-"""PUB, DPUB and MPUB: parameters, names, sizes."""
+"""Scripts for PUB, DPUB and MPUB: parameters, names, sizes."""
 
 from struct import pack
 

@@ -1,4 +1,4 @@
-"""HTTP: every endpoint with good and bad arguments, and HTTP that is none."""
+"""Scripts for HTTP: every endpoint with valid and invalid arguments, and malformed HTTP."""
 
 import http.client
 import json
@@ -38,7 +38,7 @@ ABOUT = {"client_id": "it", "hostname": "here", "user_agent": "test/1"}
 
 
 def normal(content: bytes) -> str:
-    """The content without what must differ between two brokers: versions, times, ports, figures of the process."""
+    """Return the content with versions, times, ports and process figures replaced, which differ between brokers."""
     content = re.sub(rb'("version":")[0-9][^"]*', rb"\1", content)
     content = re.sub(rb'("(?:start_time|connect_ts|tcp_port|http_port)":)-?[0-9]+', rb"\1N", content)
     content = re.sub(rb'("(?:remote_address|broadcast_address)":"127\.0\.0\.1:?)[0-9]*', rb"\1", content)
@@ -50,7 +50,7 @@ def normal(content: bytes) -> str:
 
 
 def normal_text(content: bytes) -> str:
-    """The text of /stats likewise."""
+    """Return the text of /stats with versions, times, ports and process figures replaced."""
     text = content.decode()
     text = re.sub(r"^nsqd v.*", "nsqd", text)
     text = re.sub(r"(start_time|uptime|connected:) \S+", r"\1", text)
@@ -60,9 +60,9 @@ def normal_text(content: bytes) -> str:
 
 
 def ask(method: str, target: str, body: bytes | int = b"", **headers: str) -> Step:
-    """One request; status, body and the headers that count are noted.
+    """Send one request; record status, body and the compared headers.
 
-    A number for a body is the length of one that is announced and not sent.
+    If the body is a number, the request has this Content-Length but no body.
     """
 
     def step(stage: Stage) -> None:
@@ -85,7 +85,7 @@ def ask(method: str, target: str, body: bytes | int = b"", **headers: str) -> St
 
 
 def raw_http(data: bytes, *, to_https: bool = False) -> Step:
-    """Send bytes to the HTTP port, and no more; status and body of every answer are noted, and the end."""
+    """Send bytes to the HTTP port and half-close; record status and body of every response, and the end."""
 
     def step(stage: Stage) -> None:
         address = stage.broker.https_address if to_https else stage.broker.http_address
@@ -95,11 +95,11 @@ def raw_http(data: bytes, *, to_https: bool = False) -> Step:
                 connection.sendall(stage.named(data))
                 connection.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # it has heard enough
+                pass  # the broker has closed the connection already
             answers = _read_to_end(connection)
         answers = answers.removeprefix(
             b"HTTP/1.1 100 Continue\r\n\r\n"
-        )  # not needed if the body is there already
+        )  # optional if the broker already has the body
         while answers:
             head, _, rest = answers.partition(b"\r\n\r\n")
             length = re.search(rb"(?i)\r\ncontent-length: *([0-9]+)", head)
@@ -124,7 +124,7 @@ def _read_to_end(connection: socket.socket) -> bytes:
 
 
 def producers(stage: Stage) -> None:
-    """What each producer has published to which topics is noted."""
+    """Record the message counts of each producer, by topic."""
     _, content = stage.request("GET", "/stats?format=json&include_mem=false")
     for producer in json.loads(content)["producers"]:
         counts = sorted((each["topic"], each["count"]) for each in producer["pub_counts"])
@@ -132,7 +132,7 @@ def producers(stage: Stage) -> None:
 
 
 def suites(stage: Stage) -> None:
-    """Version and cipher suite of the channel's clients are noted."""
+    """Record TLS version and cipher suite of the channel's clients."""
     topic = stats(stage)
     assert topic is not None
     for consumer in topic["channels"][0]["clients"]:
@@ -140,7 +140,7 @@ def suites(stage: Stage) -> None:
 
 
 def made(stage: Stage) -> None:
-    """There is the topic, with a channel c."""
+    """Create the topic with a channel c."""
     stage.request("POST", "/topic/create?topic=T")
     stage.request("POST", "/channel/create?topic=T&channel=c")
 
@@ -201,10 +201,10 @@ CONFIG = [
     "LOG_LEVEL",
     "%6cog_level",
 ]
-"""Every option, and what is none."""
+"""All options, and unknown names."""
 
 REQUESTS: list[tuple[str, str, bytes | int]] = [
-    # (method, path and query, body); a number is the length of a body that is announced and not sent
+    # (method, path and query, body); a number is a Content-Length without a body
     ("GET", "/ping", b""),
     ("HEAD", "/ping", b""),
     ("POST", "/ping", b""),
@@ -491,7 +491,7 @@ SCRIPTS: dict[str, Script] = {_name(*request): same(made, ask(*request)) for req
             "(end)",
         ],
     ),
-    # -- what there is besides
+    # -- idempotent publishing
     "a batch that is sent twice": differs(
         "publish-once",
         *[ask("POST", "/mpub?topic=T&producer=p&number=1", b"a\nb\n")] * 2,
@@ -501,7 +501,7 @@ SCRIPTS: dict[str, Script] = {_name(*request): same(made, ask(*request)) for req
             "topic has {'message_count': 2}",
         ],
     ),
-    # -- what is bounded here
+    # -- limits of our broker
     "a bad query where none is read": differs(
         "http-query", ask("GET", "/ping?%zz"), here=[f'400 {{"message":"INVALID_REQUEST"}} {ERROR_HEADERS}']
     ),
@@ -553,7 +553,7 @@ SCRIPTS: dict[str, Script] = {_name(*request): same(made, ask(*request)) for req
         raw_http(b"POST /pub?topic=T HTTP/1.1\r\nContent-Length: 5\r\n" + CLOSE + b"ha"),
         here=["(end)"],
     ),
-    # -- what is no HTTP
+    # -- malformed HTTP
     "NSQ's own protocol": differs("http-malformed", raw_http(b"  V2IDENTIFY\n"), here=INVALID),
     "bare line feeds": differs(
         "http-malformed",
@@ -704,4 +704,4 @@ STATS_SCRIPTS: dict[str, Script] = {
     ),
     "memory": same(made, ask("GET", "/stats?format=json&topic=T"), ask("GET", "/stats?topic=T")),
 }
-"""With a certificate, and e2e percentiles."""
+"""Scripts for brokers with a certificate and e2e percentiles."""

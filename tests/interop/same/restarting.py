@@ -1,4 +1,4 @@
-"""What is left of it after a restart in good order: each script is in two parts."""
+"""Scripts in two parts, before and after a clean restart."""
 
 from typing import NamedTuple
 

@@ -1,14 +1,14 @@
-"""Scripts: the same conversation with nsqd and with our broker, and what each answered, made comparable.
+"""Play the same script with nsqd and with our broker, and compare their answers.
 
-A script is played against one broker by one client or several; a step is
+One or more clients play a script with one broker. A step is one of these:
 
-- bytes: the client sends them, after the magic if they are its first, ``{N}`` being the id of the message that was the
-  Nth to come to anyone, and every word ``T`` the name of a topic of the script's own;
-- a number: the client waits for so many frames;
-- anything else: a function from this module, such as ``client("b")`` or ``http("POST", "/channel/pause?...")``.
+- bytes: the client sends them, preceded by the magic if they are its first. ``{N}`` is replaced with the id of the Nth
+  message that any client received, counted from 0, and every word ``T`` with the name of the script's own topic.
+- a number: the client waits for this number of frames.
+- a function from this module, such as ``client("b")`` or ``http_request("POST", "/channel/pause?...")``.
 
-When all steps are done, each client reads on to the end of its connection: scripts end every connection, mostly with
-``END``, so that whatever was to come has come.
+After the last step, each client reads to the end of its connection. Scripts end every connection, usually with
+``END``, so that all answers arrive.
 """
 
 import http.client
@@ -35,14 +35,14 @@ from interop.peers import Broker, nsqd, qcli_serve
 from interop.same.certificates import Certificates
 
 PATIENCE_S = 10.0
-"""How long an answer may take before the test fails instead of hanging."""
+"""Maximum wait for an answer; then the test fails instead of hanging."""
 SETTLING_S = 5.0
-"""How long figures may take to become what they should be."""
+"""Maximum wait for counters to reach their expected values."""
 MAGIC = b"  V2"
 END = b"NOP\nNOPE\n"
-"""A command, and one that there is not: the connection ends, after all that came before was answered."""
+"""A valid and an unknown command: the broker answers all earlier commands, then ends the connection."""
 GONE = b"0123456789abcdef"
-"""The id of no message."""
+"""An id that no message has."""
 
 
 # ------------------------------------------------------------------------------------------------ scripts
@@ -50,11 +50,11 @@ GONE = b"0123456789abcdef"
 
 @dataclass(frozen=True)
 class Script:
-    """Steps, and what is known of the answers.
+    """Steps and the expected answers.
 
     Attributes:
-        row: The key of the row of docs/reference/differences.md that this script shows; empty if both answer alike.
-        here: What our broker answers, if there is a row. Without one, what nsqd answers.
+        row: The key of the row of docs/reference/differences.md that this script shows; empty if the answers are equal.
+        here: The expected answers of our broker, if `row` is set. Otherwise nsqd's answers are expected.
     """
 
     steps: "tuple[Step, ...]"
@@ -63,12 +63,12 @@ class Script:
 
 
 def same(*steps: "Step") -> Script:
-    """A script that both answer alike."""
+    """Return a script that both brokers must answer equally."""
     return Script(steps)
 
 
 def differs(row: str, *steps: "Step", here: list[str]) -> Script:
-    """A script that our broker answers with ``here``, for the reason in that row of docs/reference/differences.md."""
+    """Return a script that our broker answers with ``here``, for the reason in this row of differences.md."""
     return Script(steps, row, tuple(here))
 
 
@@ -85,14 +85,14 @@ class Pair:
 def pair(
     folder: Path, *flags: str, ours_only: Sequence[str] = (), certificates: Certificates | None = None
 ) -> Iterator[Pair]:
-    """Run nsqd and our broker with the same ``flags``, ours with those that nsqd lacks, their data in ``folder``."""
+    """Run nsqd and our broker with ``flags``, our broker also with ``ours_only``, and with their data in ``folder``."""
     with nsqd(folder / "nsqd", *flags) as theirs, qcli_serve(folder / "ours", *flags, *ours_only) as ours:
         yield Pair(theirs, ours, certificates)
 
 
 def check(brokers: Pair, topic: str, script: Script) -> None:
-    """Play the script against both; fail unless they answer alike, or as its row says."""
-    with ThreadPoolExecutor() as both_at_once:  # for those that wait
+    """Play the script with both brokers; fail unless their answers are equal, or differ as the script's row states."""
+    with ThreadPoolExecutor() as both_at_once:  # in parallel, because some scripts wait
         playing = [
             both_at_once.submit(play, Stage(broker, topic, brokers.certificates), script)
             for broker in (brokers.nsqd, brokers.ours)
@@ -101,7 +101,7 @@ def check(brokers: Pair, topic: str, script: Script) -> None:
 
 
 def compare(script: Script, theirs: list[str], ours: list[str]) -> None:
-    """Fail unless nsqd and our broker answered the script alike, or as its row says."""
+    """Fail unless the answers of nsqd and our broker are equal, or differ as the script's row states."""
     expected = list(script.here) if script.row else theirs
     assert not any("(nothing for" in line for line in theirs), "a script ends every connection it makes"
     both = f"ours: {ours}\nnsqd: {theirs}"
@@ -115,10 +115,10 @@ def compare(script: Script, theirs: list[str], ours: list[str]) -> None:
 
 
 def play(stage: "Stage", script: Script) -> list[str]:
-    """Play the script; return what the broker answered. All connections are closed then.
+    """Play the script, close all connections, and return the broker's answers.
 
-    Of each client the answers come first and then the messages: nobody promises in which order a publisher gets its
-    OK and, being a consumer too, the message. Answers to other clients than the first begin with the client's name.
+    For each client, the answers come before the messages: if a client publishes and consumes, the order of its OK and
+    the message is unspecified. Answers to clients other than the first begin with the client's name.
     """
     with stage:
         try:
@@ -139,7 +139,7 @@ def play(stage: "Stage", script: Script) -> list[str]:
 
 
 class Client:
-    """One connection: bytes out, frames in, with what differs between brokers replaced."""
+    """A connection that sends bytes and records frames. Ids and versions are replaced: they differ between brokers."""
 
     def __init__(self, broker: Broker, ids: list[bytes]) -> None:
         host, _, port = broker.tcp_address.rpartition(":")
@@ -160,19 +160,19 @@ class Client:
         self.send_raw(self.encoded(data))
 
     def encoded(self, data: bytes) -> bytes:
-        """The data as it is sent: compressed, if that was started."""
+        """Return the data in the form in which it is sent: compressed, if compression was started."""
         return self._encode(data) if self._encode else data
 
     def send_raw(self, data: bytes) -> None:
-        """Send bytes as they are: with no magic, and not compressed."""
+        """Send bytes unchanged: without magic and compression."""
         self._greeted = True
         try:
             self.socket.sendall(data)
         except OSError:
-            pass  # the broker has ended the connection: what it said before is what counts
+            pass  # the broker has ended the connection; the script compares its earlier answers
 
     def read_frame(self) -> bool:
-        """Note the next frame but for heartbeats, which are only counted; false at the end of the connection."""
+        """Record the next frame, but only count heartbeats; return false at the end of the connection."""
         while (frame := self._frame()) is not None:
             if frame != (0, b"_heartbeat_"):
                 self._note(*frame)
@@ -181,7 +181,7 @@ class Client:
         return False
 
     def await_heartbeats(self, count: int) -> bool:
-        """Note frames until so many heartbeats have come since the connection began; false if it ends before."""
+        """Record frames until the connection has received `count` heartbeats; return false if it ends before."""
         while self._heartbeats < count and (frame := self._frame()) is not None:
             if frame == (0, b"_heartbeat_"):
                 self._heartbeats += 1
@@ -216,7 +216,7 @@ class Client:
         return _text(re.sub(rb'"version":"[^"]*"', b'"version":""', data))
 
     def _read(self, count: int) -> bytes:
-        """Return so many bytes, or fewer at the end."""
+        """Return `count` bytes, or fewer at the end."""
         while len(self._buffer) < count:
             try:
                 data = self.socket.recv(65536)
@@ -227,7 +227,7 @@ class Client:
             except ssl.SSLError as error:
                 self.answers.append(f"(TLS: {error.reason})")
                 data = b""
-            except OSError:  # reset, or closed by us when the handshake or our patience ended
+            except OSError:  # reset, or closed on this side after a failed handshake or a timeout
                 data = b""
             if not data:
                 break
@@ -236,12 +236,12 @@ class Client:
         return found
 
     def start_compression(self, encode: Callable[[bytes], bytes], decode: Callable[[bytes], bytes]) -> None:
-        """Send and read in another form from now on."""
+        """Encode all data sent from now on, and decode all data received."""
         self._encode, self._decode = encode, decode
         self._buffer = decode(self._buffer)
 
     def start_tls(self, context: ssl.SSLContext) -> None:
-        """Shake hands. What fails is noted."""
+        """Perform the TLS handshake, and record the version or the error."""
         assert not self._buffer, self._buffer
         try:
             wrapped = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
@@ -260,17 +260,17 @@ def _text(data: bytes) -> str:
 
 
 def _body(data: bytes) -> str:
-    """The body of a message, or enough of it to tell it from others."""
+    """Return the body of a message, or its size and checksum if it is long."""
     return _text(data) if len(data) <= 100 else f"{len(data)} bytes with CRC {zlib.crc32(data)}"
 
 
 class NoFrame(Exception):
-    """A frame that the script waits for does not come: the rest of its steps would make no sense."""
+    """A frame that the script waits for does not arrive, so the remaining steps are skipped."""
 
 
 @dataclass
 class Stage:
-    """One script on its way with one broker."""
+    """A run of one script with one broker."""
 
     broker: Broker
     topic: str
@@ -294,7 +294,7 @@ class Stage:
 
     @property
     def client(self) -> Client:
-        """Whose turn it is."""
+        """The client that plays the current steps."""
         if self.name not in self.clients:
             self.clients[self.name] = Client(self.broker, self.ids)
         return self.clients[self.name]
@@ -310,7 +310,7 @@ class Stage:
             step(self)
 
     def named(self, data: bytes) -> bytes:
-        """The data with the topic's name and the ids of messages filled in."""
+        """Return the data with the topic's name and the message ids filled in."""
         data = re.sub(rb"\bT\b", self.topic.encode(), data)
         return re.sub(rb"\{([0-9])\}", lambda match: self.ids[int(match[1])], data)
 
@@ -338,7 +338,7 @@ Step = bytes | int | Action
 
 
 def sized(data: bytes) -> bytes:
-    """A body with its size before it."""
+    """Return a body preceded by its size."""
     return pack(">i", len(data)) + data
 
 
@@ -351,12 +351,12 @@ def identify(**fields: object) -> bytes:
 
 
 def negotiate(**fields: object) -> bytes:
-    """IDENTIFY with feature negotiation."""
+    """Return IDENTIFY with feature negotiation."""
     return identify(feature_negotiation=True, **fields)
 
 
 def reply(**changes: object) -> str:
-    """What IDENTIFY with negotiation is answered, but for these fields."""
+    """Return the reply to IDENTIFY with negotiation, with these fields changed."""
     fields = {
         "max_rdy_count": 2500,
         "version": "",
@@ -376,12 +376,12 @@ def reply(**changes: object) -> str:
 
 
 def batch(*bodies: bytes) -> bytes:
-    """The body of an MPUB."""
+    """Return the body of an MPUB."""
     return sized(pack(">i", len(bodies)) + b"".join(map(sized, bodies)))
 
 
 def pub(*bodies: bytes, topic: bytes = b"T") -> bytes:
-    """A PUB of each."""
+    """Return one PUB for each body."""
     return b"".join(b"PUB " + topic + b"\n" + sized(body) for body in bodies)
 
 
@@ -389,7 +389,7 @@ def pub(*bodies: bytes, topic: bytes = b"T") -> bytes:
 
 
 def client(name: str) -> Action:
-    """The turn goes to the client of this name, which connects if it is a new one. The first one's name is empty."""
+    """Switch to the client of this name; connect it if it is new. The first client's name is empty."""
 
     def step(stage: Stage) -> None:
         stage.name = name
@@ -398,26 +398,26 @@ def client(name: str) -> Action:
 
 
 def half_close(stage: Stage) -> None:
-    """The client sends no more."""
+    """Close the sending side of the client's connection."""
     stage.client.socket.shutdown(socket.SHUT_WR)
 
 
 def leave(stage: Stage) -> None:
-    """The client is gone, and has read what had come."""
+    """Close the sending side of the client's connection, and read to its end."""
     stage.client.socket.shutdown(socket.SHUT_WR)
     while stage.client.read_frame():
         pass
 
 
 def ended(stage: Stage) -> None:
-    """The broker ends the connection."""
+    """Wait until the broker ends the connection."""
     while stage.client.read_frame():
         pass
     stage.client.answers.append("(end)")
 
 
 def raw(data: bytes) -> Step:
-    """Send bytes as they are: with no magic, and not compressed."""
+    """Send bytes unchanged: without magic and compression."""
 
     def step(stage: Stage) -> None:
         stage.client.send_raw(data)
@@ -426,7 +426,7 @@ def raw(data: bytes) -> Step:
 
 
 def with_raw(data: bytes, rest: bytes) -> Step:
-    """Send ``data``, and in the same piece bytes as they are."""
+    """Send ``data`` and, in the same write, ``rest`` unchanged."""
 
     def step(stage: Stage) -> None:
         stage.client.send_raw(stage.client.encoded(stage.named(data)) + rest)
@@ -435,7 +435,7 @@ def with_raw(data: bytes, rest: bytes) -> Step:
 
 
 def tls(certificate: str = "", version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> Step:
-    """The client starts TLS of this version, with the certificate of this name if any."""
+    """Start TLS of this version, with the certificate of this name if given."""
 
     def step(stage: Stage) -> None:
         assert stage.certificates is not None
@@ -445,12 +445,12 @@ def tls(certificate: str = "", version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3)
 
 
 def snappy_on(stage: Stage) -> None:
-    """The client starts snappy, in both directions."""
+    """Start snappy in both directions."""
     decompressor = snappy.StreamDecompressor()
     unfinished = b""
 
     def decode(data: bytes) -> bytes:
-        # python-snappy takes whole chunks only: it fails at a header that is cut in two.
+        # python-snappy accepts only whole chunks: it fails if a header is split.
         nonlocal unfinished
         unfinished += data
         decoded = b""
@@ -465,7 +465,7 @@ def snappy_on(stage: Stage) -> None:
 
 
 def deflate_on(stage: Stage) -> None:
-    """The client starts deflate, in both directions; it flushes after every step."""
+    """Start deflate in both directions; flush after every step."""
     compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
 
     def encode(data: bytes) -> bytes:
@@ -475,7 +475,7 @@ def deflate_on(stage: Stage) -> None:
 
 
 def http_request(method: str, target: str, body: bytes = b"") -> Step:
-    """One request; status and body of the answer are noted."""
+    """Send one request; record status and body of the response."""
 
     def step(stage: Stage) -> None:
         status, content = stage.request(method, target, body)
@@ -490,19 +490,19 @@ def post(target: str, body: bytes = b"") -> Step:
 
 
 def channel(action: str) -> Step:
-    """Do something to channel c of the topic."""
+    """Send an HTTP request for this action on channel c of the topic."""
     return post(f"/channel/{action}?topic=T&channel=c")
 
 
 def stats(stage: Stage) -> dict[str, Any] | None:
-    """What /stats says of the topic; None if there is none."""
+    """Return the /stats entry of the topic, or None if it does not exist."""
     _, content = stage.request("GET", "/stats?format=json&include_mem=false&topic=T")
     topics = json.loads(content)["topics"]
     return topics[0] if topics else None
 
 
 def figures(*names: str, of: str = "c") -> Step:
-    """Note these figures of the channel, or of the topic if ``of`` is empty."""
+    """Record these counters of the channel, or of the topic if ``of`` is empty."""
 
     def step(stage: Stage) -> None:
         stage.http_answers.append(f"{of or 'topic'} has {_figures(stage, of, names)}")
@@ -511,9 +511,9 @@ def figures(*names: str, of: str = "c") -> Step:
 
 
 def settles(of: str = "c", /, **wanted: object) -> Step:
-    """Wait until these are the figures of the channel, or of the topic if ``of`` is empty, and note them.
+    """Wait until the channel, or the topic if ``of`` is empty, has these counters, and record them.
 
-    Asked for more than once, because nsqd moves messages from the topic to the channels in its own time.
+    The step polls, because nsqd moves messages from the topic to the channels asynchronously.
     """
 
     def step(stage: Stage) -> None:
@@ -526,7 +526,7 @@ def settles(of: str = "c", /, **wanted: object) -> Step:
 
 
 def disappears(of: str) -> Step:
-    """Wait until the channel, or the topic if ``of`` is empty, is no more, and note whether that happens."""
+    """Wait until the channel, or the topic if ``of`` is empty, is deleted, and record whether that happens."""
 
     def step(stage: Stage) -> None:
         deadline = time.monotonic() + SETTLING_S
@@ -538,7 +538,7 @@ def disappears(of: str) -> Step:
 
 
 def exists(of: str) -> Step:
-    """Note whether there is the channel, or the topic if ``of`` is empty."""
+    """Record whether the channel, or the topic if ``of`` is empty, exists."""
 
     def step(stage: Stage) -> None:
         there = _figures(stage, of, ()) is not None
@@ -548,7 +548,7 @@ def exists(of: str) -> Step:
 
 
 def _figures(stage: Stage, of: str, names: Iterable[str]) -> dict[str, object] | None:
-    """What /stats says of a channel or the topic; None if there is none."""
+    """Return counters of a channel or the topic from /stats, or None if it does not exist."""
     topic = stats(stage)
     if topic is None:
         return None
@@ -557,7 +557,7 @@ def _figures(stage: Stage, of: str, names: Iterable[str]) -> dict[str, object] |
 
 
 def takes(at_least_s: float, at_most_s: float, *steps: Step) -> Step:
-    """Do the steps, and note whether that took as long as it should."""
+    """Run the steps, and record whether their duration is within the bounds."""
 
     def step(stage: Stage) -> None:
         began = time.monotonic()
@@ -571,7 +571,7 @@ def takes(at_least_s: float, at_most_s: float, *steps: Step) -> Step:
 
 
 def wait(seconds: float) -> Step:
-    """Let time pass, which brokers read from their own clocks."""
+    """Wait in real time, because the brokers use their own clocks."""
 
     def step(_stage: Stage) -> None:
         time.sleep(seconds)
@@ -580,7 +580,7 @@ def wait(seconds: float) -> Step:
 
 
 def heartbeats(count: int) -> Step:
-    """Wait until the client has had so many heartbeats since it connected."""
+    """Wait until the client has received `count` heartbeats since it connected."""
 
     def step(stage: Stage) -> None:
         came = stage.client.await_heartbeats(count)

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/differences.md, and which of their rows no script can show."""
+"""Parse the tables of docs/reference/differences.md, and list the rows that no script can show."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "differences.md"
 
 NOT_BY_SCRIPT = {
-    # key of the row: why no script shows it, or the tests that do
+    # key of the row: the reason why no script shows it, or the tests that show it
     "tls-suites": "tests/broker/test_tls_scan.py",
     "ok-means": "tests/faults",
     "killed": "bench/kills.py",
@@ -80,7 +80,7 @@ def rows() -> dict[str, str]:
     """Return the rows of all sections by their keys.
 
     Raises:
-        ValueError: a row has no key of its own.
+        ValueError: a row has no key, or the key of another row.
     """
     found: dict[str, str] = {}
     for line in DOCUMENT.read_text().splitlines():

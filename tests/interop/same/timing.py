@@ -1,4 +1,4 @@
-"""Heartbeats, timeouts, deferring: what comes when. Each script finds its channel c made already."""
+"""Scripts for the times of heartbeats, timeouts and deferred messages. The channel c of each script already exists."""
 
 from collections.abc import Mapping
 
@@ -24,17 +24,17 @@ from interop.same.stage import (
 )
 
 FLAGS = ["--max-msg-timeout=2500ms", "--queue-scan-selection-count=100"]
-"""The latter is for nsqd, so that it looks after all its channels every time."""
+"""The second flag makes nsqd process all its channels in every scan."""
 
 SUB = b"SUB T c\n"
 BEATING = identify(heartbeat_interval=1000)
 HELD = identify(msg_timeout=1000) + SUB + b"RDY 1\n" + pub(b"x")
-"""Followed by a wait for four frames: the message is in flight, for a second."""
+"""Commands that put one message in flight for a second. The script then waits for four frames."""
 NOTHING: Mapping[str, object] = {"depth": 0, "in_flight_count": 0, "deferred_count": 0}
 
 
 def answering(answer: bytes) -> tuple[Step, ...]:
-    """Four heartbeats, each answered."""
+    """Return steps that answer each of four heartbeats."""
     return tuple(step for count in range(1, 5) for step in (heartbeats(count), answer))
 
 
@@ -75,7 +75,7 @@ SCRIPTS: dict[str, Script] = {
         here=["OK", "(1 heartbeats)", "(end)", "(after 2 s)"],
     ),
     "no heartbeats": same(identify(heartbeat_interval=-1), 1, wait(2.5), END),
-    # -- buffers: what waits in one goes with the next heartbeat
+    # -- buffers: the next heartbeat flushes them
     "a message in the buffer, and no timer": same(
         negotiate(heartbeat_interval=1000, output_buffer_timeout=-1) + SUB + b"RDY 5\n",
         *(2, client("b"), pub(b"x"), 1, END, client(""), takes(0.5, 1.6, 1), b"FIN {0}\n" + END),

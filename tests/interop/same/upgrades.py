@@ -1,4 +1,4 @@
-"""TLS, snappy and deflate."""
+"""Scripts for TLS, snappy and deflate."""
 
 import ssl
 import zlib
@@ -34,7 +34,7 @@ from interop.same.stage import (
 SUB = b"SUB T c\n"
 TLS_1_0, TLS_1_1, TLS_1_2 = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2
 
-RANDOM = Random(5).randbytes(200_000).translate(None, b"T{")  # which mean something in a script
+RANDOM = Random(5).randbytes(200_000).translate(None, b"T{")  # without the placeholders of scripts
 BODIES = [b"x", b"y" * 300_000, RANDOM, bytes(range(64)) * 4, b"\0" * 65536, b"z"]
 
 UPGRADES: Mapping[str, tuple[Step, ...]] = {
@@ -46,16 +46,16 @@ UPGRADES: Mapping[str, tuple[Step, ...]] = {
     "TLS and deflate": (negotiate(tls_v1=True, deflate=True), 1, tls(), 1, deflate_on, 1),
     "TLS 1.2 and deflate": (negotiate(tls_v1=True, deflate=True), 1, tls(version=TLS_1_2), 1, deflate_on, 1),
 }
-"""How to get there; what comes next is sent in the new form."""
+"""Steps that start each upgrade; all later data is sent upgraded."""
 
 SNAPPY, DEFLATE, TLS = UPGRADES["snappy"], UPGRADES["deflate"], UPGRADES["TLS"]
 
 STREAM_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
-NOP_UNCOMPRESSED = b"\x01\x08\x00\x00" + pack("<I", 0x0) + b"NOP\n"  # its checksum is wrong
+NOP_UNCOMPRESSED = b"\x01\x08\x00\x00" + pack("<I", 0x0) + b"NOP\n"  # with a wrong checksum
 
 
 def stored(data: bytes, *, last: bool = False) -> bytes:
-    """A block of DEFLATE that is not compressed."""
+    """Return an uncompressed block of DEFLATE."""
     return bytes([last]) + pack("<HH", len(data), len(data) ^ 0xFFFF) + data
 
 
@@ -118,7 +118,7 @@ SCRIPTS: dict[str, Script] = (
         for level in (-5, -1, 0, 1, 5, 6, 7, 9, 100)
     }
     | {
-        # -- what is asked for, and what not
+        # -- requested and unrequested upgrades
         "all asked for, and no negotiation": same(
             identify(tls_v1=True, snappy=True, deflate=True) + pub(b"x") + END
         ),
@@ -157,7 +157,7 @@ SCRIPTS: dict[str, Script] = (
         ),
         "an IDENTIFY more in snappy": same(*SNAPPY, identify() + pub(b"x") + END),
         "an IDENTIFY more in deflate": same(*DEFLATE, identify() + pub(b"x") + END),
-        # -- handshakes that fail
+        # -- failing handshakes
         "no handshake, but bytes": differs(
             "tls-reason",
             *(negotiate(tls_v1=True), 1, raw(b"NOP\n" * 10), ended),
@@ -188,7 +188,7 @@ SCRIPTS: dict[str, Script] = (
             *(negotiate(tls_v1=True), 1, tls(version=TLS_1_1), END),
             here=[reply(tls_v1=True), "(no TLS: TLSV1_ALERT_PROTOCOL_VERSION)"],
         ),
-        # -- snappy that is none
+        # -- malformed snappy
         "snappy: plain text": same(*SNAPPY, raw(b"NOP\n" * 10), ended),
         "snappy: no stream identifier": same(*SNAPPY, raw(b"\x01\x08\x00\x00\0\0\0\0NOP\n"), ended),
         "snappy: a wrong checksum": same(*SNAPPY, raw(STREAM_IDENTIFIER + NOP_UNCOMPRESSED), ended),
@@ -204,7 +204,7 @@ SCRIPTS: dict[str, Script] = (
         "snappy: commands, and plain text in the same piece": same(
             *SNAPPY, with_raw(pub(b"1", b"2"), b"CLS\n"), half_close, ended
         ),
-        # -- deflate that is none
+        # -- malformed deflate
         "deflate: commands, and plain text in the same piece": same(
             *DEFLATE, with_raw(pub(b"1", b"2"), b"CLS\n"), half_close, ended
         ),
@@ -248,7 +248,7 @@ TLS_REQUIRED: dict[str, Script] = {
         http_request("GET", "/nothing"),
     ),
 }
-"""With --tls-required=true, --tls-client-auth-policy=require-verify and --deflate=false."""
+"""Scripts for brokers with --tls-required=true, --tls-client-auth-policy=require-verify and --deflate=false."""
 
 TLS_REQUIRED_OVER_TCP: dict[str, Script] = {
     "PUB before TLS": same(pub(b"x")),
@@ -258,4 +258,4 @@ TLS_REQUIRED_OVER_TCP: dict[str, Script] = {
     "any certificate": same(negotiate(tls_v1=True), 1, tls("stranger"), 1, pub(b"x") + END),
     "a body that is no JSON": same(b"IDENTIFY\n" + sized(b"{")),
 }
-"""With --tls-required=tcp-https and --tls-client-auth-policy=require."""
+"""Scripts for brokers with --tls-required=tcp-https and --tls-client-auth-policy=require."""
