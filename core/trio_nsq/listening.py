@@ -39,6 +39,11 @@ def loopback_host(address: str) -> str | None:
     return host if ipaddress.ip_address(host.partition("%")[0]).is_loopback else None
 
 
+def is_exposed(address: str) -> bool:
+    """Whether clients on other machines can reach a bound address."""
+    return not is_unix_path(address) and loopback_host(address) is None
+
+
 class Listening:
     """The open listeners of one address.
 

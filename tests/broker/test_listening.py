@@ -15,7 +15,7 @@ import trio
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, RawClient, open_files, open_files_before, refusal, running_broker
 from trio_nsq.broker import StartupError
-from trio_nsq.listening import listen, loopback_host
+from trio_nsq.listening import is_exposed, listen, loopback_host
 
 
 @pytest.fixture
@@ -208,3 +208,4 @@ async def test_no_host_means_all_interfaces(folder: Path) -> None:
 )
 def test_loopback_addresses(address: str, host: str | None) -> None:
     assert loopback_host(address) == host
+    assert is_exposed(address) is (host is None and not address.startswith("."))

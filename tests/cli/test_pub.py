@@ -122,6 +122,12 @@ def test_unreadable_file_is_reported_before_publishing(
     assert stored(qcli, broker, topic, 0) == []
 
 
+def test_text_in_place_of_a_file(qcli: Cli, topic: str) -> None:
+    result = qcli("pub", topic, "hello world")
+    assert result.code == 2
+    assert "To publish the text itself: echo 'hello world' | qcli pub TOPIC.\n" in result.err
+
+
 def test_slow_input_is_published_promptly(qcli: Cli, topic: str) -> None:
     """A message does not wait for a full batch or the end of the input."""
     with qcli.running("tail", f"{topic}/check") as tail, qcli.running("pub", topic) as pub:

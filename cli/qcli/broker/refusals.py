@@ -30,23 +30,28 @@ class ChannelNotFound(NotFound):
     """A broker does not have this channel."""
 
 
-def missing(wanted: Source, *addresses: str) -> NotFound:
+def missing(wanted: Source, *addresses: str, creation: bool = True) -> NotFound:
     """Return the failure for a topic or channel that none of these brokers has.
 
-    It says how to create the topic or channel, and suggests a similar name if a broker has one.
+    It suggests a similar name if a broker has one, and says how to create the topic or channel, unless `creation` is
+    False, as for a command that deletes it.
     """
     topics = _topics(addresses)
     where = " or ".join(addresses)
     at = _address_option(addresses[0])
     if wanted.channel is None or (topics and wanted.topic not in topics):
         return NotFound(
-            f'Topic "{wanted.topic}" does not exist on {where}{did_you_mean(wanted.topic, list(topics))}. '
-            f"Create it with 'qcli topic create {wanted.topic}{at}', or publish to it."
+            f'Topic "{wanted.topic}" does not exist on {where}{did_you_mean(wanted.topic, list(topics))}.'
+            + (
+                f" Create it with 'qcli topic create {wanted.topic}{at}', or publish to it."
+                if creation
+                else ""
+            )
         )
     hint = did_you_mean(wanted.channel, topics.get(wanted.topic, []))
     return ChannelNotFound(
-        f'Channel "{wanted}" does not exist on {where}{hint}. '
-        f"Create it with 'qcli channel create {wanted}{at}'."
+        f'Channel "{wanted}" does not exist on {where}{hint}.'
+        + (f" Create it with 'qcli channel create {wanted}{at}'." if creation else "")
     )
 
 
@@ -69,17 +74,20 @@ def _address_option(address: str) -> str:
     return "" if address == usual else f" {HTTP_OPTION} {address}"
 
 
-def not_found(address: str, wanted: Source, text: str) -> NotFound | None:
-    """Return the failure for a broker's code about a topic or channel; None: it is another code."""
+def not_found(address: str, wanted: Source, text: str, *, creation: bool = True) -> NotFound | None:
+    """Return the failure for a broker's code about a topic or channel; None: it is another code.
+
+    `creation`: see `missing`.
+    """
     if text == "TOPIC_NOT_FOUND":
-        return missing(Source(wanted.topic, None), address)
+        return missing(Source(wanted.topic, None), address, creation=creation)
     if text == "CHANNEL_NOT_FOUND":
         if wanted.channel is None:  # the channel of a dead-letter topic
             return NotFound(
                 f'Topic "{wanted.topic}" on {address} never had a dead letter. '
                 "'qcli dlq list' lists the topics that have."
             )
-        return missing(wanted, address)
+        return missing(wanted, address, creation=creation)
     return None
 
 

@@ -14,7 +14,7 @@ from .._version import __version__
 from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
 from ..admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
-from ..listening import Listening, StartupError, listen, loopback_host
+from ..listening import Listening, StartupError, is_exposed, listen, loopback_host
 from ..log import Files
 from ..lookup.protocol import PeerInfo
 from ..lookup.registration import LookupRegistration
@@ -130,10 +130,14 @@ async def _serve_folder(
             "HTTPS": Admission("HTTPS", most, http_server.handle_https, https_refusal()),
         }
         accept = partial(trio.serve_listeners, handler_nursery=workers)
+        is_open = authentication.access.is_open and not options.tls.client_auth_policy.startswith("require")
         async with trio.open_nursery() as accepting:
             for name, listening in opened.items():
                 accepting.start_soon(accept, server.admissions[name].handle, listening.listeners)
                 logger.info("%s: listening on %s", name, listening.address)
+                if is_open and is_exposed(listening.address):
+                    words = "%s: every client that reaches %s may do everything: see --auth-file"
+                    logger.warning(words, name, listening.address)
             accepting.start_soon(http_server.hosts.learn_own_name)
             run = lookup.run  # here, so that a stop unregisters before clients are closed
             accepting.start_soon(_keep_running, run, name=run)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import stat
 import sys
 from dataclasses import dataclass
@@ -96,4 +97,9 @@ def _check_readable(path: str) -> None:
     except OSError as error:
         problem = error.errno or errno.ENOENT
     if problem:
-        raise Failure(f"Cannot read {path}: {os.strerror(problem)}. Nothing was published.", ExitCode.USAGE)
+        hint = ""
+        if problem == errno.ENOENT and not set(path) & {"/", "."}:
+            hint = f" To publish the text itself: echo {shlex.quote(path)} | qcli pub TOPIC."
+        raise Failure(
+            f"Cannot read {path}: {os.strerror(problem)}. Nothing was published.{hint}", ExitCode.USAGE
+        )

@@ -103,7 +103,7 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source], 
             there = action.creates and _is_there(broker, source)
             broker.request("POST", f"/{kind}/{action.name}", params)
         except Refused as error:
-            failure = not_found(address, source, error.text)
+            failure = not_found(address, source, error.text, creation=not action.destroys)
             complaints.append(failure.message if failure else f"{source}: {error.message}")
         except Failure as error:
             if not done:
