@@ -47,7 +47,7 @@ async def test_data_path_is_a_file(tmp_path: Path) -> None:
 
 
 async def test_folder_not_writable() -> None:
-    """In /proc nobody can create a folder, not even root, which ignores modes."""
+    """In /proc no user can create a folder. Root ignores modes, so a mode would not do."""
     assert "--data-path: cannot use" in await refusal(Path("/proc/trio-nsq"))
 
 

@@ -5,7 +5,6 @@ The names, defaults and keys of its options are nsqlookupd's; docs/reference/dif
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -176,8 +175,6 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     ask which brokers have a topic. When it is ready, it writes a line with its addresses to standard error. A second
     signal stops it at once.
     """
-    import trio
-
     from trio_nsq.lookup.service.server import serve
 
     from ..framework.daemon.run import raise_file_limit, run_server
@@ -187,16 +184,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
         values["data_path"] = values["data_path"].absolute()
     options = lookupd_options(values)
     raise_file_limit()
-    send, receive = trio.open_memory_channel[None](1)
-    with send, receive:
-        run_server(
-            ctx,
-            partial(serve, reloads=receive),
-            options,
-            "trio_nsq.lookup",
-            lambda bound: _described(bound, options),
-            lambda: send.send(None),
-        )
+    run_server(ctx, serve, options, "trio_nsq.lookup", lambda bound: _described(bound, options))
     return ExitCode.OK
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from ..pacing import Pacing
 from ..protocol.limits import MIB, MINUTE_MS, SECOND_MS, Limits
-from ..tls.settings import ClientAuthPolicy, TLSSettings, TLSVersion
+from ..tls.settings import ClientAuthPolicy, TLSSettings, TLSVersion, requires_certificate
 from .state.settings import TopicSettings
 
 Sync = Literal["always", "interval"]
@@ -127,7 +127,7 @@ class BrokerOptions:
     @property
     def required_tls(self) -> TLSRequired:
         """`tls_required`; a client certificate policy implies at least `true`."""
-        implied = self.tls_client_auth_policy.startswith("require") and self.tls_required == "false"
+        implied = requires_certificate(self.tls_client_auth_policy) and self.tls_required == "false"
         return "true" if implied else self.tls_required
 
     @property

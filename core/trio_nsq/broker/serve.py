@@ -21,6 +21,7 @@ from ..lookup.registration import LookupRegistration
 from ..reloading import reload_on_request
 from ..secret import Secret, SecretFileError
 from ..tls.client import client_context
+from ..tls.settings import requires_certificate
 from ..under_trio import require_trio
 from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast
@@ -130,7 +131,7 @@ async def _serve_folder(
             "HTTPS": Admission("HTTPS", most, http_server.handle_https, https_refusal()),
         }
         accept = partial(trio.serve_listeners, handler_nursery=workers)
-        is_open = authentication.access.is_open and not options.tls.client_auth_policy.startswith("require")
+        is_open = authentication.access.is_open and not requires_certificate(options.tls_client_auth_policy)
         async with trio.open_nursery() as accepting:
             for name, listening in opened.items():
                 accepting.start_soon(accept, server.admissions[name].handle, listening.listeners)

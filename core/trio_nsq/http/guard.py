@@ -141,13 +141,10 @@ class Guard:
 
     def check_again(self, request: Request, route: Route) -> None:
         """Check a request whose answer is being sent. Raises CutOff: its client may not send it any more."""
-        identity = request.identity
-        if identity is None or (route.rule is not None and route.rule.open):
-            return
-        current = self._access.renew(identity)
-        if current is None or route.rule is None or not route.rule.allows(current, request.query):
+        if not self.is_current(request, route):
             record_closing(self._access.audit, request, self._subject)
-            raise CutOff(f"the authentication of {identity.name} was revoked or has expired")
+            name = request.identity.name if request.identity is not None else ""
+            raise CutOff(f"the authentication of {name} was revoked or has expired")
 
     def _question(self, request: Request, token: bytes) -> _Question:
         return {
@@ -175,7 +172,7 @@ class Guard:
             # Browsers repeat Basic credentials by themselves, but not for another name of the server.
             refusal = self._check_origin(request, route)
         refusal = refusal or self._check_method(request, route)
-        if refusal is not None or route is None or self._is_open:
+        if refusal is not None or route is None:
             return refusal
         return self._check_rule(request, route.rule, token, identity)
 

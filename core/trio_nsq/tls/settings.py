@@ -8,6 +8,11 @@ TLSVersion = Literal["tls1.0", "tls1.1", "tls1.2", "tls1.3"]
 ClientAuthPolicy = Literal["", "require", "require-verify", "verify-if-given"]
 
 
+def requires_certificate(policy: ClientAuthPolicy) -> bool:
+    """Whether a policy refuses clients without a certificate, and with it those without TLS."""
+    return policy.startswith("require")
+
+
 @dataclass(frozen=True, slots=True)
 class TLSSettings:
     """The TLS settings of a server, by the names of its options.

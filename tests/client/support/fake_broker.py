@@ -222,7 +222,7 @@ class FakeBroker:
         return peer
 
     async def expect_no_connection(self) -> None:
-        """Check that nobody connects until every task waits."""
+        """Check that no client connects before every task waits."""
         assert self._listener is not None
         await trio.testing.wait_all_tasks_blocked()
         readable, _, _ = select.select([self._listener.socket.fileno()], [], [], 0)

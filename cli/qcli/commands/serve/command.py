@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +74,6 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     It speaks NSQ's protocol and takes nsqd's options and configuration file. When it is ready, it writes a line with
     its addresses to standard error. A second signal stops it at once.
     """
-    import trio
-
     from trio_nsq.broker import serve
 
     from ...framework.daemon.run import raise_file_limit, run_server
@@ -85,16 +82,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     values["data_path"] = (values["data_path"] or Path()).absolute()
     options = broker_options(values)
     raise_file_limit()
-    send, receive = trio.open_memory_channel[None](1)
-    with send, receive:
-        run_server(
-            ctx,
-            partial(serve, reloads=receive),
-            options,
-            "trio_nsq.broker",
-            lambda bound: _described(bound, options.data_path),
-            lambda: send.send(None),
-        )
+    run_server(ctx, serve, options, "trio_nsq.broker", lambda bound: _described(bound, options.data_path))
     return ExitCode.OK
 
 

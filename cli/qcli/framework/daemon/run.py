@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,16 @@ def run_server(
     options: Any,
     logger: str,
     describe: Callable[[Any], str],
-    reload: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Run a server until SIGINT or SIGTERM.
+    """Run a server until SIGINT or SIGTERM. At SIGHUP, read the log level again, then the server's files.
 
     Args:
         ctx: The command's context, with values of `LOG_SETTINGS`, `address_file` and `config`.
-        serve: Runs the server until cancelled. It is called with the options and `task_status`, and starts that with
-            the bound addresses, a dataclass.
+        serve: Runs the server until cancelled. It is called with the options, `reloads` (it reads its files again at
+            each item) and `task_status`, which it starts with the bound addresses, a dataclass.
         options: The options for `serve`.
         logger: The name of the server's logger.
         describe: Returns the end of the "ready" line, from the bound addresses.
-        reload: Called at each SIGHUP, after the log level was reloaded.
 
     Raises:
         Failure: The address file cannot be written.
@@ -52,12 +51,15 @@ def run_server(
     log = logging.getLogger(logger)
     _log_ignored_settings(ctx, config, log)
 
-    async def reload_all() -> None:
-        _reload_log_level(ctx, config, log)
-        if reload is not None:
-            await reload()
+    send, receive = trio.open_memory_channel[None](1)
 
-    trio.run(_run, serve, options, values["address_file"], describe, reload_all, log_line)
+    async def reload() -> None:
+        _reload_log_level(ctx, config, log)
+        await send.send(None)
+
+    with send, receive:
+        reloading = partial(serve, reloads=receive)
+        trio.run(_run, reloading, options, values["address_file"], describe, reload, log_line)
 
 
 def raise_file_limit() -> None:

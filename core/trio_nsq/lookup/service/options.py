@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...protocol.limits import MINUTE_MS, SECOND_MS
-from ...tls.settings import ClientAuthPolicy, TLSSettings, TLSVersion
+from ...tls.settings import ClientAuthPolicy, TLSSettings, TLSVersion, requires_certificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,5 +64,5 @@ class LookupdOptions:
             self.tls_client_auth_policy,
             self.tls_root_ca_file,
             self.tls_min_version,
-            required=self.tls_required or self.tls_client_auth_policy.startswith("require"),
+            required=self.tls_required or requires_certificate(self.tls_client_auth_policy),
         )
