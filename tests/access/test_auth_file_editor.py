@@ -107,6 +107,15 @@ def test_removed_entry_leaves_everything_else_as_it_was() -> None:
     ]  # fmt: skip
 
 
+def test_revoked_tokens_leave_no_blank_lines() -> None:
+    one = add_token(FILE, "one", make_token(), READ)
+    two = add_token(one, "two", make_token(), READ)
+    three = add_token(two, "three", make_token(), READ)
+    assert remove_entries(two, ["two"]) == one
+    assert remove_entries(two, ["one", "two"]) == FILE
+    assert remove_entries(three, ["two"]).count("\n\n") == two.count("\n\n")
+
+
 def test_names_that_are_taken_or_unknown() -> None:
     for name in ("web", "backup"):
         with pytest.raises(NameTaken):

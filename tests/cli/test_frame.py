@@ -66,6 +66,8 @@ def test_usage_errors(nowhere: Cli, args: list[str]) -> None:
         (["ls"], "topic list"),
         (["topic", "ls"], "list"),
         (["topic", "show"], "settings"),
+        (["topic", "resume"], "unpause"),
+        (["channel", "resume"], "unpause"),
         (["dlq", "ls"], "list"),
         (["dlq", "rm"], None),
         (["x"], None),

@@ -45,10 +45,13 @@ def test_topics(nowhere: Cli, run_here: Run, topic: str, expected: list[str]) ->
         ("pub x", ""),
         ("xyz", ""),
         ("consume", " (did you mean tail?)"),
+        ("requeue", ". Commands about it: qcli dlq requeue, qcli dlq, "),
+        ("ports", ". Commands about it: qcli serve, qcli lookupd. The topics"),
     ],
 )
 def test_unknown_word_is_an_error(nowhere: Cli, run_here: Run, words: str, hint: str) -> None:
     result = run_here(nowhere, "help", *words.split())
     assert (result.code, result.out) == (2, b"")
     text = " ".join(result.err.split())
-    assert f"There is no command or topic '{words}'{hint}. The topics are {', '.join(TOPICS)}." in text
+    assert f"There is no command or topic '{words}'{hint}" in text
+    assert f". The topics are {', '.join(TOPICS)}." in text

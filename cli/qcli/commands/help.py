@@ -1,16 +1,28 @@
 """`qcli help`: the help of a command, or a topic that several commands share."""
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
-from ..framework.command import DocumentedCommand, DocumentedGroup, alike, sections, write_paragraph
+from ..framework.command import (
+    DocumentedCommand,
+    DocumentedGroup,
+    alike,
+    contexts_below,
+    sections,
+    write_paragraph,
+)
 from ..framework.errors import ExitCode
 from ..framework.options import CONNECTION_OPTIONS
 from ..framework.output import write
 from ..framework.positions import POSITIONS_NOTE
+
+_SHORTEST_SEARCHED = 3
+"""Shorter words are in the help of too many commands."""
+_MOST_FOUND = 5
 
 
 class _Topic(NamedTuple):
@@ -139,10 +151,31 @@ def command(ctx: click.Context, words: tuple[str, ...]) -> None:
         assert isinstance(top.command, DocumentedGroup)
         near = top.command.suggestion(top, words[0]) or alike(words[0], list(_TOPICS))
         hint = f" (did you mean {near}?)" if near and len(words) == 1 else ""
-        raise click.UsageError(
-            f"There is no command or topic '{' '.join(words)}'{hint}. The topics are {', '.join(_TOPICS)}."
-        )
+        text = f"There is no command or topic '{' '.join(words)}'{hint}."
+        if not hint and (mentioning := _commands_about(top, words[-1])):
+            text += f" Commands about it: {', '.join(mentioning)}."
+        raise click.UsageError(f"{text} The topics are {', '.join(_TOPICS)}.")
     write(found.get_help() + "\n")
+
+
+def _commands_about(top: click.Context, word: str) -> list[str]:
+    """Return the commands whose help has a word, the best matches first: a name, a summary, an option, other text."""
+    stem = word.lower().removesuffix("s")
+    if len(stem) < _SHORTEST_SEARCHED:
+        return []
+    begins_word = re.compile(
+        rf"\b(?:{re.escape(stem)}|{re.escape(stem.capitalize())})"
+    ).search  # not HOST:PORT
+    ranked: list[tuple[int, str]] = []
+    for ctx in contexts_below(top):
+        command = ctx.command
+        if ctx is top or not isinstance(command, DocumentedCommand):
+            continue
+        options = " ".join(name for param in command.params for name in param.opts)
+        texts = (ctx.command_path, command.get_short_help_str(200), options, ctx.get_help())
+        if (rank := next((i for i, text in enumerate(texts) if begins_word(text)), None)) is not None:
+            ranked.append((rank, ctx.command_path))
+    return [path for _, path in sorted(ranked, key=lambda each: each[0])[:_MOST_FOUND]]
 
 
 def _text(top: click.Context, topic: _Topic) -> str:

@@ -30,6 +30,7 @@ SYNONYMS = {
     "get": "settings",
     "cat": "dump",
     "check": "verify",
+    "resume": "unpause",
 }
 """Words of other tools, and what this one calls it; suggested by the groups that have such a command."""
 

@@ -151,6 +151,8 @@ def remove_entries(text: str, names: Sequence[str]) -> str:
         if entry is not None and entry.name in names:
             while lines[end - 1].strip()[:1] in ("", "#"):
                 end -= 1  # blank lines and comments belong to the next entry
+            if end < len(lines) and begin and not lines[begin - 1].strip() and not lines[end].strip():
+                begin -= 1  # one of the blank lines around the entry
             removed.update(range(begin, end))
     changed = "\n".join(line for index, line in enumerate(lines) if index not in removed)
     return _checked(changed, [entry for entry in before if entry.name not in names])
