@@ -3,13 +3,11 @@
 import itertools
 import os
 from collections.abc import Iterator
-from unittest.mock import patch
 
 import pytest
 
-from cli.support import Cli, CliHere, Result, Run, standard_input
+from cli.support import Cli, CliHere, Result, Run, run_in_process
 from interop.peers import Broker, nsqd, qcli_serve
-from qcli.app import run
 
 _numbers = itertools.count()
 
@@ -45,11 +43,7 @@ def run_here(capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Run a command in this process, in a tenth of the time of a new process: `run_here(qcli, "stat")`."""
 
     def run_here(cli: Cli, *args: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
-        environment = cli.environment(**(env or {}))
-        with patch.dict(os.environ, environment, clear=True), standard_input(stdin):
-            code = run(args)
-        out, err = capfdbinary.readouterr()
-        return Result(code, out, err.decode())
+        return run_in_process(capfdbinary, cli, *args, stdin=stdin, env=env)
 
     return run_here
 

@@ -1,6 +1,7 @@
 """Helpers for the tests of commands.
 
 - `Cli` runs `qcli` as users do: as a process with its own environment and pipes, and with a time limit.
+  `run_in_process` runs it in this process.
 - `serving`, `refusal`, `options` and `lines_until_ready` run `qcli serve`, or only parse its command line.
 - `does_not_exist` is the error for a missing topic or channel; `without_suggestion` removes its variable
   part.
@@ -31,10 +32,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from struct import unpack
 from typing import IO, TYPE_CHECKING, Any
+from unittest.mock import patch
 from urllib.parse import quote
 
 import pytest
 
+from qcli.app import run
 from trio_nsq.protocol import pack_messages
 
 if TYPE_CHECKING:
@@ -171,6 +174,21 @@ class CliHere(Cli):
 
     def __call__(self, *args: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
         return self.run(self, *args, stdin=stdin, env=env)
+
+
+def run_in_process(
+    capture: pytest.CaptureFixture[bytes],
+    cli: Cli,
+    *args: str,
+    stdin: bytes = b"",
+    env: dict[str, str] | None = None,
+) -> Result:
+    """Run a command in this process, whose output the fixture captures."""
+    environment = cli.environment(**(env or {}))
+    with patch.dict(os.environ, environment, clear=True), standard_input(stdin):
+        code = run(args)
+    out, err = capture.readouterr()
+    return Result(code, out, err.decode())
 
 
 @contextmanager

@@ -22,6 +22,7 @@ NSQ = "github.com/nsqio/nsq"
 GO_PACKAGES = [
     "./gopeer",
     "./goload",
+    f"{NSQ}/apps/nsqadmin",
     f"{NSQ}/apps/nsqd",
     f"{NSQ}/apps/nsqlookupd",
     f"{NSQ}/bench/bench_reader",

@@ -4,6 +4,7 @@
 package interop
 
 import (
+	_ "github.com/nsqio/nsq/apps/nsqadmin"
 	_ "github.com/nsqio/nsq/apps/nsqd"
 	_ "github.com/nsqio/nsq/apps/nsqlookupd"
 	_ "github.com/nsqio/nsq/bench/bench_reader"
