@@ -260,7 +260,7 @@ class HeldFiles(Files):
         self._reached = trio.Event()
 
     def hold(self, *operations: str) -> None:
-        """Let these operations wait from now on: `write`, `sync`, `replace` or `rename`."""
+        """Let these operations wait from now on: `read`, `write`, `sync`, `replace` or `rename`."""
         self._held = set(operations)
         self._go_on = threading.Event()
         self._reached = trio.Event()
@@ -279,6 +279,10 @@ class HeldFiles(Files):
         if operation in self._held:
             trio.from_thread.run_sync(self._reached.set)
             assert self._go_on.wait(PATIENCE_S)
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        self._pass("read")
+        return super().read(fd, size, offset)
 
     def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
         self._pass("write")

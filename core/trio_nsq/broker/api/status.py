@@ -9,6 +9,7 @@ from ..._version import __version__
 from ...http import Request, Response
 from ...listening import port_of
 from ..addresses import BoundAddresses, Broadcast
+from ..monitoring.oldest import OldestMessages
 from ..monitoring.stats import broker_stats
 from ..monitoring.stats_text import render_text
 from ..server import Server
@@ -26,6 +27,7 @@ class Status:
     def __init__(self, server: Server, bound: BoundAddresses) -> None:
         self._server = server
         self._bound = bound
+        self._oldest = OldestMessages()
         self._metrics: MetricsExposition | None = None
 
     async def ping(self, request: Request) -> Response:
@@ -60,13 +62,22 @@ class Status:
 
     async def stats(self, request: Request) -> Response:
         """Return statistics: JSON with `format=json`, else text."""
-        query, now_ns, identity = request.query, time.time_ns(), request.identity
+        query, identity = request.query, request.identity
+        topic, channel = query.get("topic", ""), query.get("channel", "")
+        await self._oldest.refresh(
+            each
+            for found in self._server.broker.topics.values()
+            for each in found.channels.values()
+            if topic in ("", found.name) and channel in ("", each.name)
+        )
+        now_ns = time.time_ns()
         limited = identity if identity is not None and not identity.allows_everywhere("read") else None
         stats = broker_stats(
             self._server,
             now_ns,
-            topic=query.get("topic", ""),
-            channel=query.get("channel", ""),
+            oldest=self._oldest,
+            topic=topic,
+            channel=channel,
             include_clients=query.get("include_clients", "true") not in FALSE,
             include_mem=query.get("include_mem", "true") not in FALSE,
             sees=limited.sees if limited is not None else None,
@@ -83,5 +94,5 @@ class Status:
         if self._metrics is None:
             from ..monitoring.metrics import MetricsExposition  # imports a library that few brokers need
 
-            self._metrics = MetricsExposition(self._server)
+            self._metrics = MetricsExposition(self._server, self._oldest)
         return await self._metrics.scrape(request)

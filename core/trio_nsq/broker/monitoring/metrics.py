@@ -4,13 +4,11 @@ A scrape is generated in pieces of some milliseconds each, and the broker serves
 channels the whole scrape takes most of a second. So its values are not all of the same instant.
 """
 
-import logging
 import platform
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from itertools import islice
 from math import isinf
-from weakref import WeakKeyDictionary
 
 import trio
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
@@ -27,13 +25,11 @@ from prometheus_client.registry import Collector
 
 from ..._version import __version__
 from ...http import Request, Response
-from ...log import Log, LogReadError
 from ..server import Server
 from ..state.channel import Channel
 from ..state.topic import Topic
 from .histogram import Histogram
-
-logger = logging.getLogger("trio_nsq.broker")
+from .oldest import OldestMessages
 
 _SAMPLES_PER_PIECE = 400
 """These take about two milliseconds."""
@@ -121,20 +117,18 @@ LATENCY_HELP = "Recent time from publish to FIN; needs --e2e-processing-latency-
 class MetricsExposition:
     """Generates the scrapes of one broker."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, oldest: OldestMessages) -> None:
         self._server = server
-        self._threads = trio.CapacityLimiter(1)  # for reads, which are slow on a slow disk
+        self._oldest = oldest
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)
-        # Cache: sequence (None without messages) and timestamp of a channel's oldest message. If the timestamp had to
-        # be read from disk, the message usually stays the oldest for long.
-        self._oldest: WeakKeyDictionary[Channel, tuple[int | None, int]] = WeakKeyDictionary()
 
     async def scrape(self, request: Request) -> Response:
         """Return all metrics in the format of the Accept header: OpenMetrics, or Prometheus' text format."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        await self._find_oldest()
+        topics = self._server.broker.topics.values()
+        await self._oldest.refresh(channel for topic in topics for channel in topic.channels.values())
         return Response(200, self._pieces(encode), content_type)
 
     async def _pieces(self, encode: Encoder) -> AsyncGenerator[bytes, None]:
@@ -233,64 +227,11 @@ class MetricsExposition:
                     quantile = labels | {"quantile": str(float(fraction))}
                     yield Sample(LATENCY, quantile, value_ns / _NS_PER_S)
 
-    # ------------------------------------------------------------------ ages
-
     def _ages(self, channels: Iterable[tuple[Labels, Channel]]) -> Iterator[Sample]:
         now_ns = time.time_ns()
         for labels, channel in channels:
-            if channel in self._oldest:  # else the read failed, or the channel is newer than the scrape
-                sequence, timestamp_ns = self._oldest[channel]
-                age_ns = max(0, now_ns - timestamp_ns) if sequence is not None else 0
+            if (age_ns := self._oldest.age_ns(channel, now_ns)) is not None:
                 yield Sample(OLDEST_AGE, labels, age_ns / _NS_PER_S)
-
-    async def _find_oldest(self) -> None:
-        """Find the timestamp of the oldest message of each channel, from memory if possible."""
-        unknown: list[tuple[Channel, int]] = []
-        for number, channel in enumerate(
-            [c for topic in self._server.broker.topics.values() for c in topic.channels.values()], 1
-        ):
-            self._look_up(channel, unknown)
-            if number % _SAMPLES_PER_PIECE == 0:
-                await trio.lowlevel.checkpoint()
-        in_memory = [(channel, s) for channel, s in unknown if channel.topic.ephemeral]
-        on_disk = [(channel, s) for channel, s in unknown if not channel.topic.ephemeral]
-        found = _read_timestamps(in_memory)
-        if on_disk:
-            found += await trio.to_thread.run_sync(_read_timestamps, on_disk, limiter=self._threads)
-        for channel, sequence, timestamp_ns in found:
-            self._oldest[channel] = sequence, timestamp_ns
-
-    def _look_up(self, channel: Channel, unknown: list[tuple[Channel, int]]) -> None:
-        sequence = channel.messages.oldest
-        known, _ = self._oldest.get(channel, (None, 0))
-        if sequence is None:
-            self._oldest[channel] = None, 0
-        elif sequence != known:
-            timestamp_ns = channel.read_ahead.timestamp_in_memory(sequence)
-            if timestamp_ns is None:
-                self._oldest.pop(channel, None)
-                unknown.append((channel, sequence))
-            else:
-                self._oldest[channel] = sequence, timestamp_ns
-
-
-def _read_timestamps(wanted: Sequence[tuple[Channel, int]]) -> list[tuple[Channel, int, int]]:
-    """Read timestamps from the logs; returns (channel, sequence, timestamp). Thread-safe for logs on disk."""
-    known: dict[tuple[Log, int], int] = {}
-    found: list[tuple[Channel, int, int]] = []
-    for channel, sequence in wanted:
-        key = channel.store.log, sequence
-        try:
-            if key not in known:
-                published_ns = channel.store.published_ns(sequence)
-                if not published_ns:
-                    continue  # damaged, or deleted meanwhile
-                known[key] = published_ns
-        except LogReadError as exc:
-            logger.error("%s/%s: %s", channel.topic.name, channel.name, exc)
-        else:
-            found.append((channel, sequence, known[key]))
-    return found
 
 
 # ---------------------------------------------------------------------- encoding

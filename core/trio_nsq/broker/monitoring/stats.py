@@ -14,12 +14,16 @@ from ..state.quantiles import Sketch
 from ..state.settings import TopicSettings
 from ..state.topic import Topic
 from ..state.topic_limits import TopicLimits
+from .oldest import OldestMessages
+
+_NS_PER_MS = 1_000_000
 
 
 def broker_stats(
     server: Server,
     now_ns: int,
     *,
+    oldest: OldestMessages | None = None,
     topic: str = "",
     channel: str = "",
     include_clients: bool = True,
@@ -33,6 +37,7 @@ def broker_stats(
 
     Args:
         now_ns: Unix nanoseconds by the wall clock.
+        oldest: The ages of messages, refreshed just before; None: leave them out.
         topic: Only this topic; empty for all. If the topic does not exist, `topics` is None, as in nsqd.
         channel: Only this channel of each topic, and only topics that have it; empty for all.
         include_clients: List the clients of channels, and the producers.
@@ -42,7 +47,7 @@ def broker_stats(
     by_consumer = {
         s.subscription.consumer: s for s in server.sessions.connected if s.subscription is not None
     }
-    figures = _Figures(server.options.e2e_processing_latency_percentiles, now_ns)
+    figures = _Figures(server.options.e2e_processing_latency_percentiles, now_ns, oldest)
     topics: list[dict[str, Any]] | None = None
     for _, found in sorted(server.broker.topics.items()):
         if (topic and found.name != topic) or (sees is not None and not sees(found.name)):
@@ -105,9 +110,10 @@ def _unavailable_topics(reasons: Mapping[str, str], topic: str) -> list[dict[str
 class _Figures:
     """Describes topics and channels. `fractions` are the quantiles of the end-to-end latency; empty if not measured."""
 
-    def __init__(self, fractions: Sequence[float], now_ns: int) -> None:
+    def __init__(self, fractions: Sequence[float], now_ns: int, oldest: OldestMessages | None) -> None:
         self._fractions = fractions
         self._now_ns = now_ns
+        self._oldest = oldest
 
     def topic(self, topic: Topic, channels: list[dict[str, Any]]) -> dict[str, Any]:
         stats = {
@@ -145,6 +151,9 @@ class _Figures:
             "paused": channel.paused,
             "e2e_processing_latency": self._latency([channel]),
         }
+        if self._oldest is not None:
+            age_ns = self._oldest.age_ns(channel, self._now_ns)
+            stats["oldest_message_age_ms"] = None if age_ns is None else age_ns // _NS_PER_MS
         if channel.settings.max_attempts or channel.dead_letter_count or channel.given_up_count:
             stats |= {
                 "max_attempts": channel.settings.max_attempts,
