@@ -86,6 +86,13 @@ async def test_a_client_without_roles_sees_no_topics(tmp_path: Path) -> None:
         assert b"mine" not in (await ask(bound, "GET", "/stats", "idle")).body
 
 
+async def test_only_a_client_that_reads_all_topics_sees_the_disk(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (bound, _):
+        for secret, sees in (("reader", False), ("idle", False), ("admin", True)):
+            answer = await ask(bound, "GET", "/stats?format=json&include_disk=true", secret)
+            assert (answer.status, b'"disk"' in answer.body) == (200, sees)
+
+
 async def test_an_answer_is_used_for_its_time_to_live(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with guarded(tmp_path) as (bound, server):
         for passed_s, queries in ((0, 1), (9.9, 1), (0.2, 2), (9.7, 2), (0.4, 3)):

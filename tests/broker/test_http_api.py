@@ -1,5 +1,6 @@
 """Tests for the broker's HTTP endpoints, with httpx."""
 
+import os
 import sys
 from pathlib import Path
 from struct import pack
@@ -185,6 +186,20 @@ async def test_stats_fields_are_nsqds(tmp_path: Path) -> None:
         bare = await api.stats(include_clients="false")
         assert bare["topics"][0]["channels"][0]["clients"] is None
         assert bare["producers"] is None
+
+
+async def test_stats_tell_the_space_on_the_disk(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        assert "disk" not in await api.stats()
+        before = (await api.stats(include_disk="true"))["disk"]
+        assert before["used_bytes"] == 0
+        await api.tcp.publish("t", b"x" * 100_000)
+        await api.tcp.publish("t#ephemeral", b"not on the disk")
+        disk = (await api.stats(include_disk="true"))["disk"]
+        assert 100_000 < disk["used_bytes"] < 101_000
+        system = os.statvfs(tmp_path)
+        assert disk["total_bytes"] == system.f_blocks * system.f_frsize
+        assert 0 < disk["free_bytes"] < disk["total_bytes"]
 
 
 async def test_ping_reports_an_error_until_a_write_succeeds(tmp_path: Path) -> None:

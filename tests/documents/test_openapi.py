@@ -148,7 +148,7 @@ CALLS = [
     call("GET /info"),
     call("GET /info %=", status=400),
     call("GET /stats"),
-    call("GET /stats format=json"),
+    call("GET /stats format=json include_disk=true"),
     call("GET /stats format=json topic=none"),
     call("GET /stats format=json topic=t channel=c include_clients=false include_mem=false"),
     call("GET /stats %=", status=400),

@@ -9,6 +9,7 @@ from ..._version import __version__
 from ...http import Request, Response
 from ...listening import port_of
 from ..addresses import BoundAddresses, Broadcast
+from ..monitoring.disk import disk_space
 from ..monitoring.oldest import OldestMessages
 from ..monitoring.stats import broker_stats
 from ..monitoring.stats_text import render_text
@@ -84,6 +85,8 @@ class Status:
             reads=partial(limited.allows, "read") if limited is not None else None,
         )
         stats["health"] = self._health(request)
+        if query.get("include_disk", "false") not in FALSE and limited is None:
+            stats["disk"] = await disk_space(self._server.broker, self._server.options.data_path)
         if query.get("format") == "json":
             return Response.json(stats)
         uptime_ns = self._server.timers.now_ns() - self._server.start_time_ns
