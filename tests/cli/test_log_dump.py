@@ -91,9 +91,11 @@ def test_json_has_the_fields_of_tail_and_the_place_in_the_log(log_here: Run, cli
         "topic": "clicks",
         "id": "000000000000abc0",
         "timestamp_ns": START_S * 10**9,
+        "timestamp": "2023-11-14T22:13:20.000000000Z",
         "attempts": 0,
         "sequence": 0,
         "due_ns": None,
+        "due": None,
         "body": "a",
     }
     assert [(record["sequence"], int(record["id"], 16) - 0xABC0) for record in records] == [
@@ -116,7 +118,7 @@ def test_ids_equal_those_of_consumers(tmp_path: Path) -> None:
         record["attempts"] = 0  # the log does not record attempts
     for number, record in enumerate(dumped):
         assert record.pop("sequence") == number
-        assert record.pop("due_ns") is None
+        assert (record.pop("due_ns"), record.pop("due")) == (None, None)
         assert record.pop("producer").startswith(
             "qcli-pub:"
         )  # consumers do not see the producer and its number
@@ -158,7 +160,9 @@ def test_headers(nowhere: Cli, clicks: str) -> None:
         "count": 1,
         "id": "000000000000abc5",
         "timestamp_ns": (START_S + 2 * HOUR_S) * 10**9,
+        "timestamp": "2023-11-15T00:13:20.000000000Z",
         "due_ns": (START_S + 3 * HOUR_S) * 10**9,
+        "due": "2023-11-15T01:13:20.000000000Z",
         "bytes": OFFSETS[3] - OFFSETS[2],
     }
     assert [record["offset"] for record in result.records] == OFFSETS[:-1]

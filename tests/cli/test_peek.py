@@ -89,12 +89,14 @@ def test_json_and_raw(qcli: Cli, broker: Broker, topic: str) -> None:
     qcli("pub", topic, "-q", "--null", stdin=b"a\nb\0\xff\xfe")
     records = qcli("peek", f"{topic}/c", "--format", "json").records
     assert list(records[0]) == [
-        "topic", "id", "timestamp_ns", "attempts", "sequence", "due_ns", "channel", "state", "body"
+        "topic", "id", "timestamp_ns", "timestamp", "attempts", "sequence", "due_ns", "due", "channel", "state", "body"
     ]  # fmt: skip
     assert base64.b64decode(records[1]["body_base64"]) == b"\xff\xfe"
     of_topic = qcli("peek", topic, "--format", "json").records
     assert [each["id"] for each in of_topic] == [each["id"] for each in records]
-    assert list(of_topic[0]) == ["topic", "id", "timestamp_ns", "attempts", "sequence", "due_ns", "body"]
+    assert list(of_topic[0]) == [
+        "topic", "id", "timestamp_ns", "timestamp", "attempts", "sequence", "due_ns", "due", "body"
+    ]  # fmt: skip
     for source in (topic, f"{topic}/c"):
         assert qcli("peek", source, "--format", "raw").out == b"a\nb\n\xff\xfe\n"
 

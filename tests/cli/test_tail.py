@@ -15,6 +15,7 @@ import pytest
 
 from cli.support import Cli, lines, only_ours
 from interop.peers import Broker, nsqd, qcli_serve
+from qcli.framework.times import rfc3339
 
 
 def fill(qcli: Cli, topic: str, count: int) -> list[bytes]:
@@ -153,9 +154,10 @@ def test_json(qcli: Cli, topic: str) -> None:
     assert [record.get("body") for record in records] == ["plain", '"quoted"\nä\u2028', None]
     assert base64.b64decode(records[2]["body_base64"]) == b"\xff"
     for record in records:
-        assert list(record)[:4] == ["topic", "id", "timestamp_ns", "attempts"]
+        assert list(record)[:5] == ["topic", "id", "timestamp_ns", "timestamp", "attempts"]
         assert (record["topic"], record["attempts"], len(record["id"])) == (topic, 1, 16)
         assert begun_ns <= record["timestamp_ns"] <= time.time_ns()
+        assert record["timestamp"] == rfc3339(record["timestamp_ns"])
 
 
 def test_attempts_are_shown(qcli: Cli, broker: Broker, topic: str) -> None:

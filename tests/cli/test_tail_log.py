@@ -141,8 +141,8 @@ def test_json(qcli: Cli, topic: str) -> None:
     qcli("pub", topic, "--null", stdin='plain\0"quoted"\nä\u2028\0'.encode() + b"\xff")
     qcli("pub", topic, "--defer", "1h", stdin=b"later")
     records = qcli("tail", topic, "--to", "latest", "--format", "json").records
-    assert [list(record)[:6] for record in records] == [
-        ["topic", "id", "timestamp_ns", "attempts", "sequence", "due_ns"]
+    assert [list(record)[:8] for record in records] == [
+        ["topic", "id", "timestamp_ns", "timestamp", "attempts", "sequence", "due_ns", "due"]
     ] * 4
     assert [record.get("body") for record in records] == ["plain", '"quoted"\nä\u2028', None, "later"]
     assert base64.b64decode(records[2]["body_base64"]) == b"\xff"

@@ -43,15 +43,15 @@ def command() -> None:
     "list",
     examples={
         "list the next ten": "qcli deferred list clicks/archive -n 10",
-        "print when the first one is due": "qcli deferred list clicks/archive -n 1 --format json | jq .due_ns",
+        "print when the first one is due": "qcli deferred list clicks/archive -n 1 --format json | jq -r .due",
     },
     exits={
         ExitCode.FAILURE: "There is no such channel, or standard output cannot be written.",
     },
     details={
-        "JSON": "One object per line: topic, channel, id, due_ns (Unix nanoseconds), sequence, timestamp_ns (when it "
-        "was published), attempts (deliveries by this channel), state, and body, a string; if a body is not UTF-8, "
-        "body_base64 replaces it. With several brokers also broker, its address.",
+        "JSON": "One object per line: topic, channel, id, due_ns and due (Unix nanoseconds, RFC 3339), sequence, "
+        "timestamp_ns and timestamp (when it was published), attempts (deliveries by this channel), state, and body, a "
+        "string; if a body is not UTF-8, body_base64 replaces it. With several brokers also broker, its address.",
     },
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)

@@ -1,6 +1,5 @@
 """`qcli peek`: prints messages without consuming them."""
 
-import json
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from ..broker.topic_log import report_gap
 from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
 from ..framework.options import count_option, option, output_format
-from ..framework.output import RawOutput, plain_table, print_diagnostic, write
+from ..framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
 from ..framework.params import Source, source
 from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, refuse_sequence, short_time
 from .shared.messages import body_of, with_body_column
@@ -46,10 +45,10 @@ STATES = ("requeued", "fresh", "deferred")
         "fresh messages (never delivered), then deferred messages, the earliest first. Messages in flight are not "
         "shown.",
         "Positions": POSITIONS_NOTE,
-        "JSON": "One object per line: topic, id, timestamp_ns (when it was published), attempts (how often the channel "
-        "has delivered it; 0 for a topic), sequence, due_ns (until when it is deferred; null: not deferred), for a "
-        "channel also channel and state, with several brokers broker (its address), and body, a string; if a body is "
-        "not UTF-8, body_base64 replaces it.",
+        "JSON": "One object per line: topic, id, timestamp_ns and timestamp (when it was published, in Unix "
+        "nanoseconds and RFC 3339), attempts (how often the channel has delivered it; 0 for a topic), sequence, due_ns "
+        "and due (until when it is deferred; null: not deferred), for a channel also channel and state, with several "
+        "brokers broker (its address), and body, a string; if a body is not UTF-8, body_base64 replaces it.",
     },
 )
 @click.argument("wanted", metavar="TOPIC[/CHANNEL]", type=source, shell_complete=complete_source)
@@ -107,7 +106,7 @@ def command(
     if form == "raw":
         RawOutput().write(b"".join(body_of(message) + b"\n" for message in messages))
     elif form == "json":
-        write("".join(json.dumps(message, ensure_ascii=False) + "\n" for message in messages))
+        write(json_lines(messages))
     elif messages:
         write(_table(messages))
     if not lines:

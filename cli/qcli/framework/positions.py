@@ -24,6 +24,7 @@ NOW = "now"
 
 _NO_END = 2**64
 _UNIX_S = re.compile(r"([0-9]{1,11})(?:\.([0-9]{1,9}))?")
+_MORE_DIGITS = re.compile(r"[.,]\d{6}(\d{1,3})")
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
 
@@ -62,7 +63,8 @@ def _time(text: str, *, unix: bool) -> int | None:
         whole_s = int(moment.replace(microsecond=0).timestamp())
     except (ValueError, OverflowError):
         return None
-    return whole_s * _NS_PER_S + moment.microsecond * 1000
+    more = _MORE_DIGITS.search(text)  # Python reads microseconds
+    return whole_s * _NS_PER_S + moment.microsecond * 1000 + (int(more[1].ljust(3, "0")) if more else 0)
 
 
 def moment(timestamp_ns: int) -> str:

@@ -59,8 +59,8 @@ def command() -> None:
     details={
         "JSON": "One object per origin and reason: dead_letter_topic; topic and channel of origin, and "
         "reason (requeued, timed_out or connection_lost), null for messages that were published to the dead-letter "
-        "topic; count; first_ns and last_ns, when the first and the last one became a dead letter, Unix nanoseconds. "
-        "With several brokers also broker, its address.",
+        "topic; count; first_ns and last_ns, when the first and the last one became a dead letter, Unix nanoseconds, "
+        "and first and last, the same in RFC 3339. With several brokers also broker, its address.",
     },
 )
 @click.argument(
@@ -138,10 +138,10 @@ _PAGE = 1000
         ExitCode.FAILURE: "There is no such dead-letter topic, or standard output cannot be written.",
     },
     details={
-        "JSON": "One object per line: topic, id and sequence in the dead-letter topic; timestamp_ns, when it became a "
-        "dead letter, Unix nanoseconds; origin: an object with topic, channel, id, sequence, attempts, timestamp_ns "
-        "(when it was published) and reason, or null; and body, a string; if a body is not UTF-8, body_base64 "
-        "replaces it.",
+        "JSON": "One object per line: topic, id and sequence in the dead-letter topic; timestamp_ns and timestamp, "
+        "when it became a dead letter, in Unix nanoseconds and RFC 3339; origin: an object with topic, channel, id, "
+        "sequence, attempts, timestamp_ns and timestamp (when it was published) and reason, or null; and body, a "
+        "string; if a body is not UTF-8, body_base64 replaces it.",
     },
 )
 @topic_argument

@@ -56,11 +56,11 @@ _WRITE_BYTES = 256 * 1024
         "Positions": "--from and --to take a sequence, such as 1000 (a topic's messages are counted from 0); a time, "
         "such as 2026-11-21T04:14 or 2026-11-21T04:14:05.5Z, local unless it has a zone, or @1700000000.5 in Unix "
         "seconds; or how long ago, such as 15m. Times are times of publishing.",
-        "JSON": "One object per message: topic, id, timestamp_ns (when it was published), attempts (always 0: the "
-        "log has none), sequence, due_ns (when it may be delivered; null: at once), and body, a string; if a "
-        "body is not UTF-8, body_base64 replaces it; producer and number, if it was published with these. "
-        "With --headers, one object per record batch: topic, file, offset, sequence, count, id (of the first message), "
-        "timestamp_ns, due_ns and bytes.",
+        "JSON": "One object per message: topic, id, timestamp_ns and timestamp (when it was published, in Unix "
+        "nanoseconds and RFC 3339), attempts (always 0: the log has none), sequence, due_ns and due (when it may be "
+        "delivered; null: at once), and body, a string; if a body is not UTF-8, body_base64 replaces it; producer and "
+        "number, if it was published with these. With --headers, one object per record batch: topic, file, offset, "
+        "sequence, count, id (of the first message), timestamp_ns, timestamp, due_ns, due and bytes.",
     },
 )
 @click.argument("path", metavar="PATH", type=click.Path(exists=True, path_type=Path))

@@ -4,7 +4,6 @@ Without a channel, on a broker without private channels such as nsqd, it first c
 """
 
 import dataclasses
-import json
 import random
 from functools import partial
 from itertools import islice
@@ -21,7 +20,13 @@ from ...broker.connection_options import ConnectOptions
 from ...broker.discovery import ask_lookupds
 from ...broker.failures import connection_failure, lookupd_unreachable
 from ...framework.errors import ExitCode, Failure, leaf_exceptions
-from ...framework.output import body_field, print_diagnostic, show_library_warnings, silence_library
+from ...framework.output import (
+    body_field,
+    json_lines,
+    print_diagnostic,
+    show_library_warnings,
+    silence_library,
+)
 from ...framework.params import is_https, is_unix_path
 from ...framework.signals import watch_signals
 from .options import TAKE_BACKLOG, TailOptions
@@ -33,18 +38,17 @@ IDLE_S, REDISTRIBUTE_S = 1.0, 0.5
 
 def _json(topic: str, batch: MessageBatch, count: int) -> bytes:
     """Return a JSON object per line."""
-    lines = []
-    for body, id_, timestamp_ns, attempts in islice(
-        zip(batch.bodies, batch.ids, batch.timestamps_ns, batch.attempts, strict=True), count
-    ):
-        record: dict[str, object] = {
+    messages = zip(batch.bodies, batch.ids, batch.timestamps_ns, batch.attempts, strict=True)
+    return json_lines(
+        {
             "topic": topic,
             "id": id_.decode("ascii", "replace"),
             "timestamp_ns": timestamp_ns,
             "attempts": attempts,
-        } | body_field(body)
-        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-    return "".join(lines).encode()
+            **body_field(body),
+        }
+        for body, id_, timestamp_ns, attempts in islice(messages, count)
+    ).encode()
 
 
 class ConsumerPrinter(Printer[Consumer]):
