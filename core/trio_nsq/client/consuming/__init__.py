@@ -1,1 +1,1 @@
-"""The consumer: subscriptions, flow control (RDY and backoff), discovery of brokers, and the messages handed out."""
+"""The consumer: subscriptions, flow control (RDY and backoff), and the messages handed out."""

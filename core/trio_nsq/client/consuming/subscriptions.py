@@ -10,7 +10,7 @@ from trio_nsq.protocol import NSQError
 from ..connection.connection import Connection, connect
 from ..connection.reconnect import ReconnectDelays
 from ..errors import AuthRefused, ConnectionFailed, none_reached
-from .discovery import Discovery
+from ..discovery.discovery import Discovery
 from .options import ConsumerSettings
 from .receive_queue import ReceiveQueue
 from .subscription import FlowControl, Subscription

@@ -11,7 +11,7 @@ from ...protocol.address import format_address, without_secrets
 from ...secret import SecretFileError
 from ..connection.addresses import nsqd_address
 from ..errors import ConnectionFailed
-from .options import ConsumerSettings
+from ..consuming.options import ConsumerSettings
 
 FIRST_PAUSE_S = 1.0
 

@@ -1,0 +1,1 @@
+"""Discovery of brokers: repeated queries to discovery services, and their options."""
