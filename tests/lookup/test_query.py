@@ -1,4 +1,4 @@
-"""Tests for queries to a discovery service about the brokers of a topic."""
+"""Tests for queries to a discovery service about brokers: those of a topic, and all."""
 
 import json
 import socket
@@ -6,6 +6,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import httpx
 import pytest
 import trio
 import trio.testing
@@ -14,7 +15,14 @@ import trustme
 from lookup.support import Runs, ours, producer, real
 from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
 from trio_nsq.lookup.hosts import HostPatterns
-from trio_nsq.lookup.query import MAX_ANSWER_BYTES, LookupFailed, ProducerAddress, lookup_topic
+from trio_nsq.lookup.query import (
+    MAX_ANSWER_BYTES,
+    LookupFailed,
+    Node,
+    ProducerAddress,
+    lookup_nodes,
+    lookup_topic,
+)
 from trio_nsq.protocol import NSQError
 
 FIELDS = {
@@ -36,7 +44,11 @@ async def answering(response: Response, *, tls: ssl.SSLContext | None = None) ->
         assert request.query == {"topic": "a b"}
         return response
 
-    router = Router([Route("GET", "/lookup", lookup)])
+    async def nodes(request: Request) -> Response:
+        assert request.query == {}
+        return response
+
+    router = Router([Route("GET", "/lookup", lookup), Route("GET", "/nodes", nodes)])
 
     async def serve(stream: trio.SocketStream) -> None:
         secure = trio.SSLStream(stream, tls, server_side=True) if tls else stream
@@ -63,6 +75,53 @@ async def test_query(lookupds: Runs) -> None:
             (found,) = await lookup_topic(lookupd.http_address, "t", timeout_s=5)
             assert found == ProducerAddress("x", 4150, 4151)
             assert await lookup_topic(f"http://{lookupd.http_address}/", "t", timeout_s=5) == [found]
+
+
+@pytest.mark.parametrize("lookupds", [pytest.param(real, marks=pytest.mark.interop), ours])
+async def test_query_for_all_brokers(lookupds: Runs) -> None:
+    async with lookupds() as lookupd:
+        assert await lookup_nodes(lookupd.http_address, timeout_s=5) == []
+        async with producer(lookupd, broadcast_address="x") as one, producer(lookupd, tcp_port=9):
+            for topic in ("deleted", "kept"):
+                await one.register(f"REGISTER {topic}")
+            async with httpx.AsyncClient(base_url=f"http://{lookupd.http_address}") as http:
+                (await http.post("/topic/tombstone?topic=deleted&node=x:4151")).raise_for_status()
+            found = await lookup_nodes(lookupd.http_address, timeout_s=5)
+    assert {each.tcp_port: (each.tombstones, each.draining) for each in found} == {
+        4150: (frozenset({"deleted"}), False),
+        9: (frozenset(), False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, Node("b", 4150, 4151, frozenset(), False)),
+        ({"topics": None, "tombstones": None}, Node("b", 4150, 4151, frozenset(), False)),
+        (
+            {"topics": ["t", "u", "v"], "tombstones": [True, False, True], "draining": True},
+            Node("b", 4150, 4151, frozenset({"t", "v"}), True),
+        ),
+        ({"topics": ["t"], "tombstones": []}, Node("b", 4150, 4151, frozenset(), False)),
+    ],
+)
+async def test_fields_of_all_brokers(fields: dict[str, object], expected: Node) -> None:
+    async with answering(Response.json({"producers": [FIELDS | fields]})) as address:
+        assert await lookup_nodes(address, timeout_s=5) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        (HTTPError(404, "TOPIC_NOT_FOUND").response(), "got response 404"),
+        (Response.json({"producers": [FIELDS | {"draining": "yes"}]}), "draining is of the wrong type"),
+        (Response.json({"producers": [FIELDS | {"tombstones": [1]}]}), "tombstones is of the wrong type"),
+    ],
+)
+async def test_invalid_answer_about_all_brokers(response: Response, reason: str) -> None:
+    async with answering(response) as address:
+        with pytest.raises(LookupFailed, match=reason):
+            await lookup_nodes(address, timeout_s=5)
 
 
 @pytest.mark.parametrize(

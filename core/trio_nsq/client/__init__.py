@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .consuming.consumer import Consumer, ConsumerStats
     from .consuming.message import Message, MessageBatch
     from .consuming.options import ConsumerOptions, ConsumerSettings
+    from .discovery.options import DiscoveryOptions, DiscoverySettings
     from .errors import (
         AlreadyAnswered,
         AuthRefused,
@@ -42,6 +43,8 @@ __all__ = [
     "ConsumerOptions",
     "ConsumerSettings",
     "ConsumerStats",
+    "DiscoveryOptions",
+    "DiscoverySettings",
     "Gap",
     "IdempotentProducer",
     "Message",
@@ -63,6 +66,8 @@ _MODULES = {
     "ConsumerOptions": ".consuming.options",
     "ConsumerSettings": ".consuming.options",
     "ConsumerStats": ".consuming.consumer",
+    "DiscoveryOptions": ".discovery.options",
+    "DiscoverySettings": ".discovery.options",
     "Gap": "..log.gaps",
     "IdempotentProducer": ".http.idempotent_producer",
     "Message": ".consuming.message",

@@ -1,9 +1,11 @@
-"""Query a discovery service over HTTP for the brokers of a topic (NSQ: nsqlookupd, HTTP API)."""
+"""Query a discovery service over HTTP for brokers (NSQ: nsqlookupd, HTTP API)."""
 
 import logging
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 from urllib.parse import quote_plus, urlsplit
 
 from ..http.client import HTTPClient, RequestFailed, UnexpectedStatus
@@ -20,6 +22,8 @@ MAX_ANSWER_BYTES = 5 * MIB
 
 _UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC")
 _MAX_PORT = 65535
+
+Found = TypeVar("Found", bound="ProducerAddress")
 
 
 class LookupFailed(NSQError):
@@ -39,7 +43,7 @@ class LookupFailed(NSQError):
 
 @dataclass(frozen=True, slots=True)
 class ProducerAddress:
-    """A broker that has a topic.
+    """A broker.
 
     Attributes:
         broadcast_address: The host for clients; never "".
@@ -50,6 +54,19 @@ class ProducerAddress:
     broadcast_address: str
     tcp_port: int
     http_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node(ProducerAddress):
+    """A broker that is registered, whatever its topics.
+
+    Attributes:
+        tombstones: The topics that are being deleted there; consumers are not sent to this broker for them.
+        draining: The broker refuses publishes. Always False in answers of NSQ's own nsqlookupd.
+    """
+
+    tombstones: frozenset[str]
+    draining: bool
 
 
 async def lookup_topic(
@@ -72,35 +89,51 @@ async def lookup_topic(
     Raises:
         LookupFailed: The service cannot be reached, is too slow, or its answer is invalid.
     """
+    try:
+        answer = await _get(address, f"/lookup?topic={quote_plus(topic)}", timeout_s, tls, token)
+    except UnexpectedStatus as exc:
+        if exc.status == 404 and _says_unknown(exc.body):
+            return []
+        raise LookupFailed(address, _refusal(exc)) from exc
+    return _producers(address, answer, lambda fields: ProducerAddress(*_place(fields)))
+
+
+async def lookup_nodes(
+    address: str, *, timeout_s: float, tls: ssl.SSLContext | None = None, token: str = ""
+) -> list[Node]:
+    """Query a discovery service for all brokers. Arguments, order, omissions and errors as for `lookup_topic`."""
+    try:
+        answer = await _get(address, "/nodes", timeout_s, tls, token)
+    except UnexpectedStatus as exc:
+        raise LookupFailed(address, _refusal(exc)) from exc
+    return _producers(address, answer, _node)
+
+
+async def _get(address: str, path: str, timeout_s: float, tls: ssl.SSLContext | None, token: str) -> bytes:
+    """Return the body of an answer. Raises LookupFailed and UnexpectedStatus."""
     http = HTTPClient(
         connect_timeout_s=timeout_s,
         request_timeout_s=timeout_s,
         max_answer_bytes=MAX_ANSWER_BYTES,
         tls=tls or _system_tls(),
     )
-    url = f"{_base_url(address)}/lookup?topic={quote_plus(topic)}"
+    url = _base_url(address) + path
     place = urlsplit(url)
     in_clear = place.scheme == "http" and not is_loopback(place.hostname or "")
     try:
         try:
-            answer = await http.get(url, "" if in_clear else token)
+            return await http.get(url, "" if in_clear else token)
         except UnexpectedStatus as exc:
             if not (in_clear and token and exc.status == 401):
                 raise
             warn_in_clear(place.netloc.rpartition("@")[2])
-            answer = await http.get(url, token)
-    except UnexpectedStatus as exc:
-        if exc.status == 404 and _says_unknown(exc.body):
-            return []
-        raise LookupFailed(address, _refusal(exc)) from exc
+            return await http.get(url, token)
+    except UnexpectedStatus:
+        raise
     except RequestFailed as exc:
         raise LookupFailed(address, str(exc)) from exc
     finally:
         await http.aclose()
-    try:
-        return _producers(address, _unwrapped(decode_object(answer)))
-    except ValueError as exc:
-        raise LookupFailed(address, f"the answer is not valid: {exc}") from exc
 
 
 def _refusal(error: UnexpectedStatus) -> str:
@@ -143,16 +176,27 @@ def _says_unknown(body: bytes) -> bool:
         return False
 
 
-def _producers(address: str, data: GoObject) -> list[ProducerAddress]:
+def _producers(address: str, answer: bytes, parse: Callable[[GoObject], Found]) -> list[Found]:
+    """Return the brokers of an answer. Raises LookupFailed."""
     producers = []
-    for fields in data.objects("producers"):
-        producer = ProducerAddress(
-            fields.text("broadcast_address") or fields.text("address"),  # the latter before 0.2.22
-            fields.integer("tcp_port"),
-            fields.integer("http_port"),
-        )
-        if producer.broadcast_address and 0 < producer.tcp_port <= _MAX_PORT:
-            producers.append(producer)
-        else:
-            logger.warning("nsqlookupd %s: no usable address in %r", without_secrets(address), producer)
+    try:
+        for fields in _unwrapped(decode_object(answer)).objects("producers"):
+            producer = parse(fields)
+            if producer.broadcast_address and 0 < producer.tcp_port <= _MAX_PORT:
+                producers.append(producer)
+            else:
+                logger.warning("nsqlookupd %s: no usable address in %r", without_secrets(address), producer)
+    except ValueError as exc:
+        raise LookupFailed(address, f"the answer is not valid: {exc}") from exc
     return producers
+
+
+def _place(fields: GoObject) -> tuple[str, int, int]:
+    host = fields.text("broadcast_address") or fields.text("address")  # the latter before 0.2.22
+    return host, fields.integer("tcp_port"), fields.integer("http_port")
+
+
+def _node(fields: GoObject) -> Node:
+    marked = zip(fields.texts("topics"), fields.booleans("tombstones"), strict=False)
+    tombstones = frozenset(topic for topic, has_tombstone in marked if has_tombstone)
+    return Node(*_place(fields), tombstones, fields.boolean("draining"))

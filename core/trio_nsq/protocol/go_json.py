@@ -47,6 +47,10 @@ class GoObject:
         """Return a list of strings; `null` items are ""."""
         return [_text(item or "") for item in self._items(name, str)]
 
+    def booleans(self, name: str) -> list[bool]:
+        """Return a list of booleans; `null` items are False."""
+        return [item or False for item in self._items(name, bool)]
+
     def object(self, name: str) -> "GoObject":
         """Return an object; an empty one if the field is missing."""
         return self._last(name, GoObject, GoObject([]))

@@ -1,27 +1,23 @@
-"""The options of a consumer, in addition to those of every connection."""
+"""The options of a consumer, in addition to those of discovery and of every connection."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from trio_nsq.protocol.limits import SECOND_MS
 
-from ..connection.options import OFF, ConnectionOptions, ConnectionSettings
+from ..connection.options import OFF
 from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
+from ..discovery.options import MINUTE_S, DiscoveryOptions, DiscoverySettings
 
 BackoffStrategy = Literal["exponential", "full_jitter"]
 BACKOFF_STRATEGIES: tuple[str, ...] = get_args(BackoffStrategy)
-MINUTE_S = 60.0
 
 
-class ConsumerOptions(ConnectionOptions, total=False):
-    """The keyword arguments of `Consumer`; see `ConsumerSettings` and `ConnectionSettings`."""
+class ConsumerOptions(DiscoveryOptions, total=False):
+    """The keyword arguments of `Consumer`; see `ConsumerSettings`, `DiscoverySettings` and
+    `ConnectionSettings`."""
 
     private_channel: bool
-    lookupd_poll_interval_s: float
-    lookupd_poll_jitter: float
-    lookupd_poll_timeout_s: float
-    lookupd_allowed_hosts: Sequence[str]
     default_requeue_delay_ms: int
     max_requeue_delay_ms: int
     backoff_strategy: BackoffStrategy
@@ -36,7 +32,7 @@ class ConsumerOptions(ConnectionOptions, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerSettings(ConnectionSettings):
+class ConsumerSettings(DiscoverySettings):
     """Settings of a consumer, with the Go client's names and defaults where it has them.
 
     Attributes:
@@ -44,13 +40,6 @@ class ConsumerSettings(ConnectionSettings):
             starts at the end of the topic and does not count as its first channel, so it takes no messages from other
             channels. An existing channel is not changed. Only `qcli serve` has private channels; with another broker,
             connecting raises `ConnectionFailed`, unless `Consumer.without_private_channels` allows it.
-        lookupd_poll_interval_s: The interval between queries of the discovery services, more than 0. They are also
-            queried when a connection is lost, and after 1, 2, 4, ... seconds while none knows a broker with the topic.
-        lookupd_poll_jitter: Up to this fraction of the interval, at random, is added once, before the second query, so
-            that consumers that start together do not query together; within 0..1.
-        lookupd_poll_timeout_s: The timeout for an answer of a discovery service, more than 0.
-        lookupd_allowed_hosts: Connect only to brokers with these host names or addresses, if discovery services return
-            others; `*` in a name stands for any characters. Empty: all.
         default_requeue_delay_ms: The requeue delay of a failed message per attempt; within 0..3600000.
         max_requeue_delay_ms: The upper limit of that delay; within 0..3600000.
         backoff_strategy: The length of pauses after failures: `exponential`, or `full_jitter`, a random part of that.
@@ -71,10 +60,6 @@ class ConsumerSettings(ConnectionSettings):
     """
 
     private_channel: bool = False
-    lookupd_poll_interval_s: float = MINUTE_S
-    lookupd_poll_jitter: float = 0.3
-    lookupd_poll_timeout_s: float = MINUTE_S
-    lookupd_allowed_hosts: Sequence[str] = ()
     default_requeue_delay_ms: int = 90 * SECOND_MS
     max_requeue_delay_ms: int = 15 * 60 * SECOND_MS
     backoff_strategy: BackoffStrategy = "exponential"
@@ -88,23 +73,16 @@ class ConsumerSettings(ConnectionSettings):
     close_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
-        ConnectionSettings.__post_init__(self)  # super() fails here: slots=True creates a new class
+        DiscoverySettings.__post_init__(self)  # super() fails here: slots=True creates a new class
         if self.heartbeat_interval_ms == OFF:
             raise ValueError("heartbeat_interval_ms is -1; brokers accept no subscription without heartbeats")
         for name in (
-            "lookupd_poll_interval_s",
-            "lookupd_poll_timeout_s",
             "low_rdy_idle_timeout_s",
             "low_rdy_timeout_s",
             "rdy_redistribute_interval_s",
         ):
             self._require(name, getattr(self, name) > 0, "more than 0")
-        if isinstance(self.lookupd_allowed_hosts, str):
-            raise ValueError(
-                f"lookupd_allowed_hosts is the string {self.lookupd_allowed_hosts!r}; it must be a list of names"
-            )
         for name, most in (
-            ("lookupd_poll_jitter", 1),
             ("default_requeue_delay_ms", 60 * 60 * SECOND_MS),
             ("max_requeue_delay_ms", 60 * 60 * SECOND_MS),
             ("max_backoff_duration_s", 60 * MINUTE_S),

@@ -1,16 +1,18 @@
 """The subscriptions of a consumer: one for each broker, re-established when lost."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 import trio
 
 from trio_nsq.protocol import NSQError
 
+from ...lookup.query import lookup_topic
 from ..connection.connection import Connection, connect
 from ..connection.reconnect import ReconnectDelays
-from ..errors import AuthRefused, ConnectionFailed, none_reached
 from ..discovery.discovery import Discovery
+from ..errors import AuthRefused, ConnectionFailed, none_reached
 from .options import ConsumerSettings
 from .receive_queue import ReceiveQueue
 from .subscription import FlowControl, Subscription
@@ -56,7 +58,8 @@ class Subscriptions:
         self._queue = queue
         self._without_private_channels = without_private_channels
         self._new_delays()  # checks the settings
-        self._discovery = Discovery(lookupds, topic, settings, random, self._found)
+        query = partial(lookup_topic, topic=topic)
+        self._discovery = Discovery(lookupds, settings, random, query, self._discovered)
         self._nursery: trio.Nursery | None = None
         self._kept: set[str] = set()  # brokers with a task that keeps them connected
         self._trying = 0  # brokers and services whose first attempt is not decided
@@ -72,7 +75,7 @@ class Subscriptions:
     async def wait_opened(self) -> None:
         """Wait until a broker is connected, or discovery services know none. Raises ConnectionFailed."""
         await self._settled.wait()
-        if not self._opened.is_set() and not self._discovery.answered:
+        if not self._opened.is_set() and not self._discovery.has_answer:
             failures = [self._failures[address] for address in self._addresses]
             raise none_reached([*failures, *self._discovery.failures_to_connect()])
         self._opened.set()
@@ -83,13 +86,16 @@ class Subscriptions:
             self._nursery = nursery
             nursery.start_soon(self._flow.run)
             self._trying += 1
-            self._found(self._addresses)
+            self._keep(self._addresses)
             await self._discovery.ask()
             self._tried()
             await self._opened.wait()
             await self._discovery.keep_asking()
 
-    def _found(self, addresses: Sequence[str]) -> None:
+    def _discovered(self) -> None:
+        self._keep(self._discovery.found)
+
+    def _keep(self, addresses: Iterable[str]) -> None:
         """Start to keep these brokers connected; ignores those that are kept already."""
         assert self._nursery is not None
         for address in addresses:
@@ -99,7 +105,7 @@ class Subscriptions:
                 self._nursery.start_soon(self._keep_connected, address)
 
     def _is_wanted(self, address: str) -> bool:
-        return address in self._addresses or self._discovery.names(address)
+        return address in self._addresses or address in self._discovery.found
 
     async def _keep_connected(self, address: str) -> None:
         delays = self._new_delays()

@@ -1,57 +1,77 @@
-"""Query discovery services (nsqlookupd) for the brokers that have a topic."""
+"""Query discovery services (nsqlookupd) for brokers, again and again."""
 
 import logging
-from collections.abc import Callable, Sequence
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import trio
 
 from ...lookup.hosts import HostPatterns
-from ...lookup.query import LookupFailed, ProducerAddress, lookup_topic
+from ...lookup.query import LookupFailed, ProducerAddress
 from ...protocol.address import format_address, without_secrets
 from ...secret import SecretFileError
 from ..connection.addresses import nsqd_address
 from ..errors import ConnectionFailed
-from ..consuming.options import ConsumerSettings
+from .options import DiscoverySettings
 
 FIRST_PAUSE_S = 1.0
+MIN_PAUSE_S = 0.25
+"""The shortest time between two queries: brokers may be lost in quick succession."""
+
+Found = TypeVar("Found", bound=ProducerAddress)
+FoundAlways = TypeVar("FoundAlways", bound=ProducerAddress, covariant=True)
 
 _logger = logging.getLogger("trio_nsq.client")
 
 
-class Discovery:
+class Query(Protocol[FoundAlways]):
+    """Queries one service for brokers. Raises LookupFailed."""
+
+    async def __call__(
+        self, address: str, /, *, timeout_s: float, tls: ssl.SSLContext | None, token: str
+    ) -> Sequence[FoundAlways]: ...
+
+
+class Discovery(Generic[Found]):
     """Queries all services at intervals. The latest answer of each counts, so a service that is down removes no broker.
 
     Args:
         addresses: The HTTP addresses of the services.
         random: Returns numbers in [0, 1), for the jitter.
-        found: Called with the brokers of each answer, `host:port` each.
+        query: Queries one service.
+        answered: Called after each answer of a service, when `found` is up to date.
 
     Attributes:
-        answered: Whether any service has ever answered.
+        found: The brokers of the latest answers of all services, by address (`host:port`). Each with one description
+            from every service that returns it.
+        has_answer: Whether any service has ever answered.
     """
 
     def __init__(
         self,
         addresses: Sequence[str],
-        topic: str,
-        settings: ConsumerSettings,
+        settings: DiscoverySettings,
         random: Callable[[], float],
-        found: Callable[[list[str]], None],
+        query: Query[Found],
+        answered: Callable[[], None],
     ) -> None:
-        self.answered = False
-        self._topic = topic
+        self.found: dict[str, list[Found]] = {}
+        self.has_answer = False
         self._settings = settings
         self._random = random
-        self._found = found
+        self._query = query
+        self._answered = answered
         self._is_allowed = HostPatterns(settings.lookupd_allowed_hosts).allow
         self._tls = settings.client_context() if settings.has_tls_files else None
-        self._answers: dict[str, list[str]] = {address: [] for address in addresses}
+        self._answers: dict[str, dict[str, Found]] = {address: {} for address in addresses}
         self._failures: dict[str, LookupFailed] = {}
         self._again = trio.Event()
 
-    def names(self, nsqd_address: str) -> bool:
-        """Whether the latest answer of some service has this broker."""
-        return any(nsqd_address in answer for answer in self._answers.values())
+    @property
+    def services(self) -> Iterable[str]:
+        """The addresses of the services, without passwords."""
+        return map(without_secrets, self._answers)
 
     def ask_again(self) -> None:
         """Query now instead of at the end of the interval."""
@@ -75,7 +95,8 @@ class Discovery:
     async def keep_asking(self) -> None:
         """Query all services at every interval; returns only if there are none. Call `ask` before.
 
-        While no service knows a broker with the topic, query more often: the topic is often about to be created.
+        While no service knows a broker, query more often: the topic is often about to be created, or the broker about
+        to be started.
         """
         if not self._answers:
             return
@@ -85,14 +106,16 @@ class Discovery:
         while True:
             for failure in self._failures.values():
                 _logger.warning("%s", failure)
-            nowhere = not self._failures and not any(self._answers.values())
+            nowhere = not self._failures and not self.found
             if nowhere and early_s < pause_s:
                 wait_s, early_s = min(early_s * self._jitter(), pause_s), 2 * early_s
             else:
                 wait_s, pause_s = pause_s, interval_s
                 early_s = early_s if nowhere else FIRST_PAUSE_S
+            not_before = trio.current_time() + min(wait_s, MIN_PAUSE_S)
             with trio.move_on_after(wait_s):
                 await self._again.wait()
+            await trio.sleep_until(not_before)
             await self.ask()
 
     def _jitter(self) -> float:
@@ -100,9 +123,8 @@ class Discovery:
 
     async def _ask(self, address: str) -> None:
         try:
-            producers = await lookup_topic(
+            brokers = await self._query(
                 address,
-                self._topic,
                 timeout_s=self._settings.lookupd_poll_timeout_s,
                 tls=self._tls,
                 token=self._settings.secret.read(),
@@ -114,12 +136,17 @@ class Discovery:
             self._failures[address] = failure
             return
         self._failures.pop(address, None)
-        brokers = [found for broker in producers if (found := self._address_of(broker, address)) is not None]
-        self.answered = True
-        self._answers[address] = brokers
-        self._found(brokers)
+        self.has_answer = True
+        self._answers[address] = {
+            place: broker for broker in brokers if (place := self._address_of(broker, address)) is not None
+        }
+        self.found = {}
+        for answer in self._answers.values():
+            for place, broker in answer.items():
+                self.found.setdefault(place, []).append(broker)
+        self._answered()
 
-    def _address_of(self, broker: ProducerAddress, service: str) -> str | None:
+    def _address_of(self, broker: Found, service: str) -> str | None:
         """Return the address to connect to; None, logged as a warning, if it is not a host name, or not allowed."""
         host = broker.broadcast_address
         problem = "not a host name"
