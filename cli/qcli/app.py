@@ -33,6 +33,7 @@ _MODULES = {
     "stat": "qcli.commands.stat.command",
     "topic": "qcli.commands.topic",
     "channel": "qcli.commands.channel",
+    "tombstone": "qcli.commands.tombstone",
     "dlq": "qcli.commands.dlq.command",
     "deferred": "qcli.commands.deferred",
     "log": "qcli.commands.log.command",

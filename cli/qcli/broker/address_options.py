@@ -9,7 +9,6 @@ import click
 from ..framework import params
 from ..framework.options import Decorator, all_of, option, several
 from ..framework.output import print_diagnostic
-from .connection_options import http_connection
 
 TCP_OPTION = "--nsqd-tcp-address"
 HTTP_OPTION = "--nsqd-http-address"
@@ -164,23 +163,3 @@ def chosen_lookupds(addresses: tuple[str, ...], *brokers: str) -> tuple[str, ...
     if source("lookupd_addresses") is typed:
         return addresses
     return () if any(source(name) is typed for name in brokers) else addresses
-
-
-broker_http_options = all_of(
-    # Every command accepts both addresses, so that scripts can call all of them in the same way.
-    option(
-        BROKER,
-        TCP_OPTION,
-        multiple=True,
-        default=(DEFAULT_TCP_ADDRESS,),
-        show_default=False,
-        envvar=TCP_VARIABLE,
-        metavar="HOST:PORT",
-        expose_value=False,
-        hidden=True,
-        help="Accepted, not used.",
-    ),
-    http_addresses("Connect to the brokers at these HTTP addresses."),
-    http_connection,
-)
-"""The addresses and connection options of a command that sends HTTP requests to one broker or several."""

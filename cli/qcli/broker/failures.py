@@ -76,19 +76,22 @@ def access_refusal(server: str, text: str) -> str | None:
 def unreachable(address: str, option: str, reason: object) -> Failure:
     """Return the failure for an unreachable broker, or one that does not answer; `option` sets another address."""
     if str(reason).startswith(NO_ANSWER):
+        brief = f"The broker at {address} does not answer: {reason}."
         return Failure(
-            f"The broker at {address} does not answer: {reason}. It may be stopped (SIGSTOP), overloaded, or waiting "
-            f"for its disk: see its log. Or use another address: {option}.",
+            f"{brief} It may be stopped (SIGSTOP), overloaded, or waiting for its disk: see its log. Or use another "
+            f"address: {option}.",
             ExitCode.UNREACHABLE,
+            brief=brief,
         )
     end = "" if str(reason).endswith("?") else "."
     waiting = ""
     if "connection refused" in str(reason).lower():
         waiting = " 'qcli stat --once --wait 10s' waits for a broker that is starting."
+    brief = f"No broker answers at {address}: {reason}{end}"
     return Failure(
-        f"No broker answers at {address}: {reason}{end} Start a broker with 'qcli serve', or use another address: "
-        f"{option}.{waiting}",
+        f"{brief} Start a broker with 'qcli serve', or use another address: {option}.{waiting}",
         ExitCode.UNREACHABLE,
+        brief=brief,
     )
 
 

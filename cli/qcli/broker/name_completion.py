@@ -66,26 +66,31 @@ def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
 def _ask(ctx: click.Context) -> dict[str, list[str]]:
     """Return the names of the brokers' channels by topic; nothing if a broker does not answer in time."""
     from .admin_client import AdminClient, channels_by_topic
+    from .brokers import Brokers, chosen
 
-    given = (
-        ctx.params.get("nsqd_http_addresses") or ctx.params.get("nsqd_http_address") or DEFAULT_HTTP_ADDRESS
+    one = ctx.params.get("nsqd_http_address")  # of a command that takes one broker
+    given, lookupds = ((one,), ()) if one else chosen(ctx)
+    brokers = Brokers(
+        given if given or lookupds else (DEFAULT_HTTP_ADDRESS,),
+        lookupds,
+        ctx.params.get("lookupd_allowed_hosts") or (),
+        quiet=True,
     )
-    addresses = [given] if isinstance(given, str) else given
     try:
         timeout_ms = duration(os.environ.get(TIMEOUT_VARIABLE, f"{TIMEOUT_MS}ms"))
     except click.BadParameter:
         timeout_ms = TIMEOUT_MS
     try:
-        brokers = [AdminClient(address, ConnectOptions.of_command(ctx)) for address in addresses]
+        connecting = ConnectOptions.of_command(ctx)
     except (Failure, click.UsageError):
         return {}
     answer: list[dict[str, list[str]]] = []
 
     def ask() -> None:
         try:
-            answer.append(
-                channels_by_topic([topic for broker in brokers for topic in broker.stats()["topics"]])
-            )
+            with ctx.scope(cleanup=False):
+                found = brokers.ask(lambda address: AdminClient(address, connecting).stats()["topics"])
+            answer.append(channels_by_topic([topic for each in found.results.values() for topic in each]))
         except Exception:
             # An error must not disturb the prompt: offer no names.
             pass

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..framework.command import did_you_mean
 from ..framework.errors import Failure
 from ..framework.params import Source
 from .address_options import DEFAULT_HTTP_ADDRESS, HTTP_OPTION, HTTP_VARIABLE
+from .at_once import at_once
 from .failures import http_failure
 
 if TYPE_CHECKING:
@@ -23,7 +24,19 @@ _FOR_THE_USER = ("INVALID_SETTING: ", "INVALID_ID: ")
 
 
 class NotFound(Failure):
-    """A broker does not have this topic or channel; another broker may have it."""
+    """A broker does not have a topic or channel; another broker may have it.
+
+    Attributes:
+        wanted: The topic or channel; None: something else is missing.
+        creation: Whether the message says how to create it.
+    """
+
+    def __init__(
+        self, message: str, *, brief: str = "", wanted: Source | None = None, creation: bool = True
+    ) -> None:
+        super().__init__(message, brief=brief)
+        self.wanted = wanted
+        self.creation = creation
 
 
 class ChannelNotFound(NotFound):
@@ -40,31 +53,24 @@ def missing(wanted: Source, *addresses: str, creation: bool = True) -> NotFound:
     where = " or ".join(addresses)
     at = _address_option(addresses[0])
     if wanted.channel is None or (topics and wanted.topic not in topics):
-        return NotFound(
-            f'Topic "{wanted.topic}" does not exist on {where}{did_you_mean(wanted.topic, list(topics))}.'
-            + (
-                f" Create it with 'qcli topic create {wanted.topic}{at}', or publish to it."
-                if creation
-                else ""
-            )
-        )
-    hint = did_you_mean(wanted.channel, topics.get(wanted.topic, []))
-    return ChannelNotFound(
-        f'Channel "{wanted}" does not exist on {where}{hint}.'
-        + (f" Create it with 'qcli channel create {wanted}{at}'." if creation else "")
+        kind, name, known, also = "topic", wanted.topic, list(topics), ", or publish to it"
+    else:
+        kind, name, known, also = "channel", wanted.channel, topics.get(wanted.topic, []), ""
+    source = wanted if kind == "channel" else Source(wanted.topic, None)
+    brief = f'{kind.capitalize()} "{source}" does not exist on {where}'
+    advice = f" Create it with 'qcli {kind} create {source}{at}'{also}." if creation else ""
+    failure = NotFound if kind == "topic" else ChannelNotFound
+    return failure(
+        f"{brief}{did_you_mean(name, known)}.{advice}", brief=f"{brief}.", wanted=wanted, creation=creation
     )
 
 
-def _topics(addresses: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of the channels of these brokers by topic; nothing of a broker that does not answer."""
+def _topics(addresses: Sequence[str]) -> dict[str, list[str]]:
+    """Return the names of the channels of these brokers by topic, without those of brokers that do not answer."""
     from .admin_client import AdminClient, channels_by_topic
 
-    topics: list[Mapping[str, Any]] = []
-    for address in addresses:
-        try:
-            topics += AdminClient(address).stats()["topics"]
-        except Failure:
-            continue
+    answers = at_once(addresses, lambda address: AdminClient(address).stats()["topics"])
+    topics = [topic for answer in answers.values() if not isinstance(answer, Failure) for topic in answer]
     return channels_by_topic(topics)
 
 
@@ -83,10 +89,8 @@ def not_found(address: str, wanted: Source, text: str, *, creation: bool = True)
         return missing(Source(wanted.topic, None), address, creation=creation)
     if text == "CHANNEL_NOT_FOUND":
         if wanted.channel is None:  # the channel of a dead-letter topic
-            return NotFound(
-                f'Topic "{wanted.topic}" on {address} never had a dead letter. '
-                "'qcli dlq list' lists the topics that have."
-            )
+            brief = f'Topic "{wanted.topic}" on {address} never had a dead letter.'
+            return NotFound(f"{brief} 'qcli dlq list' lists the topics that have.", brief=brief)
         return missing(wanted, address, creation=creation)
     return None
 

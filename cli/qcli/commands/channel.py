@@ -1,16 +1,15 @@
 """`qcli channel`: create, delete, empty, pause, unpause, seek and list channels."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from trio_nsq.wording import count_of
 
-from ..broker.address_options import broker_http_options
+from ..broker.brokers import Brokers, broker_http_options
 from ..broker.name_completion import complete_channel, complete_topic
 from ..broker.refusals import CANNOT_BE_READ, missing
-from ..broker.requests import broker_suffix, change_each, request_json, with_broker
+from ..broker.requests import request_json
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
@@ -37,6 +36,8 @@ _ACTIONS = [
         "Delete channels with their messages.\n\nAsks for confirmation on a terminal; elsewhere --yes is required. "
         "Consumers are disconnected.",
         destroys=True,
+        everywhere="Delete on all brokers that the nsqlookupd list and in the nsqlookupd, and check that the channel "
+        "stays deleted.",
     ),
     Action(
         "empty",
@@ -105,16 +106,18 @@ for _command in settings_commands("channel"):
     "text",
     "json",
 )
-def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
+def list_channels(topic: str | None, brokers: Brokers, form: str) -> None:
     """List all channels, or those of a topic, by name.
 
     With several brokers, each channel is listed once.
     """
     from ..broker.admin_client import AdminClient, channels_by_topic
 
-    topics = [each for address in nsqd_http_addresses for each in AdminClient(address).stats(topic)["topics"]]
+    answers = brokers.read(lambda address: AdminClient(address).stats(topic)["topics"])
+    topics = [each for found in answers.results.values() for each in found]
     if topic is not None and not topics:
-        raise missing(Source(topic, None), *nsqd_http_addresses)
+        answers.check()
+        raise missing(Source(topic, None), *brokers.addresses)
     paused = {
         Source(each["topic_name"], channel["channel_name"])
         for each in topics
@@ -130,6 +133,7 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
         write(json_lines(records))
     else:
         write("".join(f"{Source(each['topic'], each['channel'])}\n" for each in records))
+    answers.check()
 
 
 @command.command(
@@ -180,7 +184,7 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
 @output_format("text: for people. json: write an object.", "text", "json")
 def seek(
     wanted: Source,
-    nsqd_http_addresses: tuple[str, ...],
+    brokers: Brokers,
     to: str,
     dry_run: bool,
     yes: bool,
@@ -191,19 +195,18 @@ def seek(
     If messages would be skipped, asks for confirmation on a terminal; elsewhere --yes is required. When the command
     ends, the new position is on disk.
     """
-    refuse_sequence(to, nsqd_http_addresses)
+    refuse_sequence(to, brokers.addresses)
     if not dry_run and not yes:
-        skipped = sum(_seek(address, wanted, to, dry_run=True)["skipped"] for address in nsqd_http_addresses)
-        _ask_to_skip(wanted, nsqd_http_addresses, skipped)
+        effects = brokers.read(lambda address: _seek(address, wanted, to, dry_run=True))
+        _ask_to_skip(wanted, brokers, sum(effect["skipped"] for effect in effects.results.values()))
 
-    def move(address: str) -> None:
-        moved = _seek(address, wanted, to, dry_run=dry_run)
+    def report(address: str, moved: dict[str, Any]) -> None:
         if form == "json":
-            write(json_lines(with_broker([moved], address, nsqd_http_addresses)))
+            write(json_lines(brokers.records([moved], address)))
         else:
-            write(_report(wanted, broker_suffix(address, nsqd_http_addresses), moved))
+            write(_report(wanted, brokers.suffix(address), moved))
 
-    change_each(nsqd_http_addresses, move)
+    brokers.change(lambda address: _seek(address, wanted, to, dry_run=dry_run), report)
 
 
 def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, Any]:
@@ -212,12 +215,12 @@ def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, 
     return answer
 
 
-def _ask_to_skip(wanted: Source, addresses: Sequence[str], skipped: int) -> None:
+def _ask_to_skip(wanted: Source, brokers: Brokers, skipped: int) -> None:
     """Ask the user before messages are skipped; raises as `confirm`."""
     if skipped:
         messages = count_of(skipped, "message")
         confirm(
-            f"Skip {messages} of channel {wanted} on {' and '.join(addresses)}?",
+            f"Skip {messages} of channel {wanted} on {brokers.names}?",
             f"This would skip {messages}",
         )
 

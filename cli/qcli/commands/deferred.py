@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from ..broker.address_options import broker_http_options
+from ..broker.brokers import Brokers, broker_http_options
 from ..broker.name_completion import complete_channel
 from ..broker.refusals import ChannelNotFound
-from ..broker.requests import broker_suffix, change_each, read_records, request_json
+from ..broker.requests import request_json
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import count_option, output_format
@@ -60,21 +60,21 @@ def command() -> None:
     "Which messages", "List at most N messages, those that are due first.", most=10_000, default=100
 )
 @output_format("table: shorten bodies; times are UTC. json: write an object per line.", "table", "json")
-def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: int, form: str) -> None:
+def list_deferred(wanted: Source, brokers: Brokers, count: int, form: str) -> None:
     """List the deferred messages of a channel, the earliest first."""
     params = {"max_messages": str(count)}
     try:
-        lines = read_records(
-            nsqd_http_addresses,
+        answers = brokers.read(
             lambda address: request_json(
                 "GET", address, wanted, "/channel/deferred", params, _WHAT, lines=True
-            ),
+            )
         )
     except ChannelNotFound as error:
         # The topic keeps deferred messages for its first channel. A user may look here before there is one.
         raise ChannelNotFound(
             f"{error.message} The deferred messages of a topic without channels wait for its first channel."
         ) from error
+    lines = brokers.merge(answers)
     messages = [line for line in lines if "gap" not in line]  # damaged messages, which 'peek' reports
     messages = sorted(messages, key=lambda message: int(message["due_ns"]))[:count]
     if form == "json":
@@ -84,6 +84,7 @@ def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: i
         write(plain_table(with_body_column(headings, rows, messages), 5))
     if not messages:
         print_diagnostic(f"Note: there are no deferred messages in {wanted}.")
+    answers.check()
 
 
 def _row(message: dict[str, Any]) -> tuple[str, ...]:
@@ -107,27 +108,27 @@ def _row(message: dict[str, Any]) -> tuple[str, ...]:
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=message_id)
 @broker_http_options
-def cancel(wanted: Source, ids: Sequence[str], nsqd_http_addresses: tuple[str, ...]) -> None:
+def cancel(wanted: Source, ids: Sequence[str], brokers: Brokers) -> None:
     """Delete deferred messages of a channel, by their ids.
 
     Other channels of the topic keep their copies. Messages that are due by now are not cancelled.
     """
     cancelled: set[str] = set()
 
-    def act(address: str) -> None:
+    def act(address: str) -> list[str]:
         done: list[str] = []
         for start in range(0, len(ids), _AT_ONCE):
             params = {"id": ",".join(ids[start : start + _AT_ONCE])}
-            done += request_json("POST", address, wanted, "/channel/deferred/cancel", params, _WHAT)[
-                "cancelled"
-            ]
+            answer = request_json("POST", address, wanted, "/channel/deferred/cancel", params, _WHAT)
+            done += answer["cancelled"]
+        return done
+
+    def report(address: str, done: list[str]) -> None:
         if done:
-            print_diagnostic(
-                f"channel {wanted}: {len(done):,} cancelled{broker_suffix(address, nsqd_http_addresses)}"
-            )
+            print_diagnostic(f"channel {wanted}: {len(done):,} cancelled{brokers.suffix(address)}")
         cancelled.update(done)
 
-    change_each(nsqd_http_addresses, act)
+    brokers.change(act, report)
     if missed := [each for each in dict.fromkeys(ids) if each not in cancelled]:
         done = bool(cancelled)
         code = ExitCode.PARTIAL if done else ExitCode.FAILURE

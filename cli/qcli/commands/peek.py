@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from ..broker.address_options import broker_http_options
+from ..broker.brokers import Brokers, broker_http_options
 from ..broker.name_completion import complete_source
 from ..broker.refusals import CANNOT_BE_READ
-from ..broker.requests import read_each, request_json, with_broker
+from ..broker.requests import request_json
 from ..broker.topic_log import report_gap
 from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
@@ -71,7 +71,7 @@ STATES = ("requeued", "fresh", "deferred")
 )
 def command(
     wanted: Source,
-    nsqd_http_addresses: tuple[str, ...],
+    brokers: Brokers,
     count: int,
     first: str | None,
     states: Sequence[str],
@@ -85,7 +85,7 @@ def command(
         raise click.UsageError("--from is for topics: a channel begins with its next message.")
     if wanted.channel is None and states:
         raise click.UsageError("--state is for channels: write TOPIC/CHANNEL.")
-    refuse_sequence(first, nsqd_http_addresses)
+    refuse_sequence(first, brokers.addresses)
 
     def ask(address: str) -> Any:
         params = {"max_messages": str(count)}
@@ -97,10 +97,10 @@ def command(
             params["from"] = first or _newest(address, wanted, count)
         return request_json("GET", address, wanted, path, params, CANNOT_BE_READ, lines=True)
 
-    found = read_each(nsqd_http_addresses, ask)
-    lines = [line for each in found for line in with_broker(found[each], each, nsqd_http_addresses)]
+    answers = brokers.read(ask)
+    lines = brokers.merge(answers)
     messages = [line for line in lines if "gap" not in line]
-    if len(nsqd_http_addresses) > 1:
+    if brokers.is_fleet:
         messages = _merged(messages, count, newest=first is None)
     damaged = _report_gaps(line for line in lines if "gap" in line)
     if form == "raw":
@@ -110,8 +110,9 @@ def command(
     elif messages:
         write(_table(messages))
     if not lines:
-        for address in found:
+        for address in answers.results:
             print_diagnostic(_why_none(address, wanted, first, states))
+    answers.check()
     return ExitCode.DAMAGED if damaged else ExitCode.OK
 
 

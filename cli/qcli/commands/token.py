@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from ..broker.address_options import broker_http_options
+from ..broker.brokers import Brokers, broker_http_options
 from ..framework.command import DocumentedGroup, did_you_mean
 from ..framework.errors import ExitCode, Failure, OutputClosed
 from ..framework.options import Decorator, all_of, option, output_format, several
@@ -202,7 +202,7 @@ def create(
     channels: tuple[str, ...],
     expires: datetime | None,
     reload: bool,
-    nsqd_http_addresses: tuple[str, ...],
+    brokers: Brokers,
 ) -> None:
     """Create a token and print it.
 
@@ -247,7 +247,7 @@ def create(
     where += f" on channels {', '.join(channels)}" if channels else ""
     until = f" until {expires:%Y-%m-%d %H:%M:%S} UTC" if expires is not None else ""
     print_diagnostic(f"token {name} created: {', '.join(chosen)}{where}{until}")
-    _tell_servers(reload, nsqd_http_addresses)
+    _tell_servers(reload, brokers)
 
 
 @command.command(
@@ -315,9 +315,7 @@ def _rows(entry: Entry, now: datetime) -> list[tuple[str, ...]]:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=_complete_name)
 @_AUTH_FILE
 @_reload_options("Have the broker read the file again, which closes the connections.")
-def revoke(
-    names: tuple[str, ...], auth_file: Path, reload: bool, nsqd_http_addresses: tuple[str, ...]
-) -> None:
+def revoke(names: tuple[str, ...], auth_file: Path, reload: bool, brokers: Brokers) -> None:
     """Remove tokens or certificates from an auth file.
 
     When the server has read the file again, it closes the connections of revoked tokens.
@@ -335,27 +333,29 @@ def revoke(
         ) from error
     for name in dict.fromkeys(names):
         print_diagnostic(f"{name} revoked")
-    _tell_servers(reload, nsqd_http_addresses)
+    _tell_servers(reload, brokers)
 
 
-def _tell_servers(reload: bool, addresses: tuple[str, ...]) -> None:
+def _tell_servers(reload: bool, brokers: Brokers) -> None:
     """Have the brokers read the file again, or say what to do. Raises Failure."""
     if not reload:
         print_diagnostic("A running server reads the file at SIGHUP. A broker also with --reload.")
         return
     from ..broker.admin_client import AdminClient
-    from ..broker.requests import change_each
 
-    def read_again(address: str) -> None:
+    def read_again(address: str) -> bytes:
         broker = AdminClient(address)
         path = broker.request("GET", "/config/auth_file", {})
         if not path:
             raise Failure(f"The broker at {address} has no --auth-file.")
         broker.request("PUT", "/config/auth_file", {}, path)
+        return path
+
+    def report(address: str, path: bytes) -> None:
         print_diagnostic(f"the broker at {address} has read {path.decode('utf-8', 'replace')} again")
 
     try:
-        change_each(addresses, read_again)
+        brokers.change(read_again, report)
     except Failure as error:
         text = f"The file was changed, but: {error.message} SIGHUP also makes the server read the file."
         raise Failure(text, ExitCode.PARTIAL) from error

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from ..broker.address_options import broker_http_options
+from ..broker.brokers import Brokers, broker_http_options
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode
 from ..framework.options import output_format
@@ -23,10 +23,16 @@ _ACTIONS = [
     Action(
         "delete",
         " deleted",
-        {"delete without confirmation": "qcli topic delete --yes clicks"},
+        {
+            "delete without confirmation": "qcli topic delete --yes clicks",
+            "delete in the whole cluster": "qcli topic delete --everywhere --yes clicks --lookupd-http-address "
+            "127.0.0.1:4161",
+        },
         "Delete topics with their channels and messages.\n\nAsks for confirmation on a terminal; elsewhere --yes "
         "is required. Consumers are disconnected. A later publish creates the topic again.",
         destroys=True,
+        everywhere="Delete on all brokers that the nsqlookupd list and in the nsqlookupd, and check that the topic "
+        "stays deleted.",
     ),
     Action(
         "empty",
@@ -91,14 +97,15 @@ for _command in settings_commands("topic"):
     "text",
     "json",
 )
-def list_topics(nsqd_http_addresses: tuple[str, ...], form: str) -> None:
+def list_topics(brokers: Brokers, form: str) -> None:
     """List topics with their channels, by name.
 
     With several brokers, each topic is listed once, with the channels of all brokers.
     """
     from ..broker.admin_client import AdminClient, channels_by_topic
 
-    topics = [topic for address in nsqd_http_addresses for topic in AdminClient(address).stats()["topics"]]
+    answers = brokers.read(lambda address: AdminClient(address).stats()["topics"])
+    topics = [topic for found in answers.results.values() for topic in found]
     paused = {topic["topic_name"] for topic in topics if topic["paused"]}
     records: list[dict[str, Any]] = [
         {"topic": topic, "channels": channels, "paused": topic in paused}
@@ -108,3 +115,4 @@ def list_topics(nsqd_http_addresses: tuple[str, ...], form: str) -> None:
         write(json_lines(records))
     else:
         write(plain_table([(each["topic"], " ".join(each["channels"])) for each in records], 2))
+    answers.check()

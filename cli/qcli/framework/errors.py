@@ -39,13 +39,16 @@ class ExitCode(IntEnum):
 class Failure(Exception):
     """The command ends with this message on standard error and this exit code.
 
-    The message says what failed, why, and what to do.
+    Attributes:
+        message: What failed, why, and what to do.
+        brief: What failed and why, for a list of several failures.
     """
 
-    def __init__(self, message: str, code: ExitCode = ExitCode.FAILURE) -> None:
+    def __init__(self, message: str, code: ExitCode = ExitCode.FAILURE, *, brief: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.exit_code = code
+        self.brief = brief or message
 
 
 class OutputClosed(Exception):

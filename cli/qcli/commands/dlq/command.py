@@ -1,13 +1,13 @@
 """`qcli dlq`: lists, shows, requeues and drops dead letters."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import click
 
-from ...broker.address_options import broker_http_options
-from ...broker.refusals import NotFound
-from ...broker.requests import read_records, request_json, with_broker
+from ...broker.brokers import Answers, Brokers, broker_http_options
+from ...broker.requests import request_json
 from ...framework.command import DocumentedGroup
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, output_format
@@ -68,14 +68,15 @@ def command() -> None:
 )
 @broker_http_options
 @output_format("table: for people; times are UTC. json: write an object per line.", "table", "json")
-def list_letters(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
+def list_letters(topic: str | None, brokers: Brokers, form: str) -> None:
     """Count dead letters by origin and reason."""
 
     def count(address: str) -> list[dict[str, Any]]:
         topics = [topic] if topic is not None else _dead_letter_topics(address)
         return [record for name in topics for record in _count(address, name)]
 
-    records = read_records(nsqd_http_addresses, count)
+    answers = brokers.read(count)
+    records = brokers.merge(answers)
     if form == "json":
         write(json_lines(records))
     elif records:
@@ -87,6 +88,7 @@ def list_letters(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: 
         write(plain_table([headings, *rows], len(headings) - 1))
     if not records:
         print_diagnostic(f"{topic or 'All topics'}: no dead letters")
+    answers.check()
 
 
 def _dead_letter_topics(address: str) -> list[str]:
@@ -161,8 +163,9 @@ def show(form: str, **selected: Any) -> None:
     With several brokers, the dead letters of one follow those of another.
     """
     selection = Selection(**selected)
+    pages, answers = _read_all(selection)
     begun = False
-    for messages in _read_all(selection):
+    for messages in pages:
         if form == "raw":
             RawOutput().write(b"".join(body_of(message) + b"\n" for message in messages))
         elif form == "json":
@@ -175,24 +178,28 @@ def show(form: str, **selected: Any) -> None:
         begun = True
     if not begun:
         print_diagnostic(f"{selection.topic}{selection.why_none()}")
+    answers.check()
 
 
-def _read_all(selection: Selection) -> Iterator[list[dict[str, Any]]]:
-    """Yield the dead letters of one broker after the other, in non-empty pages."""
-    missing: list[NotFound] = []
-    addresses = selection.nsqd_http_addresses
-    left = count = selection.count or 0
-    for address in addresses:
-        try:
-            for messages in _read(selection, address, left):
-                yield with_broker(messages, address, addresses)
-                left -= len(messages) if count else 0
-        except NotFound as error:
-            missing.append(error)
-        if count and not left:
-            return
-    if len(missing) == len(addresses):
-        raise missing[0]
+def _read_all(selection: Selection) -> tuple[Iterator[list[dict[str, Any]]], Answers[Any]]:
+    """Return the dead letters of one broker after the other, in non-empty pages, and what the brokers answered.
+
+    The first page of each broker is read at once, so that a broker that does not answer delays the others only once.
+    """
+    brokers, count = selection.brokers, selection.count or 0
+    readers = {address: _read(selection, address, count) for address in brokers.addresses}
+    answers = brokers.read(lambda address: next(readers[address], []))
+
+    def pages() -> Iterator[list[dict[str, Any]]]:
+        left = count
+        for address, first in answers.results.items():
+            for messages in chain([first] if first else [], readers[address]):
+                yield brokers.records(messages[:left] if count else messages, address)
+                left -= len(messages)
+                if count and left <= 0:
+                    return
+
+    return pages(), answers
 
 
 def _read(selection: Selection, address: str, count: int) -> Iterator[list[dict[str, Any]]]:

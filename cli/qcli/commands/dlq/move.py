@@ -1,12 +1,14 @@
 """`qcli dlq requeue` and `qcli dlq drop`: remove dead letters."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
-from ...broker.address_options import broker_http_options
-from ...broker.requests import broker_suffix, change_each, request_json
+from ...broker.brokers import broker_http_options
+from ...broker.requests import request_json
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option
@@ -87,46 +89,71 @@ def drop(yes: bool, **selected: Any) -> None:
     selection = Selection(**selected)
     if not yes:
         which = "the selected" if selection.is_narrow else "all"
-        where = " and ".join(selection.nsqd_http_addresses)
+        where = selection.brokers.names
         confirm(f"Drop {which} dead letters in {selection.topic} on {where}?", "'dlq drop' deletes messages")
     _do_on_each(selection, "drop", {})
 
 
-def _do_on_each(selection: Selection, verb: str, params: dict[str, str]) -> tuple[int, dict[str, int]]:
+def _do_on_each(selection: Selection, verb: str, params: dict[str, str]) -> tuple[int, Counter[str]]:
     """Requeue or drop on all brokers, and report. Returns the number, and the numbers of the others by reason.
 
     Raises Failure: a broker failed, or no broker has a dead letter with these ids.
     """
-    topic, total = selection.topic, 0
-    kept: dict[str, int] = {}
+    topic, brokers = selection.topic, selection.brokers
+    every: list[_Moved] = []
 
-    def act(address: str) -> None:
-        nonlocal total
-        before = sum(kept.values())
-        left = None if selection.count is None else max(0, selection.count - total - before)
-        if left == 0:
-            return  # no request to this broker, and no report
-        done = 0
+    def act(address: str) -> _Moved | None:
+        left = None
+        if selection.count is not None:
+            left = max(0, selection.count - sum(each.seen for each in every))
+            if left == 0:
+                return None  # no request to this broker, and no report
+        moved = _Moved()
+        every.append(moved)
         try:
             for answer in _answers(selection, address, verb, params, left):
-                done += answer[_DONE[verb]]
+                moved.count += answer[_DONE[verb]]
                 for row in answer.get("kept", []):
-                    kept[row["why"]] = kept.get(row["why"], 0) + row["count"]
+                    moved.kept[row["why"]] += row["count"]
         except Failure as error:
-            if done:
-                raise Failure(f"{done:,} done; then: {error.message}", ExitCode.PARTIAL) from error
-            raise
-        finally:
-            total += done
-        why = "" if selection.ids or done or sum(kept.values()) > before else selection.why_none()
-        print_diagnostic(
-            f"{topic}: {done:,} {_DONE[verb]}{why}{broker_suffix(address, selection.nsqd_http_addresses)}"
-        )
+            if not moved.count:
+                raise
+            moved.failure = Failure(f"{moved.count:,} done; then: {error.message}", ExitCode.PARTIAL)
+        return moved
 
-    change_each(selection.nsqd_http_addresses, act)
+    def report(address: str, moved: _Moved | None) -> None:
+        if moved is None:
+            return
+        if moved.failure is not None:
+            raise moved.failure
+        why = "" if selection.ids or moved.seen else selection.why_none()
+        print_diagnostic(f"{topic}: {moved.count:,} {_DONE[verb]}{why}{brokers.suffix(address)}")
+
+    brokers.change(act, report, in_turn=selection.count is not None)  # the count is that of all brokers
+    total = sum(moved.count for moved in every)
+    kept = sum((moved.kept for moved in every), Counter())
     if selection.ids and not (total or kept):
         raise Failure(f"There are no such dead letters in {topic}.")
     return total, kept
+
+
+@dataclass(slots=True)
+class _Moved:
+    """What a broker requeued or dropped.
+
+    Attributes:
+        count: The number of these dead letters.
+        kept: The numbers of the others by reason.
+        failure: Why it stopped; None: it is complete.
+    """
+
+    count: int = 0
+    kept: Counter[str] = field(default_factory=Counter)
+    failure: Failure | None = None
+
+    @property
+    def seen(self) -> int:
+        return self.count + self.kept.total()
 
 
 def _answers(

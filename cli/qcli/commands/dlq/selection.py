@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import click
 
+from ...broker.brokers import Brokers
 from ...broker.name_completion import complete_source, complete_topic_with
 from ...framework.options import all_of, count_option, option
 from ...framework.params import Source, message_id, source, topic_name
@@ -70,7 +71,7 @@ class Selection:
     """
 
     topic: str
-    nsqd_http_addresses: tuple[str, ...]
+    brokers: Brokers
     origin: Source | None
     reason: str | None
     ids: Sequence[str]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
 
-from ...broker.address_options import broker_http_options
+from ...broker.address_options import LOOKUPD_OPTION
+from ...broker.brokers import Brokers, broker_http_options, combined
 from ...broker.failures import Refused
 from ...broker.name_completion import complete_channel, complete_topic
-from ...broker.refusals import not_found
-from ...broker.requests import broker_suffix, change_each
+from ...broker.refusals import NotFound, missing, not_found
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import Decorator, all_of, option
@@ -35,6 +35,7 @@ class Action:
         help: The description.
         destroys: Whether it deletes messages, so that the user must confirm.
         creates: Whether it has no effect if the topic or channel exists.
+        everywhere: The help of `--everywhere`; empty: there is no such option.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Action:
     help: str
     destroys: bool = False
     creates: bool = False
+    everywhere: str = ""
 
 
 def name_argument(name: str, kind: str, *, several: bool = False) -> Decorator:
@@ -61,16 +63,23 @@ def name_argument(name: str, kind: str, *, several: bool = False) -> Decorator:
 def action_command(kind: str, action: Action) -> DocumentedCommand:
     """Make a subcommand of `qcli topic` or `qcli channel`, as `kind` says."""
 
-    def run(names: tuple[Source, ...], nsqd_http_addresses: tuple[str, ...], yes: bool = False) -> None:
+    def run(names: tuple[Source, ...], brokers: Brokers, yes: bool = False, everywhere: bool = False) -> None:
+        if everywhere and not brokers.lookupds:
+            raise click.UsageError(
+                f"--everywhere also deletes the {kind} in discovery services: name them with {LOOKUPD_OPTION}."
+            )
         if action.destroys and not yes:
-            _ask(kind, action, names, nsqd_http_addresses)
+            _ask(kind, action, names, brokers)
+        if everywhere:
+            from .delete_everywhere import delete_everywhere
 
-        def act(address: str) -> None:
-            perform(address, kind, action, names, broker_suffix(address, nsqd_http_addresses))
-
-        change_each(nsqd_http_addresses, act)
+            delete_everywhere(kind, names, brokers)
+        else:
+            perform(brokers, kind, action, names)
 
     options = [name_argument("names", kind, several=True), broker_http_options]
+    if action.everywhere:
+        options.append(option("Options", "--everywhere", is_flag=True, help=action.everywhere))
     if action.destroys:
         options.append(option("Options", "--yes", "-y", is_flag=True, help="Do not ask for confirmation."))
     exits = {
@@ -85,14 +94,60 @@ def action_command(kind: str, action: Action) -> DocumentedCommand:
     return make(all_of(*options)(run))
 
 
-def perform(address: str, kind: str, action: Action, sources: Sequence[Source], where: str) -> None:
-    """Apply the action to each name on one broker, also after an error. Raises Failure: some names failed."""
+@dataclass(slots=True)
+class _Outcome:
+    """What one broker did.
+
+    Attributes:
+        done: The end of the report for each name.
+        lacking: The names that the broker does not have.
+        failures: Why other names failed.
+    """
+
+    done: dict[Source, str] = field(default_factory=dict)
+    lacking: dict[Source, NotFound] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def perform(brokers: Brokers, kind: str, action: Action, names: Sequence[Source]) -> None:
+    """Apply the action to each name on every broker, also after an error.
+
+    A name that one broker does not have is noted if another broker has it.
+
+    Raises Failure: a broker failed, or no broker has a name.
+    """
+    answers = brokers.ask(lambda address: _perform(address, kind, action, names))
+    outcomes = answers.results
+    for address, outcome in outcomes.items():
+        for name, done in outcome.done.items():
+            print_diagnostic(f"{kind} {name}{done}{brokers.suffix(address)}")
+    known = {name for outcome in outcomes.values() for name in outcome.done}
+    failures = dict(answers.failures)
+    for address, outcome in outcomes.items():
+        complaints = outcome.failures
+        for name, failure in outcome.lacking.items():
+            if name in known or (brokers.is_fleet and answers.failures):
+                print_diagnostic(f"Note: {failure.brief}")
+            elif len(outcomes) == 1:
+                complaints.append(failure.message)
+        if complaints:
+            failures[address] = brokers.named(address, Failure(" ".join(complaints)))
+    if len(outcomes) > 1 and not answers.failures:
+        for name in dict.fromkeys(names):
+            if all(name in outcome.lacking for outcome in outcomes.values()):
+                first = next(iter(outcomes.values())).lacking[name]
+                failures[str(name)] = missing(name, *outcomes, creation=first.creation)
+    if failures:
+        raise combined(failures.values(), partial=bool(known))
+
+
+def _perform(address: str, kind: str, action: Action, names: Sequence[Source]) -> _Outcome:
+    """Apply the action to each name on one broker. Raises Failure: the broker does not answer the first request."""
     from ...broker.admin_client import AdminClient
 
-    done = 0
-    complaints: list[str] = []
+    outcome = _Outcome()
     broker = AdminClient(address)
-    for source in sources:
+    for source in names:
         params = {"topic": source.topic}
         if source.channel is not None:
             params["channel"] = source.channel
@@ -104,17 +159,18 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source], 
             broker.request("POST", f"/{kind}/{action.name}", params)
         except Refused as error:
             failure = not_found(address, source, error.text, creation=not action.destroys)
-            complaints.append(failure.message if failure else f"{source}: {error.message}")
+            if failure is not None:
+                outcome.lacking[source] = failure
+            else:
+                outcome.failures.append(f"{source}: {error.message}")
         except Failure as error:
-            if not done:
+            if not outcome.done:
                 raise
-            complaints.append(f"{source}: {error.message}")
+            outcome.failures.append(f"{source}: {error.message}")
             break
         else:
-            done += 1
-            print_diagnostic(f"{kind} {source}{' exists already' if there else action.done}{where}")
-    if complaints:
-        raise Failure(" ".join(complaints), ExitCode.PARTIAL if done else ExitCode.FAILURE)
+            outcome.done[source] = " exists already" if there else action.done
+    return outcome
 
 
 def _is_there(broker: AdminClient, source: Source) -> bool:
@@ -127,11 +183,11 @@ def _is_there(broker: AdminClient, source: Source) -> bool:
     )
 
 
-def _ask(kind: str, action: Action, sources: Sequence[Source], addresses: Sequence[str]) -> None:
+def _ask(kind: str, action: Action, sources: Sequence[Source], brokers: Brokers) -> None:
     """Ask the user; raises as `confirm`."""
     names = ", ".join(map(str, sources))
     plural = "s" if len(sources) > 1 else ""
     confirm(
-        f"{action.name.capitalize()} {kind}{plural} {names} on {' and '.join(addresses)}?",
+        f"{action.name.capitalize()} {kind}{plural} {names} on {brokers.names}?",
         f"'{kind} {action.name}' deletes messages",
     )

@@ -8,8 +8,8 @@ from click.shell_completion import CompletionItem
 
 from trio_nsq.wording import count_of
 
-from ...broker.address_options import broker_http_options
-from ...broker.requests import change_each, read_each, request_json, with_broker
+from ...broker.brokers import Brokers, broker_http_options
+from ...broker.requests import request_json
 from ...framework.command import DocumentedCommand, did_you_mean
 from ...framework.errors import ExitCode
 from ...framework.options import Decorator, all_of, option, output_format
@@ -189,20 +189,19 @@ def _set_command(kind: str) -> DocumentedCommand:
     def run(
         wanted: Source,
         assignments: Sequence[tuple[str, Any]],
-        nsqd_http_addresses: tuple[str, ...],
+        brokers: Brokers,
         form: str,
         yes: bool = True,
     ) -> None:
         if not yes:
-            _ask(wanted, dict(assignments), nsqd_http_addresses)
+            _ask(wanted, dict(assignments), brokers)
 
-        def put(address: str) -> None:
-            values = request_json(
+        brokers.change(
+            lambda address: request_json(
                 "PUT", address, wanted, f"/{kind}/settings", {}, _WHAT, value=dict(assignments)
-            )
-            _print(kind, values, form, address, nsqd_http_addresses)
-
-        change_each(nsqd_http_addresses, put)
+            ),
+            lambda address, values: _print(kind, values, form, address, brokers),
+        )
 
     options = [
         name_argument("wanted", kind),
@@ -233,14 +232,13 @@ def _set_command(kind: str) -> DocumentedCommand:
     )(all_of(*options)(run))
 
 
-def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) -> None:
+def _ask(topic: Source, changes: Mapping[str, Any], brokers: Brokers) -> None:
     """Ask the user if a change drops messages; raises as `confirm`."""
-    dropped = read_each(
-        addresses,
+    dropped = brokers.read(
         lambda address: request_json(
             "PUT", address, topic, "/topic/settings", {"dry_run": "true"}, _WHAT, value=changes
-        )["dropped"],
-    )
+        )["dropped"]
+    ).results
     if total := sum(dropped.values()):
         messages = count_of(total, "waiting message")
         where = " and ".join(address for address in dropped if dropped[address])
@@ -248,10 +246,13 @@ def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) ->
 
 
 def _settings_command(kind: str) -> DocumentedCommand:
-    def run(wanted: Source, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
-        for address in nsqd_http_addresses:
-            values = request_json("GET", address, wanted, f"/{kind}/settings", {}, _WHAT)
-            _print(kind, values, form, address, nsqd_http_addresses)
+    def run(wanted: Source, brokers: Brokers, form: str) -> None:
+        answers = brokers.read(
+            lambda address: request_json("GET", address, wanted, f"/{kind}/settings", {}, _WHAT)
+        )
+        for address, values in answers.results.items():
+            _print(kind, values, form, address, brokers)
+        answers.check()
 
     return click.command(
         "settings",
@@ -272,11 +273,11 @@ def _format(kind: str) -> Decorator:
     )
 
 
-def _print(kind: str, values: dict[str, Any], form: str, address: str, addresses: Sequence[str]) -> None:
+def _print(kind: str, values: dict[str, Any], form: str, address: str, brokers: Brokers) -> None:
     if form == "json":
-        write(json_lines(with_broker([values], address, addresses)))
+        write(json_lines(brokers.records([values], address)))
         return
-    heading = f"# {address}\n" if len(addresses) > 1 else ""
+    heading = f"# {address}\n" if brokers.is_fleet else ""
     write(heading + "".join(_lines(kind, values)))
 
 

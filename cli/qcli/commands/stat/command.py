@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...broker.address_options import broker_http_options
+from ...broker.brokers import Brokers, broker_http_options
 from ...broker.name_completion import complete_source
 from ...framework import output
 from ...framework.command import DocumentedCommand
@@ -93,7 +93,7 @@ FORMATS = ("table", "json", "csv", "tsv")
 )
 def command(
     wanted: Source | None,
-    nsqd_http_addresses: tuple[str, ...],
+    brokers: Brokers,
     form: str,
     once: bool,
     count: int | None,
@@ -109,9 +109,9 @@ def command(
 
     if once and count is not None:
         raise click.UsageError("--once and --count exclude each other.")
-    brokers = [AdminClient(address) for address in nsqd_http_addresses]
     if wait_ms is not None:
-        _wait(brokers, time.monotonic() + wait_ms / 1000)
+        clients = [AdminClient(address) for address in brokers.addresses]
+        _wait(clients, time.monotonic() + wait_ms / 1000)
     reports = Reports(brokers, wanted)
     if form == "table" and count is None and not once and output.is_live_terminal(sys.stdout):
         from .live import show_live
@@ -139,6 +139,7 @@ def _print_reports(reports: Reports, form: str, count: int, interval_ms: int) ->
     while True:
         due_s = time.monotonic() + interval_ms / 1000
         _print_report(reports.take(), form, first=done == 0)
+        reports.answers.check()
         done += 1
         if done == count:
             return

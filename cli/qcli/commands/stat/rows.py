@@ -6,13 +6,11 @@ import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...broker.brokers import Answers, Brokers
 from ...broker.refusals import missing
 from ...framework.params import Source
-
-if TYPE_CHECKING:
-    from ...broker.admin_client import AdminClient
 
 Key = tuple[str, str | None]
 
@@ -257,20 +255,30 @@ class Reports:
     """Successive reports of one broker or several, on a topic or channel, or, without a source, on all topics.
 
     Attributes:
-        addresses: The brokers' addresses.
+        answers: What the brokers answered last; `check` raises the failures of those that did not.
     """
 
-    def __init__(self, brokers: Sequence[AdminClient], source: Source | None) -> None:
-        self.addresses = [broker.address for broker in brokers]
+    answers: Answers[list[dict[str, Any]]]
+
+    def __init__(self, brokers: Brokers, source: Source | None) -> None:
         self._brokers = brokers
         self._source = source
         self._sampler = Sampler(source)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The brokers' addresses."""
+        return self._brokers.addresses
+
     def take(self) -> list[Row]:
-        """Return the rows of one report. Raises Failure: a broker does not answer, or no broker has the source."""
+        """Return the rows of one report. Raises Failure: no broker answers, or no broker has the source."""
+        from ...broker.admin_client import AdminClient
+
         wanted = self._source or (None, None)
-        topics = summed([broker.stats(*wanted)["topics"] for broker in self._brokers])
+        self.answers = self._brokers.read(lambda address: AdminClient(address).stats(*wanted)["topics"])
+        topics = summed(list(self.answers.results.values()))
         rows = self._sampler.rows(topics, time.monotonic())
         if self._source is not None and not rows:
+            self.answers.check()
             raise missing(self._source, *self.addresses)
         return rows

@@ -1,0 +1,315 @@
+"""The brokers of a command: one, several, or those that discovery services list. Requests go to all at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from ..framework.errors import ExitCode, Failure
+from ..framework.options import all_of, option
+from ..framework.output import print_diagnostic
+from .address_options import (
+    BROKER,
+    DEFAULT_TCP_ADDRESS,
+    TCP_OPTION,
+    TCP_VARIABLE,
+    http_addresses,
+    lookupd_addresses,
+)
+from .at_once import at_once
+from .connection_options import http_connection, refuse_plain_http
+from .refusals import NotFound, missing
+
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
+_RANK = (
+    ParameterSource.COMMANDLINE,
+    ParameterSource.ENVIRONMENT,
+    ParameterSource.DEFAULT_MAP,
+    ParameterSource.DEFAULT,
+)
+"""Where a value may come from; the first one with an address decides."""
+
+
+@dataclass(frozen=True)
+class Answers(Generic[_T]):
+    """The results of all brokers that answered, and the failures of the others, by address.
+
+    Attributes:
+        lacking: The brokers that do not have the topic or channel, while another broker does.
+    """
+
+    results: dict[str, _T]
+    failures: dict[str, Failure]
+    lacking: dict[str, NotFound]
+
+    def check(self) -> None:
+        """Raise the failures, after the results have been written.
+
+        Raises Failure: a broker failed. The code is `PARTIAL` if another one did not.
+        """
+        if self.failures:
+            raise combined(self.failures.values(), partial=bool(self.results))
+
+
+class Brokers:
+    """The brokers of a command.
+
+    Args:
+        given: HTTP addresses.
+        lookupds: Discovery services; the brokers they list belong to the command, too.
+        allowed_hosts: Leave out listed brokers on other hosts; if empty, allow all.
+        quiet: Print no warnings.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[str],
+        lookupds: Sequence[str] = (),
+        allowed_hosts: Iterable[str] = (),
+        *,
+        quiet: bool = False,
+    ) -> None:
+        self._given = tuple(given)
+        self.lookupds = tuple(lookupds)
+        self._allowed_hosts = tuple(allowed_hosts)
+        self._quiet = quiet
+
+    @functools.cached_property
+    def addresses(self) -> tuple[str, ...]:
+        """The HTTP addresses. At the first use this asks the discovery services, all at once.
+
+        A service that does not answer is reported on standard error; another one knows the same brokers.
+
+        Raises Failure: no service answers, or none lists a broker.
+        """
+        if not self.lookupds:
+            return self._given
+        return tuple(dict.fromkeys([*self._given, *self._listed()]))
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether there may be several brokers, so that output names the broker."""
+        return bool(self.lookupds) or len(self._given) > 1
+
+    def merge(self, answers: Answers[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Return the records of all brokers, one broker after the other, as `records` names them."""
+        return [record for each, found in answers.results.items() for record in self.records(found, each)]
+
+    @property
+    def names(self) -> str:
+        """The addresses, for a question to the user."""
+        return " and ".join(self.addresses)
+
+    def suffix(self, address: str) -> str:
+        """Return the end of a report about one of several brokers; empty if there is only one."""
+        return f" on {address}" if self.is_fleet else ""
+
+    def records(self, records: Iterable[dict[str, Any]], address: str) -> list[dict[str, Any]]:
+        """Return records with the broker's address as `broker`; unchanged if there is only one broker."""
+        return [{"broker": address, **record} for record in records] if self.is_fleet else list(records)
+
+    def _listed(self) -> list[str]:
+        from trio_nsq.lookup.hosts import HostPatterns
+
+        from .lookupd_client import LookupdClient, Node
+
+        answers = at_once(self.lookupds, lambda address: LookupdClient(address).nodes())
+        failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
+        if len(failures) == len(answers):
+            raise combined(failures, partial=False)
+        for failure in failures:
+            self._warn(failure.brief)
+        nodes: list[Node] = [
+            node for answer in answers.values() if not isinstance(answer, Failure) for node in answer
+        ]
+        is_allowed = HostPatterns(self._allowed_hosts).allow
+        for host in sorted(
+            {each.broadcast_address for each in nodes if not is_allowed(each.broadcast_address)}
+        ):
+            self._warn(f"{host!r} is not among the hosts of --lookupd-allowed-host; left out.")
+        found = []
+        for node in nodes:
+            if not is_allowed(node.broadcast_address):
+                continue
+            if node.http_address is None:
+                self._warn(f"the broker {node.tcp_address} has no HTTP port; left out.")
+            else:
+                found.append(node.http_address)
+        if not found and not self._given:
+            raise Failure(
+                f"No broker is registered at {' or '.join(self.lookupds)}. Start one with 'qcli serve "
+                "--lookupd-tcp-address HOST:4160', or name a broker: --nsqd-http-address.",
+                ExitCode.UNREACHABLE,
+            )
+        return sorted(dict.fromkeys(found))
+
+    def _warn(self, text: str) -> None:
+        if not self._quiet:
+            print_diagnostic(f"Warning: {text}")
+
+    def named(self, address: str, failure: Failure) -> Failure:
+        """Return a broker's failure with its address, if there are several brokers and the message lacks it."""
+        if not self.is_fleet or address in failure.message:
+            return failure
+        return Failure(
+            f"{address}: {failure.message}", failure.exit_code, brief=f"{address}: {failure.brief}"
+        )
+
+    def ask(self, act: Callable[[str], _T], *, in_turn: bool = False) -> Answers[_T]:
+        """Call `act` with the address of every broker, and collect results and failures; raises none of them.
+
+        With several brokers, `act` runs in threads, for all of them at once, unless they are asked `in_turn`.
+        """
+        results: dict[str, _T] = {}
+        failures: dict[str, Failure] = {}
+        lacking: dict[str, NotFound] = {}
+        for address in self.addresses:
+            refuse_plain_http(address)
+        for address, answer in at_once(self.addresses, act, at_most=1 if in_turn else None).items():
+            if isinstance(answer, NotFound):
+                lacking[address] = answer
+            elif isinstance(answer, Failure):
+                failures[address] = self.named(address, answer)
+            else:
+                results[address] = answer
+        return Answers(results, failures, lacking)
+
+    def read(self, act: Callable[[str], _T]) -> Answers[_T]:
+        """Call `act` as `ask` does, for results that can be shown without the other brokers'.
+
+        Brokers without the topic or channel do not matter if another one has it. Call `Answers.check` after the output.
+
+        Raises Failure: no broker has a result.
+        """
+        answers = self.ask(act)
+        if not answers.results:
+            raise self._why_none(answers)
+        return answers
+
+    def change(
+        self, act: Callable[[str], _T], report: Callable[[str, _T], None], *, in_turn: bool = False
+    ) -> None:
+        """Make a change on every broker, and report each in the order of the addresses.
+
+        A broker without the topic or channel is noted if another one has it.
+
+        Args:
+            act: Makes the change; called as by `ask`.
+            in_turn: Change one broker after the other.
+            report: Writes the result of a broker. May raise Failure: the change of this broker is incomplete.
+
+        Raises:
+            Failure: A broker failed; the message names it. The code is `PARTIAL` if a change was made.
+            click.UsageError: An address is not allowed; nothing was changed.
+        """
+        answers = self.ask(act, in_turn=in_turn)
+        failures = dict(answers.failures)
+        done = 0
+        for address, result in answers.results.items():
+            try:
+                report(address, result)
+                done += 1
+            except Failure as error:
+                failures[address] = self.named(address, error)
+        if not answers.results:
+            raise self._why_none(answers)
+        for failure in answers.lacking.values():
+            print_diagnostic(f"Note: {failure.brief}")
+        if failures:
+            raise combined(failures.values(), partial=bool(done))
+
+    def _why_none(self, answers: Answers[Any]) -> Failure:
+        """Return the failure if no broker has a result."""
+        if answers.failures:
+            return combined([*answers.failures.values(), *answers.lacking.values()], partial=False)
+        lacking = next(iter(answers.lacking.values()))
+        if len(self.addresses) == 1 or lacking.wanted is None:
+            return lacking
+        return missing(lacking.wanted, *self.addresses, creation=lacking.creation)
+
+
+def combined(failures: Iterable[Failure], *, partial: bool) -> Failure:
+    """Return one failure for those of several servers; at least one.
+
+    Args:
+        partial: Whether another server did what was asked.
+    """
+    every = list(failures)
+    codes = {failure.exit_code for failure in every}
+    if partial or ExitCode.PARTIAL in codes:
+        code = ExitCode.PARTIAL
+    else:
+        code = codes.pop() if len(codes) == 1 else ExitCode.FAILURE
+    if len(every) == 1:
+        return Failure(every[0].message, code, brief=every[0].brief)
+    return Failure("\n  ".join([f"{len(every)} failures:", *(failure.brief for failure in every)]), code)
+
+
+def chosen(
+    ctx: click.Context, http_name: str = "nsqd_http_addresses"
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the brokers and the discovery services of a command line, as two tuples of addresses.
+
+    The command line wins over the environment, this over a context, and this over the default, for both kinds together:
+    an address of one kind on the command line replaces those of both kinds elsewhere.
+
+    Args:
+        http_name: The parameter with the brokers' addresses.
+    """
+    names = (http_name, "lookupd_addresses")
+    for source in _RANK:
+        values = [
+            tuple(ctx.params.get(name) or ()) if ctx.get_parameter_source(name) is source else ()
+            for name in names
+        ]
+        if any(values):
+            return values[0], values[1]
+    return (), ()
+
+
+def _with_brokers(command: _F) -> _F:
+    """Pass `brokers: Brokers` to a command's function instead of the parameters of the address options."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **values: Any) -> Any:
+        given, lookupds = chosen(click.get_current_context())
+        for name in ("nsqd_http_addresses", "lookupd_addresses"):
+            del values[name]
+        hosts = values.pop("lookupd_allowed_hosts")
+        return command(*args, brokers=Brokers(given, lookupds, hosts), **values)
+
+    return run  # type: ignore[return-value]  # click calls it with the parameters of the options
+
+
+_options = all_of(
+    # Every command accepts both addresses, so that scripts can call all of them in the same way.
+    option(
+        BROKER,
+        TCP_OPTION,
+        multiple=True,
+        default=(DEFAULT_TCP_ADDRESS,),
+        show_default=False,
+        envvar=TCP_VARIABLE,
+        metavar="HOST:PORT",
+        expose_value=False,
+        hidden=True,
+        help="Accepted, not used.",
+    ),
+    http_addresses("Connect to the brokers at these HTTP addresses."),
+    lookupd_addresses("Connect to all brokers that these nsqlookupd list."),
+    http_connection,
+)
+
+
+def broker_http_options(command: _F) -> _F:
+    """Add the addresses and connection options of a command that sends HTTP requests to one broker or several.
+
+    The command's function gets them as `brokers: Brokers`.
+    """
+    return _options(_with_brokers(command))
