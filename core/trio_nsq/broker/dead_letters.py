@@ -108,7 +108,8 @@ class DeadLetterMover:
                 metadata = metadata_for_dead_letters([origin for _, origin, _ in letters])
                 bodies = pack_messages([body for _, _, body in letters])
                 await self.topics.create(topic_name, DEAD_LETTERS)
-                await self.topics.publish_durably(topic_name, Publication([bodies], metadata=metadata))
+                letter = Publication([bodies], metadata=metadata)
+                await self.topics.publish_durably(topic_name, letter, internal=True)
         except (PublishRefused, LogError, SaveError) as exc:
             self.delivery.put_back(channel, taken)
             return str(exc)

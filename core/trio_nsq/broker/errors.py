@@ -20,6 +20,13 @@ class TopicFull(PublishRefused):
     """A publish was refused because of a limit of the topic, which the text names. Nothing of it was stored."""
 
 
+class Draining(PublishRefused):
+    """A publish was refused because the broker drains. Nothing of it was stored."""
+
+    def __init__(self) -> None:
+        super().__init__("DRAINING: this broker accepts no publishes; publish to another broker")
+
+
 class LimitReached(PublishRefused):
     """A topic, channel or consumer exceeds a limit of the broker's options, which the text names."""
 

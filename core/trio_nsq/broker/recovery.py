@@ -58,7 +58,7 @@ class TopicLoader:
 
     def _loaded(self, topic: Topic) -> None:
         self.retention.schedule_loaded(topic)
-        self.broker.publishable[topic.name] = topic
+        self.broker.allow_publishes(topic)
         for channel in topic.channels.values():
             self.delivery.collect_dead_letters(channel)
         self.timers.recompute()

@@ -17,6 +17,7 @@ from ..reactor import Poller
 from .admin import Admin
 from .dead_letters import DeadLetterMover
 from .delivery import Delivery
+from .drain import DrainMode
 from .errors import StartupError
 from .ingest.publisher import Publisher
 from .monitoring.process import ProcessFigures
@@ -92,6 +93,7 @@ class Server:
         self.topics = Topics(
             broker, options, folder, timers, publisher, delivery, self.checkpointer, self._loader, self.readers, nursery
         )  # fmt: skip
+        self.drain_mode = DrainMode(broker, self.topics, publisher)
         self.admin = Admin(broker, timers, delivery, self.checkpointer, self.readers)
         self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers)
         self.services = Services(

@@ -14,7 +14,7 @@ import trio
 from ..log import LogError
 from ..protocol import is_ephemeral
 from .delivery import Delivery
-from .errors import DeletedError, LimitReached, PublishRefused, SaveError
+from .errors import DeletedError, Draining, LimitReached, PublishRefused, SaveError
 from .ingest.publication import Publication
 from .ingest.publisher import Publisher
 from .options import BrokerOptions
@@ -80,8 +80,16 @@ class Topics:
 
     # ------------------------------------------------------------------ publishing
 
-    async def publish(self, topic_name: str, publications: Sequence[Publication]) -> None:
-        """Store publications as `Publisher.publish`; create the topic if needed. Raises PublishRefused."""
+    async def publish(
+        self, topic_name: str, publications: Sequence[Publication], *, internal: bool = False
+    ) -> None:
+        """Store publications as `Publisher.publish`; create the topic if needed. Raises PublishRefused.
+
+        Args:
+            internal: The broker moves messages that it has already. It does so while it drains, too.
+        """
+        if not internal:
+            self.refuse_if_draining()  # before the topic is created
         try:
             topic = await self._topic_to_use(topic_name)
             while (precreating := self._precreating.get(topic)) is not None:
@@ -90,15 +98,24 @@ class Topics:
         except LogError as exc:
             raise PublishRefused(str(exc)) from exc
         try:
+            if not internal:
+                self.refuse_if_draining()  # it may have begun meanwhile
             await self.publisher.publish(topic, publications)
         except PublishRefused:
             await self._forget_new(topic)
             raise
         self._mark_publishable(topic)
 
-    async def publish_durably(self, topic_name: str, publication: Publication) -> None:
-        """Store a publication, and sync it whatever the sync mode. Raises PublishRefused."""
-        await self.publish(topic_name, [publication])
+    def refuse_if_draining(self) -> None:
+        """Raise Draining if the broker accepts no publishes of clients."""
+        if self.broker.draining:
+            raise Draining
+
+    async def publish_durably(
+        self, topic_name: str, publication: Publication, *, internal: bool = False
+    ) -> None:
+        """Store a publication as `publish`, and sync it whatever the sync mode. Raises PublishRefused."""
+        await self.publish(topic_name, [publication], internal=internal)
         with trio.CancelScope(shield=True):  # once written, it must not be published a second time
             while (topic := self.broker.topics.get(topic_name)) is not None and self.broker.serves(topic):
                 if await self.publisher.sync(topic):
@@ -110,7 +127,7 @@ class Topics:
         if topic in self.broker.never_saved and not topic.log.next_sequence:
             return  # it has only an ephemeral channel
         if topic.name not in self._deleting and topic not in self._precreating and self.broker.serves(topic):
-            self.broker.publishable[topic.name] = topic
+            self.broker.allow_publishes(topic)
 
     # ------------------------------------------------------------------ consuming
 

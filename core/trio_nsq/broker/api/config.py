@@ -43,7 +43,10 @@ class Config:
         return self._value(_option(request))
 
     async def put(self, request: Request) -> Response:
-        """Change `log_level` or `nsqlookupd_tcp_addresses`, or read `auth_file` again, and return the new value."""
+        """Change `log_level`, `nsqlookupd_tcp_addresses` or `draining`, or read `auth_file` again.
+
+        Returns the new value.
+        """
         lookup = self._server.topics.lookup
         assert lookup is not None  # it is set before clients are served
         option = _option(request)
@@ -56,6 +59,8 @@ class Config:
                 lookup.set_addresses(_parse_addresses(request.body))
             except ValueError as exc:
                 raise HTTPError(400, "INVALID_VALUE") from exc
+        elif option == "draining":
+            await self._server.drain_mode.set(_parse_flag(request.body))
         elif option == "auth_file" and self._server.options.auth_file is not None:
             await self._reload_auth_file(request.body.decode("utf-8", "replace"))
         elif option in _OF_TOPICS:
@@ -99,6 +104,7 @@ class Config:
         assert lookup is not None  # it is set before clients are served
         return options | {
             "id": self._server.node_id,
+            "draining": self._server.broker.draining,
             "retention_time": defaults.retention_time_ms * _NS_PER_MS,
             "retention_bytes": defaults.retention_bytes,
             "log_level": 1
@@ -145,6 +151,12 @@ def _parse_level(body: bytes) -> int:
     if level is None:
         raise HTTPError(400, "INVALID_VALUE")
     return level
+
+
+def _parse_flag(body: bytes) -> bool:
+    if body not in (b"true", b"false"):
+        raise HTTPError(400, "INVALID_VALUE: the body must be true or false")
+    return body == b"true"
 
 
 def _parse_addresses(body: bytes) -> tuple[str, ...]:

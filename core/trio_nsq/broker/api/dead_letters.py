@@ -141,6 +141,7 @@ async def requeue(server: Server, request: Request) -> Response:
     to = request.query.get("to", "channel")
     if to not in ("channel", "topic"):
         raise HTTPError(400, f"INVALID_TO: {to!r} is neither channel nor topic")
+    server.topics.refuse_if_draining()
     selection = await _selection(server, request, topic, channel)
     left = whole_number(request, "max_messages", least=1)
     reader = _LetterReader(server, topic, selection, left)

@@ -45,21 +45,20 @@ class Status:
     async def info(self, request: Request) -> Response:
         """Return version, addresses and limits."""
         limits = self._server.options.limits
-        return Response.json(
-            {
-                "version": __version__,
-                "broadcast_address": Broadcast.of(self._server.options, self._bound).address,
-                "hostname": socket.gethostname(),
-                # The bound ports, not the announced ones.
-                "http_port": port_of(self._bound.http_address) or -1,
-                "tcp_port": port_of(self._bound.tcp_address) or -1,
-                "start_time": self._server.start_time_s,
-                "max_heartbeat_interval": limits.max_heartbeat_interval_ms * _NS_PER_MS,
-                "max_output_buffer_size": limits.max_output_buffer_size,
-                "max_output_buffer_timeout": limits.max_output_buffer_timeout_ms * _NS_PER_MS,
-                "max_deflate_level": limits.max_deflate_level,
-            }
-        )
+        info = {
+            "version": __version__,
+            "broadcast_address": Broadcast.of(self._server.options, self._bound).address,
+            "hostname": socket.gethostname(),
+            # The bound ports, not the announced ones.
+            "http_port": port_of(self._bound.http_address) or -1,
+            "tcp_port": port_of(self._bound.tcp_address) or -1,
+            "start_time": self._server.start_time_s,
+            "max_heartbeat_interval": limits.max_heartbeat_interval_ms * _NS_PER_MS,
+            "max_output_buffer_size": limits.max_output_buffer_size,
+            "max_output_buffer_timeout": limits.max_output_buffer_timeout_ms * _NS_PER_MS,
+            "max_deflate_level": limits.max_deflate_level,
+        }
+        return Response.json(info | ({"draining": True} if self._server.broker.draining else {}))
 
     async def stats(self, request: Request) -> Response:
         """Return statistics: JSON with `format=json`, else text."""

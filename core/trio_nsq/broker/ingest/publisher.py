@@ -428,6 +428,11 @@ class Publisher:
             else:
                 return
 
+    async def until_stored(self) -> None:
+        """Wait until the publications submitted so far are stored or refused."""
+        for topic in dict.fromkeys([*self._gathered, *self._written, *self._holds]):
+            await self.until_idle(topic)
+
     async def close(self) -> None:
         """Refuse further publishes, and wait for those in progress and for a last sync."""
         self._closed = True

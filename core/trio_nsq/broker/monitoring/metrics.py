@@ -52,6 +52,11 @@ TOPIC_METRICS: tuple[tuple[str, str, Callable[[Topic], float]], ...] = (
         "Messages of nsq_topic_depth that are not in memory.",
         lambda t: t.backend_depth,
     ),
+    (
+        "nsq_topic_deferred",
+        "Deferred messages that wait for a first channel, or for the end of a pause.",
+        lambda t: t.deferred_count,
+    ),
     ("nsq_topic_messages_total", "Published messages.", lambda t: t.message_count),
     ("nsq_topic_message_bytes_total", "Bytes of published message bodies.", lambda t: t.message_bytes),
     ("nsq_topic_log_bytes", "Size of the log in bytes.", lambda t: t.log.size_bytes),
@@ -167,6 +172,8 @@ class MetricsExposition:
             "1 if the broker is healthy; 0 if the last write to disk failed or a topic is unavailable.",
             server.health == "OK",
         )
+        draining = server.broker.draining
+        yield GaugeMetricFamily("nsq_draining", "1 if the broker drains: it refuses publishes.", draining)
         unavailable = len(server.broker.unavailable)
         yield GaugeMetricFamily("nsq_unavailable_topics", "Topics whose files cannot be used.", unavailable)
         connections = server.sessions.connected

@@ -33,7 +33,8 @@ def broker_stats(
 ) -> dict[str, Any]:
     """Build the JSON document of `/stats`.
 
-    An unavailable topic has the reason under `unavailable`, no channels, and 0 for all counts.
+    Fields that nsqd does not have are present only if they apply. An unavailable topic has the reason under
+    `unavailable`, no channels, and 0 for all counts.
 
     Args:
         now_ns: Unix nanoseconds by the wall clock.
@@ -83,6 +84,8 @@ def broker_stats(
         "start_time": server.start_time_s,
         "topics": topics if topics is not None or unknown else [],
     }
+    if server.broker.draining:
+        stats["draining"] = True
     if include_mem:
         stats["memory"] = server.process.memory()
     stats["producers"] = [_client(c, topic) for c in publishing] or None
@@ -134,6 +137,8 @@ class _Figures:
                 "log_files": len(log.files),
             }
             stats |= kept
+        if topic.deferred_count:
+            stats["deferred_count"] = topic.deferred_count
         return stats | _non_default_settings(topic.settings) | _losses(topic.settings, topic.limits)
 
     def channel(self, topic: Topic, channel: Channel, clients: list[dict[str, Any]] | None) -> dict[str, Any]:

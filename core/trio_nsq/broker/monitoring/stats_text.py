@@ -18,6 +18,8 @@ def render_text(stats: dict[str, Any], now_ns: int, uptime_ns: int) -> str:
         "",
         f"Health: {stats['health']}",
     ]
+    if "draining" in stats:
+        lines.append("Draining: the broker refuses publishes")
     if "memory" in stats:
         lines += ["", "Memory:"]
         lines += [f"   {name:<25}\t{value}" for name, value in stats["memory"].items()]

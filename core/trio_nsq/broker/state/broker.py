@@ -71,8 +71,9 @@ class Broker:
         on_names_changed: Called with the names of a topic and a channel when the channel, or if that is None the topic,
             was created or deleted. Not called for the channels of a deleted topic.
         alarms: When channels are due, see `tick`.
-        publishable: Topics by name that accept publishes without being created, saved or waited for first. The owner
-            adds them.
+        draining: The broker refuses the publishes of clients.
+        publishable: Topics by name that accept publishes without being created, saved or waited for first; none while
+            the broker drains. The owner adds them with `allow_publishes`.
         deleting: Names of topics that are being deleted.
         stopping: The broker stops and serves no topic any more.
         waits_for_disk: Passed to the message stores of topics; set it before creating topics.
@@ -85,6 +86,7 @@ class Broker:
         self.changed: set[str] = set()
         self.never_saved: set[Topic] = set()
         self.on_names_changed: Callable[[str, str | None], None] = lambda topic, channel: None
+        self.draining = False
         self.publishable: dict[str, Topic] = {}
         self.deleting: set[str] = set()
         self.stopping = False
@@ -153,6 +155,17 @@ class Broker:
         """Return the topic of a channel; None if the channel is deleted."""
         topic = self.topics.get(channel.topic.name)
         return topic if topic is not None and topic.channels.get(channel.name) is channel else None
+
+    def allow_publishes(self, topic: Topic) -> None:
+        """Make a topic publishable, unless the broker drains."""
+        if not self.draining:
+            self.publishable[topic.name] = topic
+
+    def set_draining(self, draining: bool) -> None:
+        """Refuse the publishes of clients, or accept them again. The next publish makes its topic publishable."""
+        self.draining = draining
+        if draining:
+            self.publishable.clear()
 
     def delete_channel(self, channel: Channel) -> None:
         """Delete a channel, and its topic if that is ephemeral and has no other channel.

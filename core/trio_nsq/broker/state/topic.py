@@ -123,6 +123,11 @@ class Topic:
         return self._undistributed.depth
 
     @property
+    def deferred_count(self) -> int:
+        """Number of deferred messages that wait for a channel, or for the end of a pause. `depth` excludes them."""
+        return self._undistributed.deferred_count
+
+    @property
     def is_finished(self) -> bool:
         """Whether the log is no longer needed: no channel has a waiting, deferred or in-flight message."""
         return self.oldest_waiting == self.dead_letters.confirmed_before(

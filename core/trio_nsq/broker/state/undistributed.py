@@ -23,6 +23,11 @@ class UndistributedMessages:
         # A bounded log in memory may have dropped the range of a deferred message, but `waiting` keeps the message.
         return topic.end - topic.high_watermark - self.waiting.messages_from(topic.high_watermark)
 
+    @property
+    def deferred_count(self) -> int:
+        """Number of messages that `depth` excludes: deferred, or for one channel only."""
+        return self.waiting.messages_from(0)
+
     def defer(self, waiting: Waiting) -> None:
         """Add messages that are deferred or for one channel only."""
         self.waiting.add(waiting)

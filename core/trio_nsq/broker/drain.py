@@ -1,0 +1,33 @@
+"""The drain mode: the broker refuses publishes, and its consumers empty it. See docs/how-to/drain-a-broker.md."""
+
+import logging
+from dataclasses import dataclass
+
+from .ingest.publisher import Publisher
+from .state.broker import Broker
+from .topics import Topics
+
+logger = logging.getLogger("trio_nsq.broker")
+
+
+@dataclass(frozen=True, slots=True)
+class DrainMode:
+    """Switches the drain mode on and off. One for a broker. A restart switches it off."""
+
+    broker: Broker
+    topics: Topics
+    publisher: Publisher
+
+    async def set(self, draining: bool) -> None:
+        """Refuse the publishes of clients from now on, or accept them again.
+
+        Returns when all publishes that were accepted before are stored and answered. This waits for the disk only.
+        """
+        if draining != self.broker.draining:
+            self.broker.set_draining(draining)
+            if draining:
+                logger.warning("DRAIN: the broker refuses publishes from now on")
+            else:
+                logger.info("DRAIN: ended, the broker accepts publishes again")
+        if draining:
+            await self.publisher.until_stored()
