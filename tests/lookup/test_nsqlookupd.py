@@ -124,6 +124,44 @@ async def test_recreated_topic_is_found_in_spite_of_a_tombstone(tmp_path: Path, 
 
 
 @with_either
+async def test_draining_broker_stays_registered(tmp_path: Path, lookupds: Runs) -> None:
+    """Consumers must find it. Our service shows the mode; nsq's ignores the field."""
+    told = {"draining": True} if lookupds is ours else {}
+    async with lookupds() as lookupd:
+        async with running_broker(tmp_path, **around(lookupd)) as broker:
+
+            async def drain(value: bytes) -> None:
+                async with httpx.AsyncClient() as client:
+                    url = f"http://{broker.http_address}/config/draining"
+                    (await client.put(url, content=value)).raise_for_status()
+
+            async def shows(before: list[str], told: dict[str, bool]) -> bool:
+                """Whether the broker has registered by another connection, with these fields."""
+                answers = [
+                    await get(lookupd.http_address, f"/{path}") for path in ("lookup?topic=t", "nodes")
+                ]
+                producers = [each for answer in answers for each in answer.get("producers", ())]
+                shown = [each.get("draining") for each in producers]
+                connections = {each["remote_address"] for each in producers}
+                return shown == [told.get("draining")] * 2 and not connections & {*before}
+
+            async def connections() -> list[str]:
+                nodes = await get(lookupd.http_address, "/nodes")
+                return [each["remote_address"] for each in nodes["producers"]]
+
+            await post(broker, "/topic/create?topic=t")
+            await post(broker, "/channel/create?topic=t&channel=c")
+            me = [("127.0.0.1", int(broker.tcp_address.rpartition(":")[2]))]
+            expected = {("t", ""): me, ("t", "c"): me}
+            await becomes(lookupd, expected)
+            for value, fields in ((b"true", told), (b"false", {})):
+                before = await connections()
+                await drain(value)
+                await until(partial(shows, before, fields))
+                await becomes(lookupd, expected)
+
+
+@with_either
 async def test_service_is_killed_and_restarted(tmp_path: Path, lookupds: Runs) -> None:
     async with lookupds() as lookupd:
         async with running_broker(tmp_path, **around(lookupd)) as broker:

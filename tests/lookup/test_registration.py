@@ -14,7 +14,13 @@ from trio.testing import MockClock
 from lookup.fake_lookupd import PATIENCE_S, fake_lookupd
 from trio_nsq.http import Response
 from trio_nsq.lookup.protocol import MAX_RESPONSE_BYTES, PeerInfo
-from trio_nsq.lookup.registration import MAX_DELAY_S, PING_INTERVAL_S, STEP_TIMEOUT_S, LookupRegistration
+from trio_nsq.lookup.registration import (
+    MAX_DELAY_S,
+    MIN_DELAY_S,
+    PING_INTERVAL_S,
+    STEP_TIMEOUT_S,
+    LookupRegistration,
+)
 
 INFO = PeerInfo("127.0.0.1", "here", 4151, 4150, "0.1")
 
@@ -104,6 +110,49 @@ async def test_everything_first_and_then_changes(clock: MockClock) -> None:
         here.delete("b")
         conversation = await lookupd.heard(0, "UNREGISTER b d#ephemeral", "UNREGISTER b")
         assert conversation.registered == {("a",), ("a", "c"), ("e#ephemeral",)}
+
+
+async def test_drain_mode_is_told_by_another_connection(clock: MockClock) -> None:
+    """A service accepts one IDENTIFY for each connection."""
+    async with fake_lookupd() as lookupd, running(lookupd.tcp_address) as here:
+        here.make("t", "c")
+        first = await lookupd.heard(0, "REGISTER t c")
+        assert "draining" not in first.identity
+        began = trio.current_time()
+        here.registration.set_draining(True)
+        second = await lookupd.heard(1, "REGISTER t c")
+        assert second.identity == first.identity | {"draining": True}
+        here.registration.set_draining(True)
+        here.make("t", "d")
+        await lookupd.heard(1, "REGISTER t d")
+        here.registration.set_draining(False)
+        third = await lookupd.heard(2, "REGISTER t d")
+        assert third.identity == first.identity
+        assert third.registered == {("t",), ("t", "c"), ("t", "d")}
+        assert trio.current_time() - began < MIN_DELAY_S
+        await lookupd.until(lambda: first.ended and second.ended)
+        assert len(lookupd.conversations) == 3
+
+
+async def test_drain_mode_is_told_to_later_connections(clock: MockClock) -> None:
+    async with fake_lookupd() as one, fake_lookupd() as two, running(one.tcp_address) as here:
+        here.make("t")
+        here.registration.set_draining(True)
+        here.registration.set_addresses([one.tcp_address, two.tcp_address])
+        assert (await two.heard(0, "REGISTER t")).identity["draining"]
+        await (await two.conversation(0)).hang_up()
+        assert (await two.heard(1, "REGISTER t")).identity["draining"]
+
+
+async def test_drain_mode_is_told_after_a_connection_that_hangs(clock: MockClock) -> None:
+    async with fake_lookupd() as lookupd:
+        lookupd.replies["IDENTIFY"] = None
+        async with running(lookupd.tcp_address) as here:
+            await lookupd.conversation(0)
+            here.registration.set_draining(True)
+            del lookupd.replies["IDENTIFY"]
+            here.make("t")
+            assert (await lookupd.heard(1, "REGISTER t")).identity["draining"]
 
 
 async def test_ten_thousand_channels(clock: MockClock) -> None:

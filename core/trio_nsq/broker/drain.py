@@ -25,6 +25,8 @@ class DrainMode:
         """
         if draining != self.broker.draining:
             self.broker.set_draining(draining)
+            if self.topics.lookup is not None:
+                self.topics.lookup.set_draining(draining)
             if draining:
                 logger.warning("DRAIN: the broker refuses publishes from now on")
             else:

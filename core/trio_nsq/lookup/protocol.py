@@ -6,6 +6,8 @@ order:
     [ int32 size ][ data ]      data is `OK`, a JSON object, or an error's code and text; after an error the service
                                 closes the connection, except after E_UNAUTHORIZED for a REGISTER
 
+`draining` in IDENTIFY is not in NSQ: the broker refuses publishes. nsqlookupd ignores it.
+
 AUTH is not in NSQ: a service with authentication requires it before IDENTIFY, unless the client's certificate has an
 identity. Its body is a token, as in the protocol V2.
 
@@ -46,6 +48,7 @@ class PeerInfo:
         broadcast_address: The host name or address for its clients.
         http_port, tcp_port: Its ports on that host.
         version: The version of the program.
+        draining: The broker refuses publishes.
     """
 
     broadcast_address: str
@@ -53,6 +56,7 @@ class PeerInfo:
     http_port: int
     tcp_port: int
     version: str
+    draining: bool = False
 
     @classmethod
     def parse(cls, body: bytes) -> "PeerInfo":
@@ -64,11 +68,15 @@ class PeerInfo:
             fields.integer("http_port"),
             fields.integer("tcp_port"),
             fields.text("version"),
+            fields.boolean("draining"),
         )
 
     def encode(self) -> bytes:
-        """Encode as JSON."""
-        return encode_object(asdict(self))
+        """Encode as JSON; `draining` only if it is set."""
+        fields = asdict(self)
+        if not self.draining:
+            del fields["draining"]
+        return encode_object(fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote_plus
 
 import trio
@@ -155,6 +155,13 @@ class LookupRegistration:
                 if self._nursery is not None:
                     self._nursery.start_soon(self._peers[address].run)
 
+    def set_draining(self, draining: bool) -> None:
+        """Register again with this value in IDENTIFY, which a service accepts once per connection."""
+        if draining != self._info.draining:
+            self._info = replace(self._info, draining=draining)
+            for peer in self._peers.values():
+                peer.identify_as(self._info)
+
     async def run(self) -> None:
         """Keep the broker registered until cancelled. Closing the connections unregisters it."""
         try:
@@ -244,6 +251,7 @@ class _Peer:
         self._announcements: Announcements | None = None  # None: not connected
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
+        self._attempt = trio.CancelScope()  # of the current connection
         self._identity: PeerInfo | None = (
             None  # kept when the connection is lost: the HTTP API may still work
         )
@@ -259,6 +267,11 @@ class _Peer:
         """End `run`."""
         self._scope.cancel()
 
+    def identify_as(self, info: PeerInfo) -> None:
+        """Replace the connection by one that identifies the broker by this IDENTIFY."""
+        self._info = info
+        self._attempt.cancel()
+
     def changed(self, topic: str, channel: str | None) -> None:
         if self._announcements is not None:
             self._announcements.changed(topic, channel)
@@ -270,8 +283,10 @@ class _Peer:
         with self._scope:
             while True:
                 started = trio.current_time()
+                self._attempt = trio.CancelScope()
                 try:
-                    await self._connect()
+                    with self._attempt:
+                        await self._connect()
                 except _FAILURES as exc:
                     logger.error("LOOKUPD(%s): %s", self._address, _reason(exc))
                 except Exception:
@@ -280,6 +295,8 @@ class _Peer:
                 finally:
                     self._announcements = None
                     self.tried.set()
+                if self._attempt.cancelled_caught:
+                    continue
                 if trio.current_time() - started >= MAX_DELAY_S:
                     delay_s = MIN_DELAY_S  # the connection lasted long enough
                 await trio.sleep(delay_s * (1 - self._random_fraction() / 2))

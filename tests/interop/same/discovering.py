@@ -319,6 +319,20 @@ SCRIPTS: dict[str, Script] = _lines(
         *(HI, *REG, client("b"), introduced(broadcast_address="other")),
         *(b"REGISTER T d\n", 1, LOOKUP, DEBUG, own("/nodes"), END, client(""), END),
     ),
+    "a producer that drains": differs(
+        "lookupd-draining",
+        *(introduced(draining=True), *REG, LOOKUP, own("/nodes"), END),
+        here=[
+            *(IDENTIFIED, "OK", "OK", ENDED),
+            'HTTP 200 {"channels":["c"],"producers":[{"remote_address":"PEER","hostname":"T","broadcast_address":"b",'
+            '"tcp_port":4150,"http_port":4151,"version":"1.3.0","draining":true}]}',
+            '/nodes 200 {"found":[{"broadcast_address":"b","draining":true,"hostname":"T","http_port":4151,'
+            '"remote_address":"PEER","tcp_port":4150,"tombstones":[false],"topics":["T"],"version":"1.3.0"}]}',
+        ],
+    ),
+    "a producer that does not drain": same(
+        introduced(draining=False), *REG, LOOKUP, own("/nodes"), DEBUG, END
+    ),
     # -- the registry, over HTTP
     "an unknown topic": same(LOOKUP, CHANNELS),
     "a topic made over HTTP": same(post("/topic/create?topic=T"), LOOKUP, CHANNELS, own("/topics"), DEBUG),

@@ -181,7 +181,8 @@ def _compact(value: Any) -> str:
 
 
 def _about(producer: Producer) -> dict[str, Any]:
-    return {
+    """Describe a producer as nsqlookupd does; one that refuses publishes also has `draining`."""
+    about: dict[str, Any] = {
         "remote_address": producer.remote_address,
         "hostname": producer.info.hostname,
         "broadcast_address": producer.info.broadcast_address,
@@ -189,3 +190,4 @@ def _about(producer: Producer) -> dict[str, Any]:
         "http_port": producer.info.http_port,
         "version": producer.info.version,
     }
+    return about | ({"draining": True} if producer.info.draining else {})
