@@ -122,9 +122,6 @@ def test_tail_receives_from_all(qcli: Cli, broker: Broker, other: Broker, topic:
     addresses = ["--nsqd-tcp-address", broker.tcp_address, "--nsqd-tcp-address", other.tcp_address]
     received = qcli("tail", f"{topic}/c", "-n", "2", *addresses)
     assert (received.code, sorted(received.out.split())) == (0, [b"here", b"there"])
-    several = f"{broker.http_address},{other.http_address}"
-    refused = qcli("tail", topic, "--from", "earliest", "--nsqd-http-address", several)
-    assert (refused.code, "read the log of one broker" in refused.err) == (ExitCode.USAGE, True)
     none = qcli("tail", f"{topic}/c", "--nsqd-tcp-address", "127.0.0.1:1,127.0.0.2:1")
     assert none.code == ExitCode.UNREACHABLE
     assert "127.0.0.1:1" in none.err
@@ -243,6 +240,35 @@ def test_logs_of_all_are_read(both: Both, broker: Broker, other: Broker, topic: 
         1,
         does_not_exist(topic, f"{here} or {there}", f" --nsqd-http-address {here}"),
     )
+
+
+@only_ours
+def test_tail_reads_the_logs_of_all(both: Both, broker: Broker, other: Broker, topic: str) -> None:
+    here, there = both.addresses
+    for each, bodies in ((broker, (b"a", b"b")), (other, (b"c",))):
+        for body in bodies:
+            each.post("/pub", body, topic=topic)
+    found = both("tail", topic, "--from", "earliest", "--to", "latest", "--format", "json")
+    assert found.code == 0, found.err
+    assert sorted((each["body"], each["broker"], each["sequence"]) for each in found.records) == [
+        ("a", here, 0),
+        ("b", here, 1),
+        ("c", there, 0),
+    ]
+    assert len(both("tail", topic, "--since", "1h", "-n", "2").out.splitlines()) == 2
+    sequence = both("tail", topic, "--from", "1")
+    assert (sequence.code, "each broker has its own sequences" in sequence.err) == (ExitCode.USAGE, True)
+    other.post("/topic/delete", b"", topic=topic)
+    assert both("tail", topic, "--to", "latest").out == b"a\nb\n"
+
+
+@only_ours
+def test_tail_of_logs_names_a_broker_that_fails(run_here: Run, broker: Broker, topic: str) -> None:
+    broker.post("/pub", b"a", topic=topic)
+    cli = Cli("127.0.0.1:1", f"127.0.0.1:1,{broker.http_address}")
+    found = run_here(cli, "tail", topic, "--to", "latest")
+    assert (found.code, found.out) == (ExitCode.PARTIAL, b"a\n")
+    assert found.err.startswith("Error: No broker answers at 127.0.0.1:1: connection refused.")
 
 
 @only_ours

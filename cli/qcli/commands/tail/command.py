@@ -66,7 +66,8 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
         "History": "With --from or --to the command reads the topic's log, in order and regardless of channels: no "
         "channel loses a message, and none is created. Without --to it continues with new messages, without gaps or "
         "repetitions, also over a restart of the broker. Deferred messages are printed when they are published. The "
-        "topic's retention limits how far back the log goes. To have a channel's messages delivered again, "
+        "topic's retention limits how far back the log goes. The logs of several brokers are read at the same time; "
+        "messages of different brokers have no order. To have a channel's messages delivered again, "
         "see 'qcli channel seek'.",
         "Positions": POSITIONS_NOTE,
         "JSON": "One object per line: topic, id, timestamp_ns and timestamp (when it was published, in Unix "
@@ -86,7 +87,7 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
 @tcp_addresses("Connect to these brokers.")
 @lookupd_addresses("Ask these nsqlookupd for brokers instead, once a minute.")
 @http_addresses(
-    "Read a log (--from, --to) at this address; also for completion and to ask an nsqd for channels."
+    "Read logs (--from, --to) at these addresses; also for completion and to ask an nsqd for channels."
 )
 @from_option(HISTORY, "Begin at this position in the topic's log: see 'qcli help positions'.")
 @tcp_connection
@@ -125,7 +126,7 @@ def command(options: TailOptions) -> int:
     if options.reads_log:
         from .read_log import tail_log
 
-        return trio.run(tail_log, options)
+        return tail_log(options)
     if not options.lookupd_addresses:
         note_default_tcp_address("messages come from")
     from .consume import tail_channels

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import click
 
-from ...broker.address_options import HTTP_OPTION, LOOKUPD_OPTION, check_tcp_address, chosen_lookupds
-from ...broker.connection_options import refuse_plain_http
+from ...broker.address_options import check_tcp_address, chosen_lookupds
+from ...broker.brokers import Brokers, chosen
 from ...framework.options import delimiter_of, given
 from ...framework.params import Source
-from ...framework.positions import check_range
+from ...framework.positions import check_range, refuse_sequence
 
 TAKE_BACKLOG = "--take-backlog"
 
@@ -49,6 +49,16 @@ class TailOptions:
         """End after this time without a message; infinite: no timeout."""
         return self.idle_timeout_ms / 1000 if self.idle_timeout_ms else math.inf
 
+    def log_brokers(self) -> Brokers:
+        """Return the brokers whose logs to read.
+
+        Raises UsageError: a position is a sequence, and there are several brokers.
+        """
+        brokers = Brokers(*chosen(click.get_current_context()), self.lookupd_allowed_hosts)
+        for position in (self.first, self.end):
+            refuse_sequence(position, brokers.addresses)
+        return brokers
+
     def resolve(self) -> "TailOptions":
         """Check the options, and return them with the `lookupd_addresses` to ask.
 
@@ -69,15 +79,6 @@ class TailOptions:
     def _check_log(self) -> None:
         """Raises UsageError for options that contradict reading a log."""
         check_range(self.first, self.end)
-        if len(self.nsqd_http_addresses) > 1:
-            raise click.UsageError(
-                f"--from and --to read the log of one broker: give one address with {HTTP_OPTION}."
-            )
-        refuse_plain_http(self.nsqd_http_addresses[0])
-        if given("lookupd_addresses"):
-            raise click.UsageError(
-                f"{LOOKUPD_OPTION} is for channels: --from and --to read the log of one broker."
-            )
         for source in self.sources:
             if source.channel is not None:
                 raise click.UsageError(

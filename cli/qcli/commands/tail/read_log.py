@@ -1,7 +1,9 @@
 """`tail` of topics' logs: reads old and new messages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
+from typing import Any
 
 import trio
 
@@ -9,28 +11,37 @@ from trio_nsq.client.reading.batches import is_for_all_channels
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 
-from ...broker.connection_options import ConnectOptions
+from ...broker.connection_options import ConnectOptions, refuse_plain_http
+from ...broker.refusals import CANNOT_BE_READ
+from ...broker.requests import request_json
 from ...broker.topic_log import reading_errors, report_gap, report_start
 from ...framework.errors import ExitCode
-from ...framework.output import json_lines, silence_library
-from ...framework.params import without_scheme
+from ...framework.output import json_lines, print_diagnostic, silence_library
+from ...framework.params import Source, without_scheme
 from ...framework.signals import watch_signals
 from ..shared.messages import log_record
 from .options import TailOptions
 from .printer import Printer
 
 
-def _json(topic: str, batches: Sequence[RecordBatch], count: int) -> bytes:
-    """Return a JSON object per line."""
-    records = (
-        log_record(topic, batch, index, body)
-        for batch in batches
-        for index, body in enumerate(batch.messages.bodies())
-    )
-    return json_lines(record for _, record in zip(range(count), records, strict=False)).encode()
+class BrokerLog(TopicReader):
+    """A reader of a topic's log at one of several brokers.
+
+    Attributes:
+        broker: The broker's address, for the output; empty if there is only one broker.
+    """
+
+    broker = ""
+
+    def records(self, topic: str, batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
+        """Yield the messages of batches as records for JSON."""
+        named = {"broker": self.broker} if self.broker else {}
+        for batch in batches:
+            for index, body in enumerate(batch.messages.bodies()):
+                yield named | log_record(topic, batch, index, body)
 
 
-class LogPrinter(Printer[TopicReader]):
+class LogPrinter(Printer[BrokerLog]):
     """Writes the messages of readers; `damaged` says whether damaged messages were skipped."""
 
     def __init__(self, options: TailOptions) -> None:
@@ -38,7 +49,7 @@ class LogPrinter(Printer[TopicReader]):
         self.damaged = False
         self._first = options.first
 
-    async def pass_on(self, topic: str, source: TopicReader) -> None:
+    async def pass_on(self, topic: str, source: BrokerLog) -> None:
         """Print the messages of a reader."""
         report_start(topic, source, self._first)
         while found := await source.receive():
@@ -48,48 +59,72 @@ class LogPrinter(Printer[TopicReader]):
                     if is_for_all_channels(each):
                         batches.append(each)
                     continue
-                await self._print(topic, batches)
+                await self._print(topic, source, batches)
                 batches = []
                 self.damaged |= report_gap(topic, each.first_sequence, each.next_sequence, each.reason)
-            await self._print(topic, batches)
+            await self._print(topic, source, batches)
 
-    async def _print(self, topic: str, batches: list[RecordBatch]) -> None:
+    async def _print(self, topic: str, source: BrokerLog, batches: list[RecordBatch]) -> None:
         if count := sum(batch.count for batch in batches):
-            await self.print(count, partial(self._render, topic, batches))
+            await self.print(count, partial(self._render, topic, source, batches))
 
-    def _render(self, topic: str, batches: Sequence[RecordBatch], count: int) -> bytes:
+    def _render(self, topic: str, source: BrokerLog, batches: Sequence[RecordBatch], count: int) -> bytes:
         """Return the output for the first messages of batches."""
         if self.as_json:
-            return _json(topic, batches, count)
+            return json_lines(islice(source.records(topic, batches), count)).encode()
         return self.raw(topic, [body for batch in batches for body in batch.messages.bodies()][:count])
 
 
-async def tail_log(options: TailOptions) -> ExitCode:
-    """Write the messages of the topics' logs and return the exit code. Raises Failure: a log cannot be read."""
+def tail_log(options: TailOptions) -> ExitCode:
+    """Write the messages of the topics' logs and return the exit code. Messages of several brokers alternate.
+
+    Raises Failure: a log cannot be read; with several brokers, after the logs of the others.
+    """
     silence_library()
-    (address,) = options.nsqd_http_addresses
+    brokers = options.log_brokers()
+    addresses = dict.fromkeys(dict.fromkeys(each.topic for each in options.sources), brokers.addresses)
+    answers = []
+    if brokers.is_fleet:  # without a broker that has not the topic, or does not answer
+        for topic in addresses:
+            answers.append(brokers.read(partial(_bounds, topic)))
+            addresses[topic] = tuple(answers[-1].results)
+    else:
+        refuse_plain_http(brokers.addresses[0])
     connecting = ConnectOptions.of_command()
-    tls = connecting.https_context(address)
-    readers = [
-        (
-            each.topic,
-            TopicReader(
+    readers = []
+    for topic, found in addresses.items():
+        for address in found:
+            reader = BrokerLog(
                 without_scheme(address),
-                each.topic,
-                tls=tls,
+                topic,
+                tls=connecting.https_context(address),
                 auth_secret=connecting.auth_secret,
                 start=options.first or "earliest",
                 end=options.end,
                 follow=options.end is None,
                 max_messages=options.count,
-            ),
-        )
-        for each in options.sources
-    ]
+            )
+            reader.broker = address if brokers.is_fleet else ""
+            readers.append((topic, reader))
+    for failure in [each for answer in answers for each in answer.failures.values()]:
+        if options.end is None:  # the command may not end soon
+            print_diagnostic(f"Warning: {failure.brief}")
     printer = LogPrinter(options)
-    with reading_errors(address):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, printer.stop)
-            await printer.run(readers)
-            nursery.cancel_scope.cancel()
-    return printer.stopped or (ExitCode.DAMAGED if printer.damaged else ExitCode.OK)
+    with reading_errors(brokers.addresses[0]):
+        trio.run(_print_all, printer, readers)
+    if printer.stopped:
+        return printer.stopped
+    for answer in answers:
+        answer.check()
+    return ExitCode.DAMAGED if printer.damaged else ExitCode.OK
+
+
+def _bounds(topic: str, address: str) -> object:
+    return request_json("GET", address, Source(topic, None), "/topic/bounds", {}, CANNOT_BE_READ)
+
+
+async def _print_all(printer: LogPrinter, readers: Sequence[tuple[str, BrokerLog]]) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch_signals, printer.stop)
+        await printer.run(readers)
+        nursery.cancel_scope.cancel()
