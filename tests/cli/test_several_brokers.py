@@ -262,6 +262,59 @@ def test_tail_reads_the_logs_of_all(both: Both, broker: Broker, other: Broker, t
     assert both("tail", topic, "--to", "latest").out == b"a\nb\n"
 
 
+def bodies_of(broker: Broker, topic: str) -> list[str]:
+    lines = broker.http("GET", "/topic/read", topic=topic).splitlines()
+    return [json.loads(line)["body"] for line in lines]
+
+
+@only_ours
+def test_replay_returns_the_messages_of_each_broker_to_it(
+    run_here: Run, broker: Broker, other: Broker, topic: str
+) -> None:
+    for each, bodies in ((broker, (b"a", b"b")), (other, (b"c",))):
+        for body in bodies:
+            each.post("/pub", body, topic=topic)
+    cli, again = Cli("", f"{broker.http_address},{other.http_address}"), f"{topic}.again"
+    result = run_here(cli, "replay", topic, again, "--format", "json")
+    assert result.code == 0, result.err
+    assert [(each["broker"], each["published"]) for each in result.records] == [
+        (broker.http_address, 2),
+        (other.http_address, 1),
+    ]
+    assert (bodies_of(broker, again), bodies_of(other, again)) == (["a", "b"], ["c"])
+    limited = run_here(cli, "replay", topic, f"{topic}.two", "-n", "1")
+    assert (limited.code, limited.err.count("published to")) == (0, 1)
+    sequence = run_here(cli, "replay", topic, again, "--from", "1")
+    assert (sequence.code, "each broker has its own sequences" in sequence.err) == (ExitCode.USAGE, True)
+
+
+@only_ours
+def test_replay_of_several_brokers_to_one_or_in_pairs(
+    both: Both, run_here: Run, broker: Broker, other: Broker, topic: str
+) -> None:
+    for each, body in ((broker, b"a"), (other, b"b")):
+        each.post("/pub", body, topic=topic)
+    here, there = broker.tcp_address, other.tcp_address
+    http = f"{broker.http_address},{other.http_address}"
+    assert run_here(Cli(here, http), "replay", topic, f"{topic}.one").code == 0
+    assert bodies_of(broker, f"{topic}.one") == ["a", "b"]
+    assert run_here(Cli(f"{there},{here}", http), "replay", topic, f"{topic}.cross").code == 0
+    assert (bodies_of(broker, f"{topic}.cross"), bodies_of(other, f"{topic}.cross")) == (["b"], ["a"])
+    wrong = run_here(Cli("h:1,h:2,h:3", http), "replay", topic, "t")
+    assert (wrong.code, "names 3 brokers" in wrong.err) == (ExitCode.USAGE, True)
+    files = both("replay", "./nowhere", "t")
+    assert (files.code, "Files are published to one broker" in files.err) == (ExitCode.USAGE, True)
+
+
+@only_ours
+def test_replay_goes_on_with_the_other_brokers(run_here: Run, broker: Broker, topic: str) -> None:
+    broker.post("/pub", b"a", topic=topic)
+    result = run_here(Cli("", f"127.0.0.1:1,{broker.http_address}"), "replay", topic, f"{topic}.again")
+    assert result.code == ExitCode.PARTIAL
+    assert "Error: No broker answers at 127.0.0.1:1: connection refused." in result.err
+    assert bodies_of(broker, f"{topic}.again") == ["a"]
+
+
 @only_ours
 def test_tail_of_logs_names_a_broker_that_fails(run_here: Run, broker: Broker, topic: str) -> None:
     broker.post("/pub", b"a", topic=topic)
@@ -299,7 +352,6 @@ ONE_VALUE = [
     ("tail t --from 1 --since 2", "--from / --since"),
     ("tail t --tls --no-tls", "--tls / --no-tls"),
     ("pub t --rate 1 --rate 2", "--rate"),
-    ("replay a b --nsqd-http-address h:1 --nsqd-http-address h:2", "--nsqd-http-address"),
     ("channel seek t/c --to 1h --to 2h", "--to"),
     ("log dump folder -n 1 -n 2", "-n / --count"),
 ]
@@ -310,16 +362,6 @@ def test_second_value_is_refused(run_here: Run, nowhere: Cli, line: str, option:
     refused = run_here(nowhere, *line.split())
     assert refused.code == ExitCode.USAGE
     assert refused.err.endswith(f"Error: {option} is given 2 times, and takes one value.\n")
-
-
-@pytest.mark.parametrize("option", ["--nsqd-http-address", "--nsqd-tcp-address"])
-@pytest.mark.parametrize("in_environment", [False, True])
-def test_list_for_one_broker_is_explained(run_here: Run, option: str, in_environment: bool) -> None:
-    variable = f"QCLI_{option[2:].upper().replace('-', '_')}"
-    cli = Cli("127.0.0.1:1", "127.0.0.1:1", {variable: "h:1,h:2"} if in_environment else {})
-    result = run_here(cli, "replay", "a", "b", *([] if in_environment else [option, "h:1,h:2"]))
-    assert result.code == ExitCode.USAGE
-    assert "'h:1,h:2' is a list; this command takes one broker. Run it for each of them." in result.err
 
 
 @pytest.mark.parametrize(("line", "says"), [("pub t", "messages go to"), ("tail t", "messages come from")])

@@ -273,6 +273,13 @@ def chosen(
     return (), ()
 
 
+def is_as_near(name: str, *others: str) -> bool:
+    """Return whether a parameter has a value from the place that decides about these other ones, or a better place."""
+    source = click.get_current_context().get_parameter_source
+    ranks = [_RANK.index(source(each) or ParameterSource.DEFAULT) for each in (name, *others)]
+    return ranks[0] < len(_RANK) - 1 and ranks[0] <= min(ranks[1:])
+
+
 def _with_brokers(command: _F) -> _F:
     """Pass `brokers: Brokers` to a command's function instead of the parameters of the address options."""
 

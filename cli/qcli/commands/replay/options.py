@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...broker.address_options import HTTP_OPTION, TCP_OPTION, check_tcp_address
+from ...broker.brokers import Brokers, chosen, is_as_near
 from ...broker.name_completion import complete_topic
 from ...framework.errors import Failure
 from ...framework.options import given_flags
 from ...framework.params import Source, source, topic_name
-from ...framework.positions import check_range, time_of
+from ...framework.positions import check_range, refuse_sequence, time_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -111,7 +113,7 @@ _OF_FILES = (
 """Options for files only."""
 _OF_JOBS = (
     *("first", "end", "count", "pattern", "rate", "speed", "ordered", "where", "from_topics", "body_column"),
-    *("time_column", "max_msg_size", "dry_run", "nsqd_http_address"),
+    *("time_column", "max_msg_size", "dry_run", "nsqd_http_addresses"),
 )
 """Options that are saved in a job."""
 
@@ -125,8 +127,10 @@ class ReplayOptions:
 
     source: str | None
     topic: str | None
-    nsqd_tcp_address: str
-    nsqd_http_address: str
+    nsqd_tcp_addresses: tuple[str, ...]
+    nsqd_http_addresses: tuple[str, ...]
+    lookupd_addresses: tuple[str, ...]
+    lookupd_allowed_hosts: tuple[str, ...]
     first: str | None
     end: str | None
     count: int | None
@@ -176,6 +180,44 @@ class ReplayOptions:
                 f"{flags[0]} is for Parquet files, and {self.source} is a topic. For a folder, write ./{self.source}."
             )
 
+    def brokers(self) -> Brokers:
+        """Return the brokers whose logs to replay.
+
+        Raises UsageError: a position is a sequence, and there are several brokers.
+        """
+        brokers = Brokers(*chosen(click.get_current_context()), self.lookupd_allowed_hosts)
+        for position in (self.first, self.end):
+            refuse_sequence(position, brokers.addresses)
+        return brokers
+
+    def destinations(self, brokers: Brokers) -> dict[str, str | None]:
+        """Return the TCP address to which the messages of each broker go, by HTTP address; None: to the same broker.
+
+        Raises UsageError: the numbers of addresses differ, or an address is wrong.
+        """
+        tcp, http = self.nsqd_tcp_addresses, brokers.addresses
+        for address in tcp:
+            check_tcp_address(address)
+        if brokers.is_fleet and not is_as_near(
+            "nsqd_tcp_addresses", "nsqd_http_addresses", "lookupd_addresses"
+        ):
+            return dict.fromkeys(http)
+        if len(tcp) == 1:
+            return dict.fromkeys(http, tcp[0])
+        if len(tcp) != len(http) or brokers.lookupds:
+            raise click.UsageError(
+                f"{TCP_OPTION} names {len(tcp)} brokers: give one for all messages, or one for each address of "
+                f"{HTTP_OPTION}, in the same order, or none."
+            )
+        return dict(zip(http, tcp, strict=True))
+
+    def _broker_for_files(self) -> str:
+        """Return the broker to which files are published. Raises UsageError: there are several."""
+        brokers = Brokers(*chosen(click.get_current_context()))
+        if brokers.is_fleet:
+            raise click.UsageError(f"Files are published to one broker: give one address with {HTTP_OPTION}.")
+        return brokers.addresses[0]
+
     def request(self) -> ReplayRequest | None:
         """Return the request to replay files; None: the saved request of the job.
 
@@ -194,7 +236,7 @@ class ReplayOptions:
             request = ReplayRequest(
                 _absolute(self.source),
                 self.topic,
-                self.nsqd_http_address,
+                self._broker_for_files(),
                 self.from_topics,
                 self.body_column,
                 self.time_column,

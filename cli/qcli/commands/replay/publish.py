@@ -91,19 +91,22 @@ class TopicReplay:
         options: The command line.
         reader: An open reader.
         producer: A connected producer; None: only count messages.
+        count: The maximum of messages to publish; None: no limit.
 
     Attributes:
         result: The current results.
     """
 
-    def __init__(self, options: ReplayOptions, reader: TopicReader, producer: Producer | None) -> None:
+    def __init__(
+        self, options: ReplayOptions, reader: TopicReader, producer: Producer | None, count: int | None
+    ) -> None:
         assert options.source is not None
         assert options.topic is not None
         end = reader.position if reader.end_sequence is None else reader.end_sequence
         self.result = TopicReplayResult(reader.position, reader.position, end)
         self._source = options.source
         self._topic = options.topic
-        self._count = options.count
+        self._count = count
         self._pattern = options.pattern
         self._reader = reader
         self._producer = producer

@@ -3,6 +3,7 @@
 import sys
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,40 @@ from trio_nsq.client import AuthRefused, BrokerError, ConnectionFailed, Producer
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.wording import count_of
 
-from ...broker.address_options import note_default_tcp_address
+from ...broker.address_options import HTTP_OPTION, TCP_OPTION, note_default_tcp_address
+from ...broker.admin_client import AdminClient
+from ...broker.brokers import Brokers, combined
 from ...broker.connection_options import ConnectOptions
 from ...broker.failures import connection_failure, refused
+from ...broker.refusals import CANNOT_BE_READ
+from ...broker.requests import request_json
 from ...broker.topic_log import reading_errors, report_start
 from ...framework import output
 from ...framework.errors import ExitCode, Failure
-from ...framework.params import without_scheme
+from ...framework.params import Source, is_unix_path, without_scheme
 from ...framework.signals import watch_signals
 from .options import ReplayOptions
 from .publish import TopicReplay, TopicReplayResult
 
 _MAX_BYTES = 2**30
 """The client's limit: large, because the broker checks its own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """The replay from one broker.
+
+    Attributes:
+        source: The broker's HTTP address.
+        destination: The TCP address to publish to.
+        count: The maximum of messages; None: no limit.
+        brokers: All brokers of the command.
+    """
+
+    source: str
+    destination: str
+    count: int | None
+    brokers: Brokers
 
 
 def replay_topic(options: ReplayOptions) -> ExitCode:
@@ -35,14 +57,61 @@ def replay_topic(options: ReplayOptions) -> ExitCode:
         output.print_diagnostic(
             f"Note: {options.source} is a topic here; for the {kind} of this name, write ./{options.source}"
         )
-    if not options.dry_run:
+    brokers = options.brokers()
+    destinations = options.destinations(brokers)
+    if not options.dry_run and not brokers.is_fleet:
         note_default_tcp_address("messages go to")
+    if not brokers.is_fleet:
+        ((address, destination),) = destinations.items()
+        return _replay_from(options, _Route(address, destination or "", options.count, brokers))[0]
+    return _replay_from_all(options, brokers, destinations)
+
+
+def _replay_from_all(
+    options: ReplayOptions, brokers: Brokers, destinations: dict[str, str | None]
+) -> ExitCode:
+    """Replay the topic from one broker after the other, also after a failure of another one."""
+    # Brokers that do not answer, or do not have the topic, are found at once.
+    answers = brokers.read(lambda address: _tcp_address(address, str(options.source), destinations[address]))
+    failures = list(answers.failures.values())
+    left, worst, published = options.count, ExitCode.OK, False
+    for address, destination in answers.results.items():
+        if left == 0:
+            break
+        try:
+            code, count = _replay_from(options, _Route(address, destination, left, brokers))
+        except Failure as failure:
+            failures.append(brokers.named(address, failure))
+            published |= failure.exit_code == ExitCode.PARTIAL
+            continue
+        if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+            return code
+        worst, published = max(worst, code), True
+        left = None if left is None else left - count
+    if failures:
+        raise combined(failures, partial=published)
+    return worst
+
+
+def _tcp_address(address: str, topic: str, destination: str | None) -> str:
+    """Return where to publish the messages of a broker that has the topic. Raises Failure."""
+    request_json("GET", address, Source(topic, None), "/topic/bounds", {}, CANNOT_BE_READ)
+    if destination is not None:
+        return destination
+    broker = AdminClient(address)
+    port = int(broker.decoded(broker.request("GET", "/info", {}))["tcp_port"])
+    host = "localhost" if is_unix_path(address) else without_scheme(address).rpartition(":")[0]
+    return f"{host}:{port}"
+
+
+def _replay_from(options: ReplayOptions, route: _Route) -> tuple[ExitCode, int]:
+    """Replay the topic from one broker; return the exit code and the number of messages. Raises Failure."""
     begun_s = time.monotonic()
-    result = trio.run(_replay, options)
-    return _conclude(options, result, time.monotonic() - begun_s)
+    result = trio.run(_replay, options, route)
+    return _conclude(options, route, result, time.monotonic() - begun_s), result.acknowledged
 
 
-async def _replay(options: ReplayOptions) -> TopicReplayResult:
+async def _replay(options: ReplayOptions, route: _Route) -> TopicReplayResult:
     assert options.source is not None
     output.silence_library()
     connecting = ConnectOptions.of_command()
@@ -52,28 +121,28 @@ async def _replay(options: ReplayOptions) -> TopicReplayResult:
             if not options.dry_run:
                 producer = await stack.enter_async_context(
                     Producer(
-                        options.nsqd_tcp_address,
+                        route.destination,
                         max_msg_size=_MAX_BYTES,
                         max_body_size=_MAX_BYTES,
                         **connecting.options(),
                     )
                 )
-            with reading_errors(options.nsqd_http_address):
+            with reading_errors(route.source):
                 async with (
                     TopicReader(
-                        without_scheme(options.nsqd_http_address),
+                        without_scheme(route.source),
                         options.source,
-                        tls=connecting.https_context(options.nsqd_http_address),
+                        tls=connecting.https_context(route.source),
                         auth_secret=connecting.auth_secret,
                         start=options.first or "earliest",
                         end=options.end,
-                        max_messages=options.count if options.pattern is None else None,
+                        max_messages=route.count if options.pattern is None else None,
                     ) as reader,
                     trio.open_nursery() as nursery,
                 ):
                     output.show_library_warnings()
                     report_start(options.source, reader, options.first)
-                    replay = TopicReplay(options, reader, producer)
+                    replay = TopicReplay(options, reader, producer, route.count)
                     await nursery.start(watch_signals, replay.stop)
                     if not options.quiet and output.is_live_terminal(sys.stderr):
                         from ...terminal.progress import show_progress
@@ -86,19 +155,22 @@ async def _replay(options: ReplayOptions) -> TopicReplayResult:
                     await replay.run()
                     nursery.cancel_scope.cancel()
     except ConnectionFailed as error:
-        raise connection_failure(error, options.nsqd_tcp_address) from error
+        raise connection_failure(error, route.destination) from error
     return replay.result
 
 
-def _conclude(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float) -> ExitCode:
+def _conclude(options: ReplayOptions, route: _Route, result: TopicReplayResult, elapsed_s: float) -> ExitCode:
     """Report, and return the exit code. Raises Failure: not all messages were published."""
     if options.form == "json":
-        output.write(output.json_lines([_result_as_json(options, result, elapsed_s)]))
+        record = _result_as_json(options, result, elapsed_s)
+        output.write(output.json_lines(route.brokers.records([record], route.source)))
     elif not options.quiet:
-        output.print_diagnostic(_report(options, result, elapsed_s))
+        output.print_diagnostic(_report(options, result, elapsed_s) + route.brokers.suffix(route.source))
     resume = f"Continue with --from {result.position} --to {result.end}"
-    if options.count is not None:
-        resume += f" -n {options.count - result.acknowledged}"
+    if route.count is not None:
+        resume += f" -n {route.count - result.acknowledged}"
+    if route.brokers.is_fleet:
+        resume += f" {HTTP_OPTION} {route.source} {TCP_OPTION} {route.destination}"
     if result.failure is not None:
         fate = f"{count_of(result.acknowledged, 'message')} acknowledged"
         if result.maybe_stored:
@@ -106,7 +178,7 @@ def _conclude(options: ReplayOptions, result: TopicReplayResult, elapsed_s: floa
         code = ExitCode.PARTIAL if result.acknowledged else ExitCode.FAILURE
         if not result.acknowledged and not isinstance(result.failure.__cause__, BrokerError | AuthRefused):
             code = ExitCode.UNREACHABLE
-        broker, cause = f"The broker at {options.nsqd_tcp_address}", result.failure.__cause__
+        broker, cause = f"The broker at {route.destination}", result.failure.__cause__
         reason = f"{broker}: {result.failure.reason}."
         if isinstance(cause, BrokerError):
             reason = refused(broker, cause)
