@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM in the commands that run on trio."""
+"""Signals in the commands that run on trio."""
 
 import os
 import signal
@@ -35,14 +35,17 @@ async def watch_signals(
         os._exit(_CODES[signal.Signals(again)])
 
 
-async def watch_hangups(
-    reload: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+async def watch_signal(
+    which: signal.Signals,
+    act: Callable[[], Awaitable[None]],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Call `reload` at each SIGHUP, never concurrently."""
-    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+    """Call `act` at each of these signals, never concurrently."""
+    with trio.open_signal_receiver(which) as signals:
         task_status.started()
         async for _ in signals:
-            await reload()
+            await act()
 
 
 def run_until_signal(work: Callable[[], Awaitable[_T]]) -> _T:

@@ -1,6 +1,7 @@
 """The drain mode: the broker refuses publishes, and its consumers empty it. See docs/how-to/drain-a-broker.md."""
 
 import logging
+from collections.abc import AsyncIterable
 from dataclasses import dataclass
 
 from .ingest.publisher import Publisher
@@ -33,3 +34,8 @@ class DrainMode:
                 logger.info("DRAIN: ended, the broker accepts publishes again")
         if draining:
             await self.publisher.until_stored()
+
+    async def begin_on_request(self, requests: AsyncIterable[object]) -> None:
+        """Switch the mode on at each request; runs until cancelled."""
+        async for _ in requests:
+            await self.set(True)

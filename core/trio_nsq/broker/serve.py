@@ -46,6 +46,7 @@ async def serve(
     *,
     files: Files | None = None,
     reloads: AsyncIterable[object] | None = None,
+    drains: AsyncIterable[object] | None = None,
     task_status: trio.TaskStatus[BoundAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until cancelled; then stop it gracefully.
@@ -58,6 +59,8 @@ async def serve(
         files: The file system of the data folder; None is the real one.
         reloads: At each item the broker reads its certificate, key and trusted CAs again, for new sessions. If a file
             cannot be used, the broker logs this and keeps the previous files. None: the broker never reloads.
+        drains: At each item the broker begins to drain: it refuses publishes, until a client ends this by
+            `PUT /config/draining`. None: only clients begin it.
         task_status: Receives the bound addresses once clients can connect.
 
     Raises:
@@ -71,7 +74,7 @@ async def serve(
         async with trio.open_nursery() as nursery:
             workers = await nursery.start(_host_workers)
             try:
-                await _serve_folder(options, folder, workers, reloads, task_status)
+                await _serve_folder(options, folder, workers, reloads, drains, task_status)
             finally:
                 workers.cancel_scope.cancel()
     except* StartupError as group:
@@ -93,6 +96,7 @@ async def _serve_folder(
     folder: DataFolder,
     workers: trio.Nursery,
     reloads: AsyncIterable[object] | None,
+    drains: AsyncIterable[object] | None,
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
     tls_context = _tls_context(options)
@@ -150,6 +154,9 @@ async def _serve_folder(
                     partial(_reload_lookup_tls, options, lookup),
                 )
                 accepting.start_soon(partial(reload_on_request, reloads, *steps, logger=logger))
+            if drains is not None:
+                begin = partial(server.drain_mode.begin_on_request, drains)
+                accepting.start_soon(_keep_running, begin, name=begin)
             task_status.started(bound)
     finally:
         for name, listening in opened.items():

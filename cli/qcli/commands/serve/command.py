@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
         "revoked tokens end at once; the certificate, its key and the CAs, for new sessions; and log_level in the "
         "configuration file, unless a flag or a variable sets it. If a file cannot be used, the log says so, and the "
         "earlier values stay in use. The audit log is opened again. All other options need a restart.",
+        "Draining": "At SIGUSR1, or at the HTTP request PUT /config/draining with the body true, the broker refuses "
+        "publishes, with an error on which clients try another broker. It still delivers what it has. The body false "
+        "ends this, and so does a restart.",
         "Configuration file": "TOML with nsqd's keys: the option with underscores, such as tcp_address. Exceptions: id "
         "for --node-id, and nsqlookupd_tcp_addresses, auth_http_addresses and e2e_processing_latency_percentiles for "
         'the lists. A duration is a string such as "1m30s", or an integer in milliseconds. Unknown keys are logged '
@@ -82,7 +86,8 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     values["data_path"] = (values["data_path"] or Path()).absolute()
     options = broker_options(values)
     raise_file_limit()
-    run_server(ctx, serve, options, "trio_nsq.broker", lambda bound: _described(bound, options.data_path))
+    describe = partial(_described, data_path=options.data_path)
+    run_server(ctx, serve, options, "trio_nsq.broker", describe, can_drain=True)
     return ExitCode.OK
 
 

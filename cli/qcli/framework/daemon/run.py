@@ -5,7 +5,8 @@ import gc
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from click.core import ParameterSource
 from ..command import alike
 from ..errors import ExitCode, Failure
 from ..go_flags import REPEATED
-from ..signals import watch_hangups, watch_signals
+from ..signals import watch_signal, watch_signals
 from .config_file import ConfigFile, read_config
 from .log_format import LIBRARY, log_to_stderr
 from .service_manager import notify_ready, notify_reloading, notify_stopping
@@ -31,6 +32,8 @@ def run_server(
     options: Any,
     logger: str,
     describe: Callable[[Any], str],
+    *,
+    can_drain: bool = False,
 ) -> None:
     """Run a server until SIGINT or SIGTERM. At SIGHUP, read the log level again, then the server's files.
 
@@ -41,6 +44,7 @@ def run_server(
         options: The options for `serve`.
         logger: The name of the server's logger.
         describe: Returns the end of the "ready" line, from the bound addresses.
+        can_drain: `serve` is also called with `drains`: it begins to drain at each item, which is sent at SIGUSR1.
 
     Raises:
         Failure: The address file cannot be written.
@@ -52,14 +56,20 @@ def run_server(
     _log_ignored_settings(ctx, config, log)
 
     send, receive = trio.open_memory_channel[None](1)
+    send_drain, drains = trio.open_memory_channel[None](1)
 
     async def reload() -> None:
         _reload_log_level(ctx, config, log)
         await send.send(None)
 
-    with send, receive:
-        reloading = partial(serve, reloads=receive)
-        trio.run(_run, reloading, options, values["address_file"], describe, reload, log_line)
+    async def drain() -> None:
+        log.info("SIGUSR1: draining")
+        await send_drain.send(None)
+
+    with send, receive, send_drain, drains:
+        serving = partial(serve, reloads=receive, **({"drains": drains} if can_drain else {}))
+        actions = {signal.SIGUSR1: drain} if can_drain else {}
+        trio.run(_run, serving, options, values["address_file"], describe, reload, actions, log_line)
 
 
 def raise_file_limit() -> None:
@@ -77,6 +87,7 @@ async def _run(
     address_file: Path | None,
     describe: Callable[[Any], str],
     reload: Callable[[], Awaitable[None]],
+    actions: Mapping[signal.Signals, Callable[[], Awaitable[None]]],
     log_line: Callable[[str], None],
 ) -> None:
     status = ""
@@ -99,7 +110,8 @@ async def _run(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, stop)
-            await nursery.start(watch_hangups, reload_and_notify)
+            for which, act in {signal.SIGHUP: reload_and_notify, **actions}.items():
+                await nursery.start(watch_signal, which, act)
             bound = await nursery.start(serve, options)
             # Exclude the loaded state from garbage collection: with ten thousand channels, scanning it takes so long
             # that deliveries would be late.
