@@ -216,9 +216,8 @@ def _json_messages(place: Place, batch: RecordBatch, indexes: range) -> bytes:
 
     bodies, numbered = batch.messages.bodies(), batch_number(batch.metadata)
     name: dict[str, object] = dict(zip(("producer", "number"), numbered, strict=True)) if numbered else {}
-    return json_lines(
-        log_record(place.topic, batch, index, bodies[index]) | name for index in indexes
-    ).encode()
+    records = (log_record(place.topic, batch, index, bodies[index]) | name for index in indexes)
+    return json_lines(records, have_times=True).encode()
 
 
 def _json_header(place: Place, found: ScannedRecord, _begins_file: bool) -> bytes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trio_nsq.wording import printable
 
 from ...framework.output import body_field, is_terminal
+from ...framework.times import rfc3339
 
 if TYPE_CHECKING:
     from trio_nsq.log import RecordBatch
@@ -50,13 +51,15 @@ def with_body_column(
 
 
 def log_record(topic: str | None, batch: RecordBatch, index: int, body: bytes) -> dict[str, object]:
-    """Return the JSON object of one message of a batch; the topic is None if it is unknown."""
+    """Return the JSON object of one message of a batch, with RFC 3339 times; the topic is None if it is unknown."""
     return {
         "topic": topic,
         "id": f"{batch.first_id + index:016x}",
         "timestamp_ns": batch.timestamp_ns,
+        "timestamp": rfc3339(batch.timestamp_ns),
         "attempts": 0,
         "sequence": batch.base_sequence + index,
         "due_ns": batch.due_ns or None,
+        "due": rfc3339(batch.due_ns) if batch.due_ns else None,
         **body_field(body),
     }

@@ -29,6 +29,7 @@ from ...framework.output import (
 )
 from ...framework.params import is_https, is_unix_path
 from ...framework.signals import watch_signals
+from ...framework.times import rfc3339
 from .options import TAKE_BACKLOG, TailOptions
 from .printer import Printer
 
@@ -39,16 +40,18 @@ IDLE_S, REDISTRIBUTE_S = 1.0, 0.5
 def _json(topic: str, batch: MessageBatch, count: int) -> bytes:
     """Return a JSON object per line."""
     messages = zip(batch.bodies, batch.ids, batch.timestamps_ns, batch.attempts, strict=True)
-    return json_lines(
+    records = (
         {
             "topic": topic,
             "id": id_.decode("ascii", "replace"),
             "timestamp_ns": timestamp_ns,
+            "timestamp": rfc3339(timestamp_ns),
             "attempts": attempts,
             **body_field(body),
         }
         for body, id_, timestamp_ns, attempts in islice(messages, count)
-    ).encode()
+    )
+    return json_lines(records, have_times=True).encode()
 
 
 class ConsumerPrinter(Printer[Consumer]):

@@ -71,7 +71,7 @@ class LogPrinter(Printer[BrokerLog]):
     def _render(self, topic: str, source: BrokerLog, batches: Sequence[RecordBatch], count: int) -> bytes:
         """Return the output for the first messages of batches."""
         if self.as_json:
-            return json_lines(islice(source.records(topic, batches), count)).encode()
+            return json_lines(islice(source.records(topic, batches), count), have_times=True).encode()
         return self.raw(topic, [body for batch in batches for body in batch.messages.bodies()][:count])
 
 
