@@ -142,11 +142,13 @@ class Cli:
         return found
 
     @contextmanager
-    def on_terminal(self, *args: str, rows: int = 24, columns: int = 120, **env: str) -> Iterator[Terminal]:
-        """Run a command on its own terminal. At the end of the block it is killed if it still runs."""
+    def on_terminal(
+        self, *args: str, rows: int = 24, columns: int = 120, shell: str = "", **env: str
+    ) -> Iterator[Terminal]:
+        """Run a command, or a line of shell, on its own terminal. At the end of the block it is killed if it runs."""
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
-            command_line(*args),
+            ["sh", "-c", shell] if shell else command_line(*args),
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -157,7 +159,10 @@ class Cli:
         try:
             yield Terminal(process, ours)
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(
+                    process.pid, signal.SIGKILL
+                )  # it has its own session, and so has a shell's pipeline
             process.wait()
             os.close(ours)
 

@@ -1,8 +1,8 @@
-"""Tests for the rate that `pub` and `replay` show while they run."""
+"""Tests for the rate and the time left that `pub` and `replay` show while they run."""
 
 import pytest
 
-from qcli.terminal.progress import REFRESH_S, SHORTEST_S, WINDOW_S, RecentRate
+from qcli.terminal.progress import REFRESH_S, SHORTEST_S, WINDOW_S, RecentRate, TimeLeft
 
 PER_S, SLICE_S = 1000, 0.05
 """Seconds of messages per batch, as with `--rate`."""
@@ -35,3 +35,23 @@ def test_old_samples_are_forgotten() -> None:
     assert rate == 0
     assert WINDOW_S < 29
     assert RecentRate().after(1.0, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("per_s", "text"),
+    [(0.01, "75 s left"), (0.001, "13 min left"), (0.00001, "21 h left"), (1e-7, "days left")],
+)
+def test_time_left_of_a_steady_stream(per_s: float, text: str) -> None:
+    left = TimeLeft()
+    begun = 0.255 - per_s * 10
+    for second in range(11):
+        found = left.after(float(second), begun + per_s * second)
+        assert (found == "") == (second == 0)
+    assert found == text
+
+
+def test_no_time_left_if_it_is_unknown_or_nothing_is_left() -> None:
+    left = TimeLeft()
+    assert [left.after(float(second), None) for second in range(9)] == [""] * 9
+    assert [left.after(float(second), 0.5) for second in range(9)] == [""] * 9  # no progress
+    assert left.after(9.0, 1.0) == ""

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -317,6 +318,39 @@ def test_progress_only_on_a_terminal(qcli: Cli, topic: str, tmp_path: Path) -> N
     with qcli.on_terminal("pub", topic, "--quiet", "--rate", "40", str(tmp_path / "lines")) as terminal:
         assert terminal.end() == 0
     assert terminal.shown == b""
+
+
+@pytest.mark.parametrize("kind", ["files", "redirected", "pipe"])
+def test_percent_and_time_left_of_files(qcli: Cli, topic: str, tmp_path: Path, kind: str) -> None:
+    """Inputs of a known size: files, and standard input that is a file."""
+    for number in range(2):
+        (tmp_path / f"{number}").write_bytes(b"%099d\n" % number * 600)
+    files = [str(tmp_path / f"{number}") for number in range(2)]
+    line = f"cat {files[0]} {files[1]} | " if kind == "pipe" else ""
+    line += f"{sys.executable} -m qcli pub {topic} --rate 100 "
+    line += {"files": " ".join(files), "redirected": f"< {files[0]}", "pipe": ""}[kind]
+    with qcli.on_terminal(shell=line) as terminal:
+        terminal.expect(b"messages/s" if kind == "pipe" else b" left")
+    shown = re.sub(rb"\x1b\[[\d;]*[a-zA-Z]", b"", terminal.shown)
+    percents = [int(each) for each in re.findall(rb"(\d+)%, ", shown)]
+    assert bool(percents) == (kind != "pipe")
+    assert all(0 < each < 100 for each in percents)
+    assert bool(re.search(rb" s, \d+ s left", shown)) == (kind != "pipe")
+
+
+def test_strip_cr(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"a\r\nb\rc\r\n\r\nd\r\r\ne\r")
+    result = qcli("pub", topic, "--strip-cr", str(tmp_path / "lines"))
+    assert result.code == 0
+    assert "; 1 empty skipped" in result.err
+    assert qcli("tail", f"{topic}/c", "-0", "-n", "4").out == b"a\0b\rc\0d\r\0e\0"
+
+
+def test_strip_cr_is_for_lines(nowhere: Cli) -> None:
+    for args in (["-0"], ["-d", ";"]):
+        result = nowhere("pub", "t", "--strip-cr", *args)
+        assert result.code == 2
+        assert "--strip-cr is for lines: leave out --delimiter and --null." in result.err
 
 
 def test_progress_does_not_disturb_interactive_input(qcli: Cli, topic: str) -> None:

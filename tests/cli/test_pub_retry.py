@@ -16,8 +16,11 @@ import trio.testing
 
 from cli.support import Cli, Running, lines
 from interop.peers import Broker, nsqd, qcli_serve
-from qcli.commands.pub import publish as publishing
-from qcli.commands.pub.publish import BrokerResult, PublishPipeline
+from qcli.commands.pub import pipeline as publishing
+from qcli.commands.pub.batches import Batch, Lines
+from qcli.commands.pub.input import Splitter
+from qcli.commands.pub.pipeline import PublishPipeline
+from qcli.commands.pub.results import BrokerResult
 from qcli.commands.pub.send import MAX_PRODUCERS, Sender
 from qcli.framework.errors import ExitCode
 from trio_nsq.client import BrokerError, ConnectionLost, PublishFailed
@@ -379,6 +382,11 @@ def test_end_while_one_broker_is_down_reports_each_broker(tmp_path: Path, args: 
 # ---------------------------------------------------------------------- without brokers
 
 
+def lines_of(topic: str, batch_size: int) -> Lines:
+    """Make batches of short lines."""
+    return Lines(Splitter(b"\n", 100), batch_size, topic)
+
+
 class Unreliable:
     """A sender that often loses its connection and all unacknowledged batches."""
 
@@ -391,10 +399,10 @@ class Unreliable:
         self._random = random.Random(seed)
         self._under_way: list[tuple[trio.Event, list[bytes], list[bool]]] = []
 
-    async def send(self, batch: list[bytes]) -> None:
+    async def send(self, batch: Batch) -> None:
         """Publish, or fail."""
         done, lost = trio.Event(), [False]
-        self._under_way.append((done, batch, lost))
+        self._under_way.append((done, batch.bodies, lost))
         await done.wait()
         if lost[0]:
             error = ConnectionLost("broker", "cut")
@@ -436,14 +444,7 @@ def test_order_is_kept(
     sender = Unreliable(at_once, seed)
 
     async def main() -> PublishPipeline:
-        pipeline = PublishPipeline(
-            {"broker": sender},
-            delimiter=b"\n",
-            max_msg_size=100,
-            batch_size=3,
-            retry=True,
-            limiter=None,
-        )
+        pipeline = PublishPipeline({"broker": sender}, lines_of("t", batch_size=3))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sender.work)
             await pipeline.run([str(tmp_path / "lines")], 4096)
@@ -472,7 +473,7 @@ def test_first_failures_that_are_retried(error: Exception, waits: bool, tmp_path
     class FailsOnce(Unreliable):
         failures = 1
 
-        async def send(self, batch: list[bytes]) -> None:
+        async def send(self, batch: Batch) -> None:
             await trio.lowlevel.checkpoint()
             if self.failures:
                 self.failures -= 1
@@ -481,9 +482,7 @@ def test_first_failures_that_are_retried(error: Exception, waits: bool, tmp_path
     (tmp_path / "lines").write_bytes(b"one\n")
 
     async def main() -> PublishPipeline:
-        pipeline = PublishPipeline(
-            {"b": FailsOnce(1, 0)}, delimiter=b"\n", max_msg_size=9, batch_size=3, retry=True, limiter=None
-        )
+        pipeline = PublishPipeline({"b": FailsOnce(1, 0)}, lines_of("t", batch_size=3))
         await pipeline.run([str(tmp_path / "lines")], 4096)
         return pipeline
 
@@ -496,13 +495,13 @@ class PartlyThenSilent(Unreliable):
 
     begun = False
 
-    async def send(self, batch: list[bytes]) -> None:
+    async def send(self, batch: Batch) -> None:
         if not self.begun:
             self.begun = True
-            self.stored += batch[:3]
+            self.stored += batch.bodies[:3]
             error = ConnectionLost("broker", "gone")
             raise PublishFailed("gone", maybe_stored=False, acknowledged=3) from error
-        self.stored += batch
+        self.stored += batch.bodies
         await trio.sleep_forever()
 
 
@@ -518,9 +517,7 @@ def test_signal_in_an_outage_counts_each_attempt_once(
     sender = PartlyThenSilent(1, 0)
 
     async def main() -> PublishPipeline:
-        pipeline = PublishPipeline(
-            {"broker": sender}, delimiter=b"\n", max_msg_size=9, batch_size=10, retry=True, limiter=None
-        )
+        pipeline = PublishPipeline({"broker": sender}, lines_of("t", batch_size=10))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pipeline.run, [str(tmp_path / "lines")], 4096)
             while not sender.begun:
@@ -539,11 +536,11 @@ def test_signal_in_an_outage_counts_each_attempt_once(
 class Refuses(Unreliable):
     """Stores everything, but refuses the last batch permanently."""
 
-    async def send(self, batch: list[bytes]) -> None:
+    async def send(self, batch: Batch) -> None:
         await trio.lowlevel.checkpoint()
-        if b"29" in batch:
+        if b"29" in batch.bodies:
             raise PublishFailed("no", maybe_stored=False) from BrokerError("broker", "E_BAD_MESSAGE", "no")
-        self.stored += batch
+        self.stored += batch.bodies
 
 
 class Away(Unreliable):
@@ -554,7 +551,7 @@ class Away(Unreliable):
         self._test = test
         self._attempts = 0
 
-    async def send(self, batch: list[bytes]) -> None:
+    async def send(self, batch: Batch) -> None:
         await trio.lowlevel.checkpoint()
         self._attempts += 1
         if self._attempts == 50:
@@ -568,14 +565,7 @@ def publish_thirty(tmp_path: Path, other: Sender, batch_size: int) -> list[Broke
 
     async def main() -> PublishPipeline:
         with trio.CancelScope() as scope:
-            pipeline = PublishPipeline(
-                {"away": Away(scope), "other": other},
-                delimiter=b"\n",
-                max_msg_size=9,
-                batch_size=batch_size,
-                retry=True,
-                limiter=None,
-            )
+            pipeline = PublishPipeline({"away": Away(scope), "other": other}, lines_of("t", batch_size))
             await pipeline.run([str(tmp_path / "lines")], 4096)
         return pipeline
 

@@ -59,6 +59,31 @@ def test_endless_message_is_not_buffered() -> None:
     assert splitter.feed(b"y\r\nz\r\n") == []
 
 
+@given(
+    data=st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\r\n", b"\0", b"b\r\r\n"])).map(b"".join),
+    places=st.lists(st.integers(0, 200)),
+)
+def test_one_carriage_return_is_stripped_before_line_feeds_and_at_the_end(
+    data: bytes, places: list[int]
+) -> None:
+    splitter = Splitter(b"\n", 1000, strip_cr=True)
+    messages = [message for piece in cut(data, places) for message in splitter.feed(piece)]
+    messages += splitter.end()
+    stripped = [line.removesuffix(b"\r") for line in data.split(b"\n")]
+    assert messages == [line for line in stripped if line]
+    assert splitter.unfinished_bytes == 0
+
+
+def test_limit_does_not_count_a_stripped_carriage_return() -> None:
+    for pieces in ([b"x" * 10 + b"\r\n"], [b"x" * 10 + b"\r", b"\n"], [b"x" * 10, b"\r"]):
+        splitter = Splitter(b"\n", 10, strip_cr=True)
+        messages = [message for piece in pieces for message in splitter.feed(piece)] + splitter.end()
+        assert (messages, splitter.too_long) == ([b"x" * 10], None)
+    splitter = Splitter(b"\n", 10, strip_cr=True)
+    splitter.feed(b"x" * 10 + b"\r\r\n")
+    assert splitter.too_long == 1
+
+
 def test_each_input_ends_its_last_message() -> None:
     splitter = Splitter(b"\n", 10)
     assert splitter.feed(b"a\nb") == [b"a"]

@@ -5,6 +5,7 @@ Functions import rich when they need it, because most runs show no progress.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import deque
@@ -111,9 +112,9 @@ class RecentRate:
     """The recent growth rate of a count, from its first value above 0. Does no IO; time is a parameter."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+        self._seen: deque[tuple[float, float]] = deque()
 
-    def after(self, now_s: float, count: int) -> float | None:
+    def after(self, now_s: float, count: float) -> float | None:
         """Record the current count and return the rate per second; None: too early."""
         if not count:
             return None
@@ -122,6 +123,26 @@ class RecentRate:
             self._seen.popleft()
         since_s, before = self._seen[0]
         return (count - before) / (now_s - since_s) if now_s - since_s >= SHORTEST_S else None
+
+
+class TimeLeft:
+    """Estimates the time left from the recent growth of the completed share. Does no IO; time is a parameter."""
+
+    def __init__(self) -> None:
+        self._recent = RecentRate()
+
+    def after(self, now_s: float, share: float | None) -> str:
+        """Record the share, 0 to 1, and return text such as `12 s left`; empty: unknown, or nothing is left."""
+        if share is None:
+            return ""
+        per_second = self._recent.after(now_s, share)
+        if not per_second or share >= 1:
+            return ""
+        left_s = (1 - share) / per_second
+        for unit, unit_s in (("s", 1), ("min", 60), ("h", 3600)):
+            if left_s < 100 * unit_s:
+                return f"{math.ceil(left_s / unit_s)} {unit} left"
+        return "days left"
 
 
 async def show_progress(progress: Callable[[], tuple[int, int, float | None]]) -> None:
@@ -139,14 +160,14 @@ async def show_progress(progress: Callable[[], tuple[int, int, float | None]]) -
     console = Console(stderr=True, highlight=False)
     begun_s = trio.current_time()
     bold = "" if no_color() else "bold"
-    recent = RecentRate()
+    recent, left = RecentRate(), TimeLeft()
     # Without auto_refresh: it would be a thread beside the event loop.
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             await trio.sleep(REFRESH_S)
             now_s = trio.current_time()
             messages, body_bytes, share = progress()
-            per_second = recent.after(now_s, messages)
+            per_second, rest = recent.after(now_s, messages), left.after(now_s, share)
             live.update(
                 Text.assemble(
                     "" if share is None else f"{share:.0%}, ",
@@ -155,6 +176,7 @@ async def show_progress(progress: Callable[[], tuple[int, int, float | None]]) -
                     ("" if per_second is None else rate(per_second), bold),
                     "" if per_second is None else " messages/s, ",
                     f"{now_s - begun_s:.0f} s",
+                    rest and f", {rest}",
                 ),
                 refresh=True,
             )

@@ -46,8 +46,8 @@ INPUT, SENDING = "Input", "Sending"
     },
     details={
         "Messages": "Bytes are published unchanged: nothing is decoded, and a carriage return before a line feed "
-        "belongs to the message. Bytes after the last delimiter are a message too. Empty messages are skipped, "
-        "because NSQ has none; the report counts them.",
+        "belongs to the message, unless --strip-cr is given. Bytes after the last delimiter are a message too. Empty "
+        "messages are skipped, because NSQ has none; the report counts them.",
         "Lost connections": "If the connection is lost, as in an upgrade, the command reconnects and continues, and "
         "reports both on standard error. Meanwhile it reads no input. It also retries if the broker refuses messages "
         "because its disk or the topic is full, once some messages were acknowledged. It fails if the broker is "
@@ -80,6 +80,12 @@ INPUT, SENDING = "Input", "Sending"
 @tcp_addresses("Publish to these brokers; each gets every message.")
 @tcp_connection
 @delimiter_options(INPUT, "Split the input into messages at this text", "for find -print0")
+@option(
+    INPUT,
+    "--strip-cr",
+    is_flag=True,
+    help="Remove a carriage return before each line feed, and at the end of the input.",
+)
 @max_msg_size_option(INPUT, "A longer message is an error, before it is sent.")
 @option(
     SENDING,

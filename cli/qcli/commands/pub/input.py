@@ -4,6 +4,8 @@ import fcntl
 import os
 import stat
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 import trio
 
@@ -76,12 +78,31 @@ async def open_input(path: str, read_bytes: int = READ_BYTES) -> Input:
     return Input(fd, path, read_bytes)
 
 
+def size_of(paths: Iterable[str]) -> int | None:
+    """Return how many bytes there are to read, `-` being standard input; None: an input is not a regular file."""
+    total = 0
+    for path in paths:
+        try:
+            if path == "-":
+                found = os.fstat(0)
+                begun = os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(found.st_mode) else 0
+            else:
+                found, begun = Path(path).stat(), 0
+        except OSError:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        total += max(0, found.st_size - begun)
+    return total
+
+
 class Splitter:
-    """Splits a stream of chunks into messages at a delimiter. Bytes do not change.
+    """Splits a stream of chunks into messages at a delimiter. Other bytes do not change, except with `strip_cr`.
 
     Args:
         delimiter: Ends a message; at least one byte. Bytes after the last delimiter are a message too.
-        max_bytes: The maximum size of a message.
+        max_bytes: The maximum size of a message; also an attribute.
+        strip_cr: Remove one carriage return before each line feed and at the end. For the delimiter line feed.
 
     Attributes:
         seen: The number of messages so far, including empty ones.
@@ -90,12 +111,16 @@ class Splitter:
             returns no messages from there on.
     """
 
-    def __init__(self, delimiter: bytes, max_bytes: int) -> None:
+    def __init__(self, delimiter: bytes, max_bytes: int, *, strip_cr: bool = False) -> None:
         self.seen = 0
         self.empty = 0
         self.too_long: int | None = None
         self._delimiter = delimiter
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        self._strip_cr = strip_cr
+        self._held_cr = (
+            b""  # the last byte of a chunk, if it is a carriage return that a line feed may follow
+        )
         # The incomplete message: parts without a delimiter, and an edge that may begin one.
         self._parts: list[bytes] = []
         self._parts_bytes = 0
@@ -104,12 +129,16 @@ class Splitter:
     @property
     def unfinished_bytes(self) -> int:
         """The bytes of the incomplete message."""
-        return self._parts_bytes + len(self._edge)
+        return self._parts_bytes + len(self._edge) + len(self._held_cr)
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Add a chunk and return the messages that it completes."""
         if self.too_long is not None:
             return []
+        if self._strip_cr:
+            chunk = self._held_cr + chunk
+            self._held_cr = b"\r" if chunk.endswith(b"\r") else b""
+            chunk = chunk[: len(chunk) - len(self._held_cr)].replace(b"\r\n", b"\n")
         *complete, rest = (self._edge + chunk).split(self._delimiter)
         messages: list[bytes] = []
         if complete:
@@ -122,7 +151,8 @@ class Splitter:
             self._parts.append(rest[:edge_at])
             self._parts_bytes += edge_at
         self._edge = rest[edge_at:]
-        if self.too_long is None and self.unfinished_bytes >= self._max_bytes + len(self._delimiter):
+        begun_bytes = self.unfinished_bytes - len(self._held_cr)
+        if self.too_long is None and begun_bytes >= self.max_bytes + len(self._delimiter):
             self.too_long = self.seen + 1
         return messages
 
@@ -130,13 +160,13 @@ class Splitter:
         """Return the message that the end of the input completes, if any. The next `feed` begins another input."""
         last = b"".join([*self._parts, self._edge])
         self._parts.clear()
-        self._parts_bytes, self._edge = 0, b""
+        self._parts_bytes, self._edge, self._held_cr = 0, b"", b""
         return self._accept([last]) if last and self.too_long is None else []
 
     def _accept(self, messages: list[bytes]) -> list[bytes]:
         """Check and count messages, and remove empty ones."""
-        if max(map(len, messages)) > self._max_bytes:
-            place = next(index for index, message in enumerate(messages) if len(message) > self._max_bytes)
+        if max(map(len, messages)) > self.max_bytes:
+            place = next(index for index, message in enumerate(messages) if len(message) > self.max_bytes)
             self.too_long = self.seen + place + 1
             messages = messages[:place]
         self.seen += len(messages)

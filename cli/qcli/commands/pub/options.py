@@ -29,6 +29,7 @@ class PubOptions:
     nsqd_http_addresses: tuple[str, ...]
     separator: bytes
     null: bool
+    strip_cr: bool
     max_msg_size: int
     batch_size: int | None
     rate: float | None
@@ -53,7 +54,8 @@ class PubOptions:
 
     def check(self) -> None:
         """Raises UsageError if options exclude each other, Failure if a file cannot be read."""
-        delimiter_of(self.separator, self.null)
+        if self.delimiter != b"\n" and self.strip_cr:
+            raise click.UsageError("--strip-cr is for lines: leave out --delimiter and --null.")
         for path in self.files:
             _check_readable(path)
 

@@ -18,9 +18,11 @@ from ...framework.output import rate as per_second
 from ...framework.params import duration_text
 from ...framework.signals import watch_signals
 from ..shared.rate_limiter import RateLimiter
-from .input import READ_BYTES
+from .batches import BatchSource, Lines
+from .input import READ_BYTES, Splitter
 from .options import PubOptions
-from .publish import BrokerResult, PublishPipeline, PublishResult
+from .pipeline import PublishPipeline
+from .results import BrokerResult, PublishResult
 from .send import Sender, TCPSender, numbered_sender
 
 RATED_READ_BYTES = 4096
@@ -39,14 +41,13 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult
         for address, http_address in brokers.items():
             senders[address] = await _connect(options, address, http_address, connecting, stack)
         batch_size = min(sender.batch_size for sender in senders.values())
+        limiter = RateLimiter(options.rate, trio.current_time()) if options.rate else None
         async with trio.open_nursery() as nursery:
             pipeline = PublishPipeline(
                 senders,
-                delimiter=options.delimiter,
-                max_msg_size=options.max_msg_size,
-                batch_size=options.batch_size or batch_size,
+                _source(options, batch_size, limiter),
                 retry=not options.no_retry,
-                limiter=RateLimiter(options.rate, trio.current_time()) if options.rate else None,
+                limiter=limiter,
             )
             await nursery.start(watch_signals, pipeline.stop)
             if options.shows_progress:
@@ -54,7 +55,7 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult
 
                 result = pipeline.result
                 nursery.start_soon(
-                    show_progress, lambda: (result.acknowledged, result.acknowledged_bytes, None)
+                    show_progress, lambda: (result.acknowledged, result.acknowledged_bytes, result.share)
                 )
             await pipeline.run(options.inputs, RATED_READ_BYTES if options.rate else READ_BYTES)
             for broker in pipeline.result.brokers:
@@ -62,6 +63,15 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult
                     await senders[broker.address].end()
             nursery.cancel_scope.cancel()
     return pipeline.result
+
+
+def _source(options: PubOptions, batch_size: int, limiter: RateLimiter | None) -> BatchSource:
+    """Return the maker of batches; `batch_size` counts unless the user or the limiter sets another size."""
+    batch_size = options.batch_size or batch_size
+    if limiter is not None:
+        batch_size = min(batch_size, limiter.max_messages)
+    splitter = Splitter(options.delimiter, options.max_msg_size, strip_cr=options.strip_cr)
+    return Lines(splitter, batch_size, options.topic, options.defer_ms)
 
 
 async def _connect(
@@ -83,13 +93,10 @@ async def _connect(
         if len(options.nsqd_tcp_addresses) > 1:
             failure = Failure(f"{failure.message} Nothing was published to any broker.", failure.exit_code)
         raise failure from error
-    over_tcp = TCPSender(producer, options.topic, options.defer_ms)
+    over_tcp = TCPSender(producer)
     if options.no_retry:
         return over_tcp
-    numbered = await numbered_sender(
-        address, http_address, options.topic, options.defer_ms, connecting, over_tcp
-    )
-    return numbered or over_tcp
+    return await numbered_sender(address, http_address, options.topic, connecting, over_tcp) or over_tcp
 
 
 _OUT_OF_RANGE = re.compile(r"^DPUB timeout \d+ out of range 0-(\d+)")

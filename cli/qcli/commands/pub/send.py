@@ -1,6 +1,8 @@
 """How `pub` sends a batch: over TCP, or numbered over HTTP, so that it is stored once."""
 
 import http.client
+import time
+from collections.abc import Callable
 from typing import Protocol
 from uuid import uuid4
 
@@ -15,6 +17,7 @@ from ...broker.admin_client import AdminClient
 from ...broker.connection_options import ConnectOptions
 from ...framework.errors import Failure
 from ...framework.params import is_https, is_unix_path
+from .batches import Batch
 
 MAX_PRODUCERS = 10_000
 """The number of producers that a broker remembers; it is in the error for one more."""
@@ -23,7 +26,7 @@ _TOO_BIG = ("BAD_MESSAGE", "MSG_TOO_BIG", *_BODY_TOO_BIG)
 
 
 class Sender(Protocol):
-    """Publishes batches to one topic, in the order of the calls.
+    """Publishes batches, in the order of the calls.
 
     Attributes:
         at_once: The number of unacknowledged batches.
@@ -38,8 +41,8 @@ class Sender(Protocol):
         """Whether a batch that is sent again after a failure may be stored twice."""
         ...
 
-    async def send(self, batch: list[bytes]) -> None:
-        """Publish messages, at least one. Raises PublishFailed, as `Producer`."""
+    async def send(self, batch: Batch) -> None:
+        """Publish messages. Raises PublishFailed, as `Producer`."""
         ...
 
     async def end(self) -> None:
@@ -48,7 +51,7 @@ class Sender(Protocol):
 
 
 class TCPSender:
-    """Sends one MPUB for each batch, or, with `defer_ms` above 0, one DPUB for each message.
+    """Sends one MPUB for each batch, or one DPUB for each message of a deferred batch.
 
     The producer is connected, with `ordered`: if a batch fails, the batches after it fail too.
     """
@@ -58,16 +61,14 @@ class TCPSender:
     batch_size = 1000
     may_repeat = True
 
-    def __init__(self, producer: Producer, topic: str, defer_ms: int) -> None:
+    def __init__(self, producer: Producer) -> None:
         self._producer = producer
-        self._topic = topic
-        self._defer_ms = defer_ms
 
-    async def send(self, batch: list[bytes]) -> None:
-        if self._defer_ms:
-            await self._producer.publish_many(self._topic, batch, defer_ms=self._defer_ms)
+    async def send(self, batch: Batch) -> None:
+        if defer_ms := batch.delay_ms(time.time_ns()):
+            await self._producer.publish_many(batch.topic, batch.bodies, defer_ms=defer_ms)
         else:
-            await self._producer.publish_set(self._topic, pack_messages(batch))
+            await self._producer.publish_set(batch.topic, pack_messages(batch.bodies))
 
     async def end(self) -> None:
         """Do nothing: the owner closes the producer."""
@@ -77,9 +78,8 @@ class NumberedSender:
     """Sends numbered batches over HTTP, one after the other: each is stored once, even if it is sent again.
 
     Args:
-        publisher: A producer with a unique name that does not retry.
+        new_producer: Returns a producer for a topic that does not retry; its name is unique.
         address: The broker's address, for errors.
-        defer_ms: The delay of messages.
         fallback: Sends everything if the broker cannot remember one more producer.
     """
 
@@ -88,59 +88,83 @@ class NumberedSender:
     """Large, because each batch waits for its answer, which with `--sync=always` waits for a sync."""
 
     def __init__(
-        self, publisher: IdempotentProducer, address: str, defer_ms: int, fallback: TCPSender
+        self, new_producer: Callable[[str], IdempotentProducer], address: str, fallback: TCPSender
     ) -> None:
-        self._publisher = publisher
+        self._new_producer = new_producer
+        self._producers: dict[str, IdempotentProducer] = {}  # by topic
+        self._numbers: dict[str, int] = {}  # by topic, of the next batch that is not acknowledged
         self._fallback = fallback
         self._falls_back = False
+        self._repeats = False  # another broker without numbered batches has replaced the first one
+        self._was_unreachable = False
         self._address = address
-        self._defer_ms = defer_ms
-        self._number = 0  # of the next batch that is not acknowledged
 
     @property
     def may_repeat(self) -> bool:
         """Whether the fallback is used, or another broker without numbered batches has replaced the first one."""
-        return self._falls_back or not self._publisher.remembers
+        return self._falls_back or self._repeats
 
     async def end(self) -> None:
-        try:
-            if self._number:
-                await trio.to_thread.run_sync(self._publisher.forget, abandon_on_cancel=True)
-        except (BrokerUnreachable, RequestRefused):
-            pass  # the broker forgets the producer later by itself
-        self._publisher.close()
+        for topic, producer in self._producers.items():
+            try:
+                if self._numbers[topic]:
+                    await trio.to_thread.run_sync(producer.forget, abandon_on_cancel=True)
+            except (BrokerUnreachable, RequestRefused):
+                pass  # the broker forgets the producer later by itself
+            producer.close()
 
-    async def send(self, batch: list[bytes]) -> None:
-        """Publish a batch. After a failure, the next call must have the same batch without acknowledged messages."""
+    async def send(self, batch: Batch) -> None:
+        """Publish a batch.
+
+        After a failure in which the batch may have been stored, the next call must have the same batch, without
+        acknowledged messages.
+        """
         if self._falls_back:
             await self._fallback.send(batch)
             return
+        topic = batch.topic
+        producer = self._producers.get(topic)
+        if producer is None:
+            producer = self._producers[topic] = self._new_producer(topic)
+            self._numbers[topic] = 0
+        sent = False
         try:
+            if self._was_unreachable or not producer.remembers:
+                # A request that stores nothing: a broker that does not answer it has not got the batch.
+                await trio.to_thread.run_sync(producer.last_number, abandon_on_cancel=True)
+            sent = True
             await trio.to_thread.run_sync(
-                self._publisher.publish, batch, self._number, self._defer_ms, abandon_on_cancel=True
+                producer.publish,
+                batch.bodies,
+                self._numbers[topic],
+                batch.delay_ms(time.time_ns()),
+                abandon_on_cancel=True,
             )
         except BrokerUnreachable as error:
-            maybe_stored = not isinstance(error.__cause__, ConnectionRefusedError)
+            self._was_unreachable = True
+            maybe_stored = sent and (error.unanswered or not isinstance(error.__cause__, OSError))
             lost = ConnectionLost(self._address, error.reason)
             raise PublishFailed(error.reason, maybe_stored=maybe_stored) from lost
         except RequestRefused as error:
-            if not self._number and f" {MAX_PRODUCERS} producers " in error.text:
+            if not self._numbers[topic] and f" {MAX_PRODUCERS} producers " in error.text:
                 self._falls_back = True
                 await self._fallback.send(batch)
                 return
-            if error.text in _BODY_TOO_BIG and len(batch) > 1:
+            if error.text in _BODY_TOO_BIG and len(batch.bodies) > 1:
                 await self._send_halves(batch)
                 return
             refusal = _as_over_tcp(self._address, error)
             raise PublishFailed(str(refusal), maybe_stored=False) from refusal
-        self._number += 1
+        self._numbers[topic] += 1
+        self._repeats = not producer.remembers
+        self._was_unreachable = False
 
-    async def _send_halves(self, batch: list[bytes]) -> None:
+    async def _send_halves(self, batch: Batch) -> None:
         """Send a batch that exceeds the broker's --max-body-size in two parts. Raises PublishFailed."""
-        acknowledged, middle = 0, len(batch) // 2
-        for half in (batch[:middle], batch[middle:]):
+        acknowledged, middle = 0, len(batch.bodies) // 2
+        for half in (batch.bodies[:middle], batch.bodies[middle:]):
             try:
-                await self.send(half)
+                await self.send(batch.with_bodies(half))
             except PublishFailed as error:
                 acknowledged += error.acknowledged
                 raise PublishFailed(
@@ -165,14 +189,12 @@ def _as_over_tcp(address: str, error: Exception) -> BrokerError:
 
 
 async def numbered_sender(
-    tcp_address: str,
-    http_address: str,
-    topic: str,
-    defer_ms: int,
-    connecting: ConnectOptions,
-    fallback: TCPSender,
+    tcp_address: str, http_address: str, topic: str, connecting: ConnectOptions, fallback: TCPSender
 ) -> NumberedSender | None:
     """Return a sender of numbered batches that satisfies the connection options.
+
+    Args:
+        topic: The topic of the first batch; another name if it is unknown.
 
     Returns:
         None if numbered batches are not possible: the HTTP address belongs to another broker, is unreachable, is less
@@ -182,28 +204,35 @@ async def numbered_sender(
         return None  # HTTP has no such options
     if connecting.encrypts_tcp and not is_https(http_address) and not is_unix_path(http_address):
         return None
-    publisher = await trio.to_thread.run_sync(_publisher, tcp_address, http_address, topic, connecting)
-    return None if publisher is None else NumberedSender(publisher, tcp_address, defer_ms, fallback)
+    name = f"qcli-pub:{uuid4().hex}"
 
-
-def _publisher(
-    tcp_address: str, http_address: str, topic: str, connecting: ConnectOptions
-) -> IdempotentProducer | None:
-    try:
-        broker = AdminClient(http_address, connecting)
-        if not broker.listens_at(tcp_address):
-            return None
-        if not is_https(http_address) and not is_unix_path(http_address) and broker.requires_tls_for_tcp():
-            return None  # TCP reports the error: plain HTTP, which `tcp-https` allows, would hide it
-        publisher = IdempotentProducer(
+    def producer(topic: str) -> IdempotentProducer:
+        return IdempotentProducer(
             http_address,
             topic,
-            f"qcli-pub:{uuid4().hex}",
+            name,
             connecting.tls_files(),
             patience_s=0,
             auth_secret=connecting.auth_secret,
         )
-        publisher.last_number()
-    except (Failure, BrokerUnreachable, RequestRefused):
+
+    first = producer(topic)
+    if not await trio.to_thread.run_sync(_is_possible, tcp_address, http_address, connecting, first):
         return None
-    return publisher if publisher.remembers else None
+    return NumberedSender(lambda name: first if name == topic else producer(name), tcp_address, fallback)
+
+
+def _is_possible(
+    tcp_address: str, http_address: str, connecting: ConnectOptions, producer: IdempotentProducer
+) -> bool:
+    """Return whether the broker at both addresses is the same one, and remembers batch numbers."""
+    try:
+        broker = AdminClient(http_address, connecting)
+        if not broker.listens_at(tcp_address):
+            return False
+        if not is_https(http_address) and not is_unix_path(http_address) and broker.requires_tls_for_tcp():
+            return False  # TCP reports the error: plain HTTP, which `tcp-https` allows, would hide it
+        producer.last_number()
+    except (Failure, BrokerUnreachable, RequestRefused):
+        return False
+    return producer.remembers

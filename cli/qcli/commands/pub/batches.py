@@ -1,0 +1,135 @@
+"""Batches of messages, and their making from lines."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from trio_nsq.protocol.batcher import Batcher
+
+from .input import Splitter
+
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages for one topic, with one delay.
+
+    Attributes:
+        bodies: The messages, at least one.
+        defer_ms: The delay; 0: no delay.
+        due_ns: Until when the messages are deferred, Unix nanoseconds, instead of `defer_ms`; 0: `defer_ms` counts.
+    """
+
+    topic: str
+    bodies: list[bytes]
+    defer_ms: int = 0
+    due_ns: int = 0
+
+    def delay_ms(self, now_ns: int) -> int:
+        """Return the delay of messages that are sent now; never too short."""
+        return max(0, -(-(self.due_ns - now_ns) // _NS_PER_MS)) if self.due_ns else self.defer_ms
+
+    def with_bodies(self, bodies: list[bytes]) -> "Batch":
+        """Return a batch with the same topic and delay."""
+        return replace(self, bodies=bodies)
+
+
+class BatchSource(Protocol):
+    """Makes batches from inputs, one after the other.
+
+    Attributes:
+        error: Why nothing after the returned batches may be published; None: there is no error.
+    """
+
+    error: str | None
+
+    @property
+    def empty(self) -> int:
+        """The number of empty messages so far, which are skipped, because NSQ has none."""
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """The number of other parts of the input that were skipped."""
+        ...
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """The bytes of an incomplete message."""
+        ...
+
+    def __bool__(self) -> bool:
+        """Whether messages wait for others to join their batch."""
+        ...
+
+    def begin(self, name: str) -> None:
+        """Begin an input with this name."""
+        ...
+
+    def feed(self, chunk: bytes) -> Iterator[Batch]:
+        """Add bytes of the input and yield full batches."""
+        ...
+
+    def end(self) -> Iterator[Batch]:
+        """Yield the full batches that the end of the input completes."""
+        ...
+
+    def rest(self) -> Iterator[Batch]:
+        """Yield batches of the messages that wait."""
+        ...
+
+
+class Lines:
+    """Makes batches of lines: each line is a message, unchanged. A `BatchSource`.
+
+    Args:
+        batch_size: The most messages in a batch.
+    """
+
+    skipped = 0
+
+    def __init__(self, splitter: Splitter, batch_size: int, topic: str, defer_ms: int = 0) -> None:
+        self.error: str | None = None
+        self._splitter = splitter
+        self._batcher = Batcher(batch_size)
+        self._topic = topic
+        self._defer_ms = defer_ms
+        self._name = ""
+        self._seen_before = 0  # messages of earlier inputs
+
+    @property
+    def empty(self) -> int:
+        return self._splitter.empty
+
+    @property
+    def unfinished_bytes(self) -> int:
+        return self._splitter.unfinished_bytes
+
+    def __bool__(self) -> bool:
+        return bool(self._batcher)
+
+    def begin(self, name: str) -> None:
+        self._name, self._seen_before = name, self._splitter.seen
+
+    def feed(self, chunk: bytes) -> Iterator[Batch]:
+        yield from self._batches(self._splitter.feed(chunk))
+
+    def end(self) -> Iterator[Batch]:
+        yield from self._batches(self._splitter.end())
+
+    def rest(self) -> Iterator[Batch]:
+        if bodies := self._batcher.rest():
+            yield self._batch(bodies)
+
+    def _batches(self, messages: list[bytes]) -> Iterator[Batch]:
+        for bodies in self._batcher.add(messages):
+            yield self._batch(bodies)
+        if self._splitter.too_long is not None:
+            self.error = (
+                f"Message {self._splitter.too_long - self._seen_before} of {self._name} is longer than "
+                f"{self._splitter.max_bytes} bytes: see --max-msg-size and --delimiter."
+            )
+
+    def _batch(self, bodies: list[bytes]) -> Batch:
+        return Batch(self._topic, bodies, self._defer_ms)
