@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -34,6 +34,8 @@ OPERATIONS = {
     if method in METHODS
 }
 ID = "0" * 16
+MOVE = "MOVE"
+"""Stands for the id of the move that has begun."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,26 @@ CALLS = [
     call(f"POST /channel/seek {C} to=1"),
     call(f"POST /channel/seek {C}", status=400),
     call("POST /channel/seek topic=t channel=none to=0", status=404),
+    call("PUT /config/draining", b"true"),
+    call("GET /topic/move topic=t"),
+    call("POST /topic/move/begin topic=t to=127.0.0.1:1"),
+    call("POST /topic/move/begin topic=t to=", status=400),
+    call("POST /topic/move/begin topic=none to=x", status=404),
+    call("GET /topic/move topic=t"),
+    call("GET /topic/move", status=400),
+    call("GET /topic/move topic=none", status=404),
+    call(f"POST /topic/move/next {C} move={MOVE} max_bytes=1"),
+    call(f"POST /topic/move/next {C} move={MOVE} moved=0"),
+    call("POST /topic/move/next topic=t", status=400),
+    call("POST /topic/move/next topic=none move=x", status=404),
+    call(f"POST /topic/move/end topic=t move={MOVE} cancel=true"),
+    call("POST /topic/move/end topic=t", status=400),
+    call("POST /topic/move/end topic=none move=x", status=404),
+    call("PUT /config/draining", b"false"),
+    call("POST /topic/move/store topic=t producer=p"),
+    call("POST /topic/move/store topic=t producer=p", b"x", status=400),
+    call("POST /topic/move/store topic=none producer=p", status=404),
+    call("POST /topic/move/store topic=t producer=p", bytes(6 << 20), status=413),
     call("GET /ping"),
     call("GET /info"),
     call("GET /info %=", status=400),
@@ -239,12 +261,17 @@ def test_paths_and_methods_match_the_broker(broker: Broker) -> None:
 def test_answers_match_the_document(broker: Broker) -> None:
     seen: set[tuple[tuple[str, str], int]] = set()
     used: set[tuple[tuple[str, str], str]] = set()
+    move = ""
     for request in CALLS:
+        if request.query.get("move") == MOVE:
+            request = replace(request, query=request.query | {"move": move})
         if request.path == "/dead_letters" and not seen & {(operation_of(request), 200)}:
             fail_messages(broker.tcp_address, "t", "c", 3)
             cli = Cli(broker.tcp_address, broker.http_address)
             cli.wait_until("dead/dead-letters", lambda record: bool(record["depth"] >= 3))
-        check_answer(broker, request)
+        body = check_answer(broker, request)
+        if request.path == "/topic/move/begin" and request.status == 200:
+            move = json.loads(body)["move"]
         seen.add((operation_of(request), request.status))
         used |= {(operation_of(request), name) for name in request.query}
     documented = {
@@ -295,8 +322,8 @@ def test_what_each_operation_needs() -> None:
     assert documented == {key: tuple(row) for key, row in ENDPOINTS.items() if key not in nsqd_only}
 
 
-def check_answer(broker: Broker, request: Call) -> None:
-    """Make a request, and compare the answer with the document."""
+def check_answer(broker: Broker, request: Call) -> bytes:
+    """Make a request, compare the answer with the document, and return its body."""
     with closing(http.client.HTTPConnection(broker.http_address, timeout=30)) as connection:
         target = f"{request.path}?{urlencode(request.query).replace('%25=', '%')}"
         connection.request(request.method, target, request.body, dict(request.headers))
@@ -310,7 +337,7 @@ def check_answer(broker: Broker, request: Call) -> None:
         if text is not None:
             check(header["schema"], int(text) if header["schema"].get("type") == "integer" else text)
     if not body:
-        return
+        return body
     content = described["content"]
     kind = (answer.headers["Content-Type"] or "").partition(";")[0]
     assert kind in content, (request, kind)
@@ -322,6 +349,7 @@ def check_answer(broker: Broker, request: Call) -> None:
             check(schema, json.loads(line))
     elif kind == "text/plain":
         check(schema, body.decode())
+    return body
 
 
 def test_page_is_generated_from_the_document(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Administrative changes to topics and channels: pause, empty, configure, delete, seek.
 
 Each change is saved before it is applied, so a request that fails changes nothing. All of these raise SaveError, or
-DeletedError if the topic or the channel is deleted meanwhile.
+DeletedError if the topic or the channel is deleted meanwhile. `cancel` and `seek` also raise MoveRefused, if the topic
+is being moved to another broker.
 """
 
 from collections import deque
@@ -119,10 +120,14 @@ class Admin:
         """Drop the deferred ones of these messages, durably, and return their sequences."""
         topic, cancelled = self._topic_of(channel), list[int]()
 
+        def plan() -> ChannelState:
+            topic.moving.refuse_changes()
+            return channel.state_if_cancelled(sequences)
+
         def apply() -> None:
             cancelled.extend(channel.cancel(sequences))
 
-        await self._change(channel, lambda: channel.state_if_cancelled(sequences), apply)
+        await self._change(channel, plan, apply)
         if len(cancelled) < len(sequences):
             await self.checkpointer.save(topic)  # messages that came due meanwhile are kept, but not saved
         return cancelled
@@ -189,6 +194,7 @@ class Admin:
         async with self.checkpointer.locked(topic):  # retention may be deleting messages there
             if not self.broker.serves_channel(channel):
                 raise DeletedError(channel.name)
+            topic.moving.refuse_changes()
             oldest = topic.log.first_sequence
             move = await self._move(topic, channel, max(wanted, oldest), dry_run=dry_run)
         return move, oldest

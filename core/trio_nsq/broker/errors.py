@@ -35,5 +35,12 @@ class SaveError(NSQError):
     """A state cannot be saved. The text is the disk error."""
 
 
+class MoveRefused(NSQError):
+    """A request about a move to another broker, or one that a move forbids, was refused. Nothing was changed.
+
+    The text begins with a code.
+    """
+
+
 class DeletedError(NSQError):
     """The topic or channel was deleted meanwhile; nothing was changed."""

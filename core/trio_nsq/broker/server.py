@@ -21,6 +21,7 @@ from .drain import DrainMode
 from .errors import StartupError
 from .ingest.publisher import Publisher
 from .monitoring.process import ProcessFigures
+from .moves import MovedMessages, Moves
 from .options import BrokerOptions
 from .readers import Readers
 from .recovery import TopicLoader
@@ -95,6 +96,8 @@ class Server:
         )  # fmt: skip
         self.drain_mode = DrainMode(broker, self.topics, publisher)
         self.admin = Admin(broker, timers, delivery, self.checkpointer, self.readers)
+        self.moves = Moves(broker, timers, publisher, delivery, self.checkpointer, self.readers)
+        self.moved_messages = MovedMessages(broker, self.topics, timers)
         self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers)
         self.services = Services(
             options, broker, timers, poller, publisher, delivery, self.topics, tls_context, self.authentication.access

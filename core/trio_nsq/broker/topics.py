@@ -116,6 +116,10 @@ class Topics:
     ) -> None:
         """Store a publication as `publish`, and sync it whatever the sync mode. Raises PublishRefused."""
         await self.publish(topic_name, [publication], internal=internal)
+        await self.sync_durably(topic_name)
+
+    async def sync_durably(self, topic_name: str) -> None:
+        """Return when all messages of a topic are on stable storage, or it is deleted. Retries after a failed sync."""
         with trio.CancelScope(shield=True):  # once written, it must not be published a second time
             while (topic := self.broker.topics.get(topic_name)) is not None and self.broker.serves(topic):
                 if await self.publisher.sync(topic):

@@ -59,6 +59,7 @@ async def deferred(server: Server, request: Request) -> Response:
 async def cancel(server: Server, request: Request) -> Response:
     """Drop deferred messages, durably. `id` has one or more ids, separated by commas."""
     topic, channel = find_topic_and_channel(server, request)
+    topic.moving.refuse_changes()
     ids = ids_given(request)
     sequences = await find_sequences(server, topic, channel, ids)
     cancelled = set(await server.admin.cancel(channel, sequences.values()))

@@ -142,6 +142,7 @@ async def requeue(server: Server, request: Request) -> Response:
     if to not in ("channel", "topic"):
         raise HTTPError(400, f"INVALID_TO: {to!r} is neither channel nor topic")
     server.topics.refuse_if_draining()
+    topic.moving.refuse_changes()
     selection = await _selection(server, request, topic, channel)
     left = whole_number(request, "max_messages", least=1)
     reader = _LetterReader(server, topic, selection, left)
@@ -178,6 +179,7 @@ async def drop(server: Server, request: Request) -> Response:
     try:
         while reader.goes_on:
             letters = await reader.next()
+            topic.moving.refuse_changes()
             taken += channel.withdraw([letter.sequence for letter in letters])
     except BaseException:
         server.delivery.put_back(channel, taken)
@@ -215,6 +217,8 @@ async def _requeue_to(
     server: Server, topic: str, name: str | None, channel: Channel, letters: Sequence[Letter]
 ) -> int:
     """Publish the letters that still exist to one channel of a topic, or to all channels. Raises PublishRefused."""
+    if channel.stream is not None:
+        raise PublishRefused("the topic is being moved to another broker")
     taken = {message.sequence: message for message in channel.withdraw([each.sequence for each in letters])}
     bodies = [letter.body for letter in letters if letter.sequence in taken]
     if not bodies:

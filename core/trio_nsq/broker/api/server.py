@@ -28,10 +28,10 @@ from ...http import (
 from ...listening import is_unix_path, port_of
 from ...log import LogError
 from ..addresses import BoundAddresses, Broadcast
-from ..errors import DeletedError, PublishRefused, SaveError
+from ..errors import DeletedError, MoveRefused, PublishRefused, SaveError
 from ..server import Server
 from ..state.settings import SettingsError
-from . import backlog, dead_letters, debug, read, topics
+from . import backlog, dead_letters, debug, moves, read, topics
 from .config import Config
 from .publishing import Publishing, refusal
 from .status import Status
@@ -48,8 +48,10 @@ _UNLOGGED = {
     ("POST", "/mpub"),
     ("GET", "/topic/producer"),
     ("POST", "/topic/producer/forget"),
+    ("POST", "/topic/move/next"),
+    ("POST", "/topic/move/store"),
 }
-"""Publishes, as in nsqd, and requests about idempotent producers: for a new topic, the answer is 404."""
+"""Publishes, as in nsqd; requests about idempotent producers: for a new topic, the answer is 404; moved messages."""
 
 
 class HTTPServer:
@@ -160,6 +162,10 @@ _HANDLERS: _Handlers = {
     ("POST", "/topic/producer/forget"): (_PUBLISH, topics.forget_producer),
     ("GET", "/topic/settings"): (_READ_TOPIC, topics.get_topic_settings),
     ("PUT", "/topic/settings"): (_MANAGE_TOPIC, topics.put_topic_settings),
+    ("GET", "/topic/move"): (_MANAGE_TOPIC, moves.status),
+    ("POST", "/topic/move/begin"): (_MANAGE_TOPIC, moves.begin),
+    ("POST", "/topic/move/next"): (_MANAGE_TOPIC, moves.next_batch),
+    ("POST", "/topic/move/end"): (_MANAGE_TOPIC, moves.end),
     ("GET", "/topic/read"): (_READ_TOPIC, read.read),
     ("GET", "/topic/bounds"): (_READ_TOPIC, read.bounds),
     ("POST", "/channel/create"): (_MANAGE_CHANNEL, topics.create_channel),
@@ -211,6 +217,7 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
             "POST", "/mpub", publishing.mpub, body, "BODY_TOO_BIG", begin=publishing.begin_mpub, rule=_PUBLISH
         ),
         Route("POST", "/channel/pub", publishing.channel_pub, message, "MSG_TOO_BIG", rule=_PUBLISH),
+        Route("POST", "/topic/move/store", partial(moves.store, server), body, "BODY_TOO_BIG", rule=_PUBLISH),
         *(Route(*place, partial(handler, server), rule=rule) for place, (rule, handler) in _HANDLERS.items()),
         *(
             Route(*place, partial(handler, server), plain=True, rule=rule)
@@ -230,6 +237,8 @@ async def _answer(handler: Handler, request: Request) -> Response:
         raise refusal(exc) from exc
     except SettingsError as exc:
         raise HTTPError(400, f"INVALID_SETTING: {exc}") from exc
+    except MoveRefused as exc:
+        raise HTTPError(409, str(exc)) from exc
     except DeletedError as exc:
         what = "CHANNEL" if "channel" in request.query else "TOPIC"
         raise HTTPError(404, f"{what}_NOT_FOUND") from exc

@@ -16,6 +16,7 @@ from ..state.topic import Topic
 from .targets import (
     find_channel,
     find_topic,
+    find_topic_and_channel,
     is_dry_run,
     may_send_to,
     producer_given,
@@ -55,7 +56,10 @@ async def empty_topic(server: Server, request: Request) -> Response:
 
 async def pause_topic(server: Server, request: Request, *, paused: bool) -> Response:
     """Pause a topic or unpause it. A paused topic distributes no messages to its channels."""
-    await server.admin.pause_topic(find_topic(server, request), paused)
+    topic = find_topic(server, request)
+    if not paused:
+        topic.moving.refuse_changes()
+    await server.admin.pause_topic(topic, paused)
     return _EMPTY
 
 
@@ -96,7 +100,10 @@ async def empty_channel(server: Server, request: Request) -> Response:
 
 async def pause_channel(server: Server, request: Request, *, paused: bool) -> Response:
     """Pause a channel or unpause it. A paused channel delivers no messages."""
-    await server.admin.pause(find_channel(server, request), paused)
+    topic, channel = find_topic_and_channel(server, request)
+    if not paused:
+        topic.moving.refuse_changes()
+    await server.admin.pause(channel, paused)
     return _EMPTY
 
 

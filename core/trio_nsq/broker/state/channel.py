@@ -19,6 +19,7 @@ from .deferred import DeferredMessages
 from .dispatcher import Dispatcher
 from .in_flight import Delivery
 from .message_store import MessageStore
+from .move import MoveStream
 from .quantiles import RecentSketch
 from .read_ahead import ReadAhead
 from .record_metadata import Reason
@@ -51,6 +52,7 @@ class Channel:
         given_up_count: Messages dropped after their last attempt, because no dead-letter topic is set.
         e2e_latency: Recent nanoseconds from publish to FIN; None if not measured.
         ephemeral: The channel is deleted with its last consumer, and is not saved.
+        stream: The move of its messages to another broker; None if they are not moved. Set by `hold` and `release`.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class Channel:
         self.consumers = self.messages.consumers
         self.read_ahead = ReadAhead(store, self.messages)
         self.dispatcher = Dispatcher(name, topic, self.messages, self.read_ahead, self.timeouts)
+        self.stream: MoveStream | None = None
+        self._is_paused = False  # by an operator
         self._state: ChannelState | None = None  # the last result of `state`
         self._state_number = 0  # its version number
 
@@ -120,13 +124,24 @@ class Channel:
 
     @property
     def paused(self) -> bool:
-        """Whether the channel sends no messages to consumers. All else continues."""
+        """Whether the channel sends no messages to consumers, also during a move. All else continues."""
         return self.dispatcher.paused
 
     @paused.setter
     def paused(self, paused: bool) -> None:
-        self.dispatcher.paused = paused
+        self._is_paused = paused
+        self.dispatcher.paused = paused or self.stream is not None
         self._version.increment()
+
+    def hold(self, stream: MoveStream) -> None:
+        """Deliver nothing from now on: a move to another broker begins."""
+        self.stream = stream
+        self.paused = self._is_paused
+
+    def release(self) -> None:
+        """End the part of this channel in a move."""
+        self.stream = None
+        self.paused = self._is_paused
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings by name; None restores the default. Raises SettingsError without changing any."""
@@ -292,8 +307,8 @@ class Channel:
 
     @property
     def next_due_ns(self) -> int | None:
-        """When the first deferred message is due; None if there is none."""
-        return self.messages.deferred.first_due_ns
+        """When the first deferred message is due; None if there is none, or during a move."""
+        return self.messages.deferred.first_due_ns if self.stream is None else None
 
     def tick(self, now_ns: int, at_most: int = sys.maxsize) -> int:
         """Requeue deferred messages that are due, and messages in flight that have timed out.
@@ -301,7 +316,7 @@ class Channel:
         Returns:
             Number of requeued messages. If it is `at_most`, more may be due; see `next_deadline_ns`.
         """
-        released = self.messages.deferred.release(now_ns, at_most)
+        released = self.messages.deferred.release(now_ns, at_most) if self.stream is None else []
         if released:
             self.messages.requeued.add(released)
         moved = len(released)
@@ -321,6 +336,7 @@ class Channel:
     def empty(self) -> list[deque[Any]]:
         """Drop all messages: ready, in flight and deferred. Keeps counters. Pass the returned queues to `forget`."""
         forgotten = self.messages.clear()
+        self._forget_plan()
         self.timeouts.clear()
         self.read_ahead.clear()
         self.dispatcher.buffering.sent_bytes = None
@@ -335,7 +351,19 @@ class Channel:
     def withdraw(self, sequences: Collection[int]) -> list[Withdrawn]:
         """Withdraw the messages among these that are not in flight. Then call `dispose` or `put_back`."""
         holding = self.store.batch_holding if self.topic.ephemeral else None
+        self._forget_plan()
         return self.messages.withdraw(sequences, holding)
+
+    def _forget_plan(self) -> None:
+        if self.stream is not None:
+            self.stream.plan = None
+
+    def confirm_moved(self, stream: MoveStream, sequence: int) -> None:
+        """Drop the messages up to this sequence: the target of the move has them, durably."""
+        stream.confirm(sequence)
+        waiting = len(self.messages.requeued.entries) + self.deferred_count
+        self.messages.drop_moved(stream.moved, now=stream.drops_now(waiting))
+        self._version.increment()
 
     def dispose(self, messages: Iterable[Withdrawn]) -> int:
         """Remove withdrawn messages; returns how many of them were not dropped meanwhile."""
@@ -363,7 +391,7 @@ class Channel:
         messages = self.messages
         return ChannelState(
             self.name,
-            self.paused,
+            self._is_paused,
             self._own_settings,
             messages.cursor.position,
             # With 10,000 channels, objects for empty parts would cost time, also in the garbage collector.
@@ -372,6 +400,7 @@ class Channel:
             tuple([each.in_flight.copy() for each in self.consumers if each.in_flight.count]),
             messages.deferred.copy(),
             tuple(messages.withdrawn),
+            self.stream.moved if self.stream is not None and self.stream.is_fixed else None,
         )
 
     # The channel's state after a change. The broker saves it before it makes the change.
@@ -389,7 +418,9 @@ class Channel:
         return replace(self.make_state(), cursor=cursor.position, holes=cursor.holes)
 
     def state_if_empty(self) -> ChannelState:
-        return ChannelState(self.name, self.paused, self._own_settings, self.topic.high_watermark)
+        moved = self.stream.moved if self.stream is not None and self.stream.is_fixed else None
+        point = self.topic.high_watermark
+        return ChannelState(self.name, self._is_paused, self._own_settings, point, moved=moved)
 
     def state_if_cancelled(self, sequences: Collection[int]) -> ChannelState:
         deferred = self.messages.deferred.clone()
@@ -400,6 +431,10 @@ class Channel:
         gone = {message.sequence for message in messages}
         left = tuple(each for each in self.messages.withdrawn if each.sequence not in gone)
         return replace(self.make_state(), withdrawn=left)
+
+    def state_if_moving(self, moved: int | None) -> ChannelState:
+        """Return the state with this progress of a move; None: without one."""
+        return replace(self.make_state(), moved=moved)
 
     def restore(self, state: dict[str, Any], log_end: int) -> None:
         """Load a snapshot into a channel that was created at the snapshot's cursor and has no messages.
@@ -422,6 +457,11 @@ class Channel:
             for s, n, *reason in state["unfinished"]
             if s < log_end
         )
+        moved = state.get("moved")
         for sequence, attempts, reason in unfinished:
-            self._return(Withdrawn(sequence, attempts, reason))
+            # A message of a stream may be at the target: it must not go to a dead-letter topic.
+            self._return(Withdrawn(sequence, attempts, reason if moved is None else None))
         self.messages.deferred.merge(DeferredMessages.restore(state["deferred"], log_end))
+        if moved is not None:
+            self.hold(MoveStream(int(moved), is_fixed=True))
+            self.messages.drop_moved(int(moved), now=True)

@@ -78,6 +78,11 @@ class RequeuedMessages:
         self.entries.rotate(-1)
         self._version.increment()
 
+    def keep_after(self, sequence: int) -> None:
+        """Remove the messages up to this sequence."""
+        self.entries = deque(entry for entry in self.entries if entry[0] > sequence)
+        self._version.increment()
+
     def withdraw(self, sequences: Collection[int]) -> list[Requeued]:
         found = [entry for entry in self.entries if entry[0] in sequences]
         if found:
@@ -255,6 +260,16 @@ class ChannelMessages:
             self.requeued.remove_first(again)
         self.dropped_count += again
         self.drop_before(self.cursor.after(count - again))
+
+    def drop_moved(self, sequence: int, *, now: bool) -> None:
+        """Drop the messages up to this sequence, which another broker has.
+
+        The requeued and deferred ones only if `now`: that examines all of them.
+        """
+        self.cursor.move_to(min(sequence + 1, self.end))
+        if now:
+            self.requeued.keep_after(sequence)
+            self.deferred.drop_through(sequence)
 
     def count_before(self, sequence: int, *, requeued: bool) -> int:
         """Count the messages that `pass_over` would drop; with `requeued`, also the requeued ones below `sequence`.

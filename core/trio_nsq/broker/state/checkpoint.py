@@ -36,9 +36,11 @@ class ChannelState:
         name, paused, settings, cursor: The channel's.
         holes, requeued, in_flight, deferred, withdrawn: Copies of the channel's; `in_flight` has one for each consumer.
             `encode` removes them.
+        moved: How far the channel's stream of a move is stored at the target, see `MoveStream`; None if there is none,
+            or if it has not begun.
 
     Attributes:
-        parts: The JSON object, in pieces: name, paused, settings (see `change`), cursor, holes [[start, end]],
+        parts: The JSON object, in pieces: name, paused, settings (see `change`), cursor, moved, holes [[start, end]],
             unfinished [[sequence, attempts]], followed by a `Reason` if the attempts are exhausted, deferred
             [`Block.text`]. Empty until `encode` is complete.
         first_needed: The oldest sequence that the channel, or one restored from this, needs to read. Set by `encode`.
@@ -53,6 +55,7 @@ class ChannelState:
     in_flight: Sequence[InFlightCopy] = ()
     deferred: Sequence[Block] = ()
     withdrawn: Sequence[Withdrawn] = ()
+    moved: int | None = None
     parts: list[bytes] = field(init=False, default_factory=list)
     first_needed: int = field(init=False, default=0)
 
@@ -73,6 +76,7 @@ class ChannelState:
             blocks.append(f'{"," if blocks else ""}"{block.text()}"'.encode())
             yield len(block) // _PACKED_PER_ROW
         values = {"name": self.name, "paused": self.paused, "settings": self.settings, "cursor": self.cursor}
+        values |= {"moved": self.moved} if self.moved is not None else {}
         head = json.dumps(values, separators=(",", ":"))[:-1]
         before = f'{head},"holes":{holes},"unfinished":{unfinished},"deferred":['
         self.parts = [before.encode(), *blocks, b"]}"]
@@ -114,11 +118,12 @@ def _encode_rows(rows: Iterator[Row], sequence_at: int) -> Generator[int, None, 
 class Checkpoint:
     """A snapshot of a topic, to be written to disk.
 
-    It is a JSON object with these fields: format, name, paused, settings (see `change`), distribution_point (the high
-    watermark), end (of the topic), settled (a restart need not check dead letters before this sequence),
-    producers_used (see `Producers.used_s`), ephemeral_needed (the oldest sequence that the ephemeral channels, which
-    are not saved, may still read), waiting_deferred [[first, after last, due_ns]], followed by the channel if only one
-    gets the messages, producers [`LastBatch`] if there are any, channels (see `ChannelState`).
+    It is a JSON object with these fields: format, name, paused, settings (see `change`), move (see `Move.state`; absent
+    without one), distribution_point (the high watermark), end (of the topic), settled (a restart need not check dead
+    letters before this sequence), producers_used (see `Producers.used_s`), ephemeral_needed (the oldest sequence that
+    the ephemeral channels, which are not saved, may still read), waiting_deferred [[first, after last, due_ns]],
+    followed by the channel if only one gets the messages, producers [`LastBatch`] if there are any, channels (see
+    `ChannelState`).
 
     Args:
         head: The fields from format to producers_used.

@@ -249,6 +249,21 @@ class DeferredMessages:
         self._blocks = [block for block in self._blocks if len(block)]
         return released
 
+    def drop_through(self, sequence: int) -> None:
+        """Remove the messages up to this sequence, regardless of their due time."""
+        kept: list[Block] = []
+        for block in self._blocks:
+            if block.lowest <= sequence:
+                block = block.select(list(map(sequence.__lt__, block.sequence)))
+                block.lowest = sequence + 1
+            if len(block):
+                kept.append(block)
+        self._blocks = kept
+        self._count = sum(map(len, kept))
+        if self._held:
+            self._held = {each: batch for each, batch in self._held.items() if each > sequence}
+        self._version.increment()
+
     def _take(self, part: Block) -> Iterator[Requeued]:
         if part:
             self._version.increment()
@@ -348,6 +363,14 @@ class WaitingMessages:
                 range(start, start + count), due_ns, self._channel.get(start), self._held.get(start)
             )
 
+    def between(self, start: int, end: int) -> Iterator[Waiting]:
+        """Yield the entries that have some sequences in [start, end)."""
+        for first, stop in self.overlapping(start, end):
+            index = bisect_left(self._start, first)
+            yield Waiting(
+                range(first, stop), self._due_ns[index], self._channel.get(first), self._held.get(first)
+            )
+
     def overlapping(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield the sequences of entries that have some in [start, end), each as [first, after the last)."""
         for index in range(max(0, bisect_right(self._start, start) - 1), bisect_left(self._start, end)):
@@ -366,6 +389,27 @@ class WaitingMessages:
             self._channel[start] = waiting.channel
         if waiting.held is not None:
             self._held[start] = waiting.held
+
+    def drop_before(self, sequence: int) -> None:
+        """Remove the sequences below this one; an entry may lose a part."""
+        count = bisect_left(self._start, sequence)
+        if not count:
+            return
+        last = count - 1
+        start, stop = self._start[last], self._start[last] + self._count[last]
+        if stop > sequence:
+            if start in self._channel:
+                self._channel[sequence] = self._channel.pop(start)
+            if start in self._held:
+                self._held[sequence] = self._held.pop(start)
+            self._start[last], self._count[last] = sequence, stop - sequence
+            self._messages -= sequence - start
+            count = last
+        for first in self._start[:count]:
+            self._channel.pop(first, None)
+            self._held.pop(first, None)
+        self._messages -= sum(self._count[:count])
+        del self._start[:count], self._count[:count], self._due_ns[:count]
 
     def messages_from(self, sequence: int) -> int:
         before = bisect_left(self._start, sequence)

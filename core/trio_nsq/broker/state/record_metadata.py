@@ -1,4 +1,4 @@
-"""Record metadata: JSON that the broker stores in a record with its messages. There are three kinds.
+"""Record metadata: JSON that the broker stores in a record with its messages. There are four kinds.
 
     {"channel": "billing"}
         Only this channel of the topic gets the messages. Their record has a due time, so that other channels do not
@@ -11,6 +11,10 @@
     {"producer": "load-17", "number": 4}
         The number of an idempotent producer's batch; see `Producers`.
 
+    {"producer": "move-89abcdef01234567", "number": 4, "channel": "billing", "dead_letters": {...}}
+        Messages that another broker has moved here, see `Move`: a number, with a channel, origins, or both. The
+        origins are of the other broker; no channel here has these messages.
+
 Metadata is in the same record as its messages, so that both are stored or neither is. Clients do not see it.
 """
 
@@ -18,8 +22,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 _OF_BATCH = b'{"producer":'
+_OF_MESSAGES = b',"channel":', b',"dead_letters":'
 
 
 class Reason(StrEnum):
@@ -76,11 +82,25 @@ def origins(metadata: bytes) -> list[Origin]:
 
 def metadata_for_dead_letters(found: Sequence[Origin]) -> bytes:
     """Return the metadata of dead letters: at least one, all from the same channel."""
+    return json.dumps({"dead_letters": dead_letters_json(found)}, separators=(",", ":")).encode()
+
+
+def dead_letters_json(found: Sequence[Origin]) -> dict[str, Any]:
+    """Return the value of `dead_letters` for these origins."""
     messages = [
         [each.id, each.sequence, each.attempts, each.timestamp_ns, each.reason.value] for each in found
     ]
-    letters = {"topic": found[0].topic, "channel": found[0].channel, "messages": messages}
-    return json.dumps({"dead_letters": letters}, separators=(",", ":")).encode()
+    return {"topic": found[0].topic, "channel": found[0].channel, "messages": messages}
+
+
+def metadata_for_moved(
+    producer: str, number: int, channel: str | None, letters: dict[str, Any] | None
+) -> bytes:
+    """Return the metadata of moved messages; `letters` is the value of `dead_letters`."""
+    found: dict[str, Any] = {"producer": producer, "number": number}
+    found |= {"channel": channel} if channel is not None else {}
+    found |= {"dead_letters": letters} if letters is not None else {}
+    return json.dumps(found, separators=(",", ":")).encode()
 
 
 def metadata_for_batch(producer: str, number: int) -> bytes:
@@ -97,4 +117,6 @@ def batch_number(metadata: bytes) -> tuple[str, int] | None:
 
 def is_about_messages(metadata: bytes) -> bool:
     """Whether metadata describes single messages, and not only their batch."""
-    return bool(metadata) and not metadata.startswith(_OF_BATCH)
+    if not metadata.startswith(_OF_BATCH):
+        return bool(metadata)
+    return any(each in metadata for each in _OF_MESSAGES)  # no producer's name has quotes

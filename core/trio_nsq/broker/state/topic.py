@@ -29,6 +29,7 @@ from .producers import LastBatch, Producers
 from .record_metadata import batch_number, only_channel
 from .settings import SettingsError, TopicSettings, change
 from .topic_limits import TopicLimits
+from .topic_move import TopicMove
 from .topic_view import TopicView
 from .undistributed import UndistributedMessages
 from .version import Version
@@ -61,6 +62,7 @@ class Topic:
 
     Attributes:
         view: The part of its state that its channels use.
+        moving: The move of its messages to another broker.
         paused: The topic does not distribute messages to its channels.
         ephemeral: The topic is only in memory.
         message_count: Messages published since the broker started.
@@ -92,6 +94,7 @@ class Topic:
         self._private: dict[str, Channel] = {}  # subset of `channels`
         self._undistributed = UndistributedMessages(self.view, self.version)
         self.limits = TopicLimits(self.view, log, self._undistributed, self.channels, self._private)
+        self.moving = TopicMove(self.view, self._undistributed, self.channels, self.version)
         self.held_back = ""
         self.configure({})
         self.paused = False
@@ -198,9 +201,12 @@ class Topic:
                 channel.messages.cursor.move_to(self._first)
 
     def distribute(self) -> None:
-        """Give the channels the messages beyond the high watermark, unless the topic is paused or has no channel."""
+        """Give the channels the messages beyond the high watermark.
+
+        Does nothing if the topic is paused, is moved to another broker, or has no channel.
+        """
         channels = self.limits.shared if self._private else self.channels.values()
-        if self.paused or not channels:
+        if self.paused or not channels or self.moving.current is not None:
             return
         count, deferred = self._undistributed.take()
         if deferred:
@@ -244,6 +250,7 @@ class Topic:
             self.channels[name] = self._private[name] = channel
         else:
             channel = self.channels[name] = self._make_channel(name, self.view.high_watermark)
+            self.moving.hold(channel)
             if not channel.ephemeral:
                 self.version.increment()
             self.distribute()
@@ -290,6 +297,7 @@ class Topic:
         for channel in self.limits.shared:
             channel.skip(self.view.high_watermark, self.view.end)
         self._undistributed.clear()
+        self.moving.stream.plan = None
 
     def close(self) -> None:
         """Remove all channels and cached messages: the topic is being deleted, or the broker stops."""
@@ -309,6 +317,7 @@ class Topic:
                 "name": self.name,
                 "paused": self.paused,
                 "settings": self._own_settings,
+                **self.moving.state(),
                 "distribution_point": self.view.high_watermark,
                 "end": self.view.end,
                 "settled": self.dead_letters.confirmed_before(self.view.end),
@@ -403,3 +412,4 @@ class Topic:
             channel.restore(channel_state, end)
             channel.messages.cursor.move_to(self._first)
             self.channels[channel.name] = channel
+        self.moving.restore(state.get("move"))

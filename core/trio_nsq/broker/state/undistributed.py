@@ -74,6 +74,12 @@ class UndistributedMessages:
             return 0
         return sequence - point - self.waiting.messages_from(point) + self.waiting.messages_from(sequence)
 
+    def drop_before(self, sequence: int) -> None:
+        """Drop all messages below `sequence`, also the deferred ones: another broker has them."""
+        self._topic.waiting.drop_before(sequence)
+        self._topic.high_watermark = max(self._topic.high_watermark, sequence)
+        self._version.increment()
+
     def pass_over(self, sequence: int) -> int:
         """Move the high watermark, and return how many messages that drops. Deferred messages are kept."""
         for waiting in self.waiting:

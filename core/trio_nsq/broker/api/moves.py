@@ -1,0 +1,121 @@
+"""`/topic/move`: move what is left of a topic to another broker, exactly once. nsqd does not have these endpoints.
+
+See docs/how-to/drain-a-broker.md. `qcli drain --move-to` takes batches of messages from the source (`next`), and gives
+them to the target (`store`).
+"""
+
+from typing import Any
+
+import trio
+
+from ...http import HTTPError, Request, Response, given
+from ...protocol import CommandError
+from ..moved_groups import Group, decode_groups
+from ..server import Server
+from ..state.topic import Topic
+from .targets import FALSE, find_channel, find_topic, producer_given, whole_number
+
+DEFAULT_BATCH_BYTES = 1024 * 1024
+MAX_BATCH_BYTES = 4 * 1024 * 1024
+_MAX_ADDRESS = 300
+_OCTETS = "application/octet-stream"
+_GROUPS_AT_ONCE = 100
+"""Groups decoded before other tasks run; a group of one message takes some microseconds."""
+
+# ---------------------------------------------------------------------- at the source
+
+
+async def status(server: Server, request: Request) -> Response:
+    """Return the move of a topic with its streams; `{"topic": name, "move": null}` without one."""
+    return Response.json(_status(find_topic(server, request)))
+
+
+async def begin(server: Server, request: Request) -> Response:
+    """Begin to move a topic to the broker at `to`, or continue: its durable channels deliver nothing from now on."""
+    topic, to = find_topic(server, request), given(request, "to")
+    if not 0 < len(to) <= _MAX_ADDRESS or not to.isprintable():
+        raise HTTPError(400, "INVALID_TO: not an address")
+    await server.moves.begin(topic, to)
+    return Response.json(_status(topic))
+
+
+async def next_batch(server: Server, request: Request) -> Response:
+    """Drop the messages of a stream up to `moved`, and return the next ones, see `moved_groups`."""
+    topic, move_id = find_topic(server, request), given(request, "move")
+    if request.identity is not None and not request.identity.allows("read", topic.name):
+        raise HTTPError(403, f"FORBIDDEN: this needs the role read on topic {topic.name}")
+    channel = find_channel(server, request) if "channel" in request.query else None
+    moved = whole_number(request, "moved", least=0)
+    max_bytes = whole_number(request, "max_bytes", least=1) or DEFAULT_BATCH_BYTES
+    batch = await server.moves.next(topic, channel, move_id, moved, min(max_bytes, MAX_BATCH_BYTES))
+    counts = {
+        "NSQ-Move-Messages": batch.count,
+        "NSQ-Move-Left": batch.left,
+        "NSQ-Move-Damaged": batch.damaged,
+        "NSQ-Move-Expired": batch.expired,
+    }
+    if batch.through is not None:
+        counts["NSQ-Move-Through"] = batch.through
+    headers = {name: str(count) for name, count in counts.items()}
+    return Response(body=batch.body, content_type=_OCTETS, headers=headers)
+
+
+async def end(server: Server, request: Request) -> Response:
+    """End a move, durably: the topic delivers again. With `cancel`, also if messages are left."""
+    topic, move_id = find_topic(server, request), given(request, "move")
+    cancel = request.query.get("cancel", "false") not in FALSE
+    await server.moves.end(topic, move_id, cancel=cancel)
+    return Response.json(_status(topic))
+
+
+def _status(topic: Topic) -> dict[str, Any]:
+    move = topic.moving.current
+    if move is None:
+        return {"topic": topic.name, "move": None}
+    streams: list[dict[str, Any]] = [
+        {"channel": None, "producer": move.producer(None), "left": topic.moving.left(None)}
+    ]
+    for channel in topic.moving.channels:
+        streams.append(
+            {
+                "channel": channel.name,
+                "producer": move.producer(channel.name),
+                "left": topic.moving.left(channel.name),
+                "in_flight": channel.in_flight_count,
+                "withdrawn": len(channel.messages.withdrawn),
+                "dead_letter_topic": channel.settings.dead_letter_topic,
+            }
+        )
+    return {
+        "topic": topic.name,
+        "move": move.id,
+        "to": move.to,
+        "end_sequence": move.end,
+        "began_ns": move.began_ns,
+        "streams": streams,
+    }
+
+
+# ---------------------------------------------------------------------- at the target
+
+
+async def store(server: Server, request: Request) -> Response:
+    """Store the groups of the body that are not stored yet, durably; return the highest number of the stream."""
+    topic, producer = find_topic(server, request), producer_given(request)
+    groups: list[Group] = []
+    try:
+        for group in decode_groups(request.body, server.options.limits):
+            groups.append(group)
+            if len(groups) % _GROUPS_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+    except CommandError as exc:
+        limit = server.options.limits.max_msg_size
+        raise HTTPError(413, f"MSG_TOO_BIG: --max-msg-size is {limit}") from exc
+    except ValueError as exc:
+        raise HTTPError(400, f"BAD_BODY: {exc}") from exc
+    if not server.broker.serves(topic):
+        raise HTTPError(404, "TOPIC_NOT_FOUND")
+    stored = await server.moved_messages.store(topic, producer, groups)
+    return Response.json(
+        {"topic": topic.name, "stored": stored, "number": topic.producers.number_of(producer)}
+    )

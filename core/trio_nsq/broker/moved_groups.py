@@ -1,0 +1,196 @@
+"""Groups of moved messages, as one broker sends them to another: see `Move`.
+
+     0               4                8         8+header
+    +---------------+----------------+---------+-------------------+---------------+- - -
+    |  header size  |  messages size |  header |  (size, body)*    |  header size  |
+    +---------------+----------------+---------+-------------------+---------------+- - -
+
+The sizes are unsigned 32-bit integers, big-endian. The header is a JSON object: `first` and `last`, the sequences of
+the first and the last message at the source; `count`; `due_ns`, Unix nanoseconds, absent if the messages are due;
+`channel`, absent if all channels get them; `dead_letters`, see `record_metadata`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from struct import Struct
+from typing import Any
+
+from ..log import RecordBatch
+from ..log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
+from ..protocol import MessageSet, is_valid_name
+from ..protocol.limits import Limits
+from ..protocol.messages import walk_messages
+from ..untrusted_json import decode_json
+from .state.move import Run
+from .state.record_metadata import Origin, dead_letters_json, origins
+
+_SIZES = Struct(">II")
+_MAX_NUMBER = 2**63
+_HEADER_BYTES = 100
+"""About the size of a header with its sizes."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Messages that the target stores in one record.
+
+    Attributes:
+        first, last: Sequences at the source. The last is the group's number; between them, sequences may be missing.
+        due_ns: Earliest delivery time, Unix nanoseconds; 0: now.
+        channel: The only channel that gets the messages; None: all channels of the topic.
+        letters: Their origins, see `record_metadata`; None if they are not dead letters.
+    """
+
+    first: int
+    last: int
+    messages: MessageSet
+    due_ns: int = 0
+    channel: str | None = None
+    letters: dict[str, Any] | None = None
+
+    def encode(self) -> bytes:
+        head: dict[str, Any] = {"first": self.first, "last": self.last, "count": len(self.messages)}
+        if self.due_ns:
+            head["due_ns"] = self.due_ns
+        if self.channel is not None:
+            head["channel"] = self.channel
+        if self.letters is not None:
+            head["dead_letters"] = self.letters
+        header = json.dumps(head, separators=(",", ":")).encode()
+        return _SIZES.pack(len(header), len(self.messages.data)) + header + self.messages.data
+
+
+# ---------------------------------------------------------------------- at the target
+
+
+def decode_groups(body: bytes, limits: Limits) -> Iterator[Group]:
+    """Yield the groups of a request. Raises ValueError; CommandError if a message is too large."""
+    at = 0
+    while at < len(body):
+        if len(body) - at < _SIZES.size:
+            raise ValueError("the last group is incomplete")
+        header_size, size = _SIZES.unpack_from(body, at)
+        at += _SIZES.size
+        if len(body) - at < header_size + size:
+            raise ValueError("the last group is incomplete")
+        header = decode_json(body[at : at + header_size])
+        at += header_size
+        yield _decode_group(header, body[at : at + size], limits)
+        at += size
+
+
+def _decode_group(header: Any, data: bytes, limits: Limits) -> Group:
+    if not isinstance(header, dict):
+        raise ValueError("a group's header is not a JSON object")
+    first, last, count = (_number(header, name) for name in ("first", "last", "count"))
+    due_ns = _number(header, "due_ns") if "due_ns" in header else 0
+    channel, letters = header.get("channel"), header.get("dead_letters")
+    if channel is not None and not (isinstance(channel, str) and is_valid_name(channel)):
+        raise ValueError("a group's channel is not a valid name")
+    if not 0 < count <= last - first + 1:
+        raise ValueError("a group's sequences and count do not match")
+    sizes: list[int] = []
+    end = walk_messages(data, 0, len(data), count, limits, sizes)
+    if len(sizes) != count or end != len(data):
+        raise ValueError("a group's messages do not match its count")
+    if letters is not None:
+        _check_letters(letters, count)
+    return Group(first, last, MessageSet(data, sizes), due_ns, channel, letters)
+
+
+def _number(header: Mapping[str, Any], name: str) -> int:
+    value = header.get(name)
+    if type(value) is not int or not 0 <= value < _MAX_NUMBER:
+        raise ValueError(f"a group's {name} is not a number from 0 to 9223372036854775807")
+    return value
+
+
+def _check_letters(letters: Any, count: int) -> None:
+    try:
+        found = origins(json.dumps({"dead_letters": letters}).encode())
+    except (KeyError, TypeError, ValueError) as exc:
+        raise ValueError("a group's dead_letters are not origins of messages") from exc
+    names = all(
+        isinstance(each, str) for origin in found for each in (origin.topic, origin.channel, origin.id)
+    )
+    if len(found) != count or not names:
+        raise ValueError("a group's dead_letters are not origins of its messages")
+
+
+# ---------------------------------------------------------------------- at the source
+
+
+class GroupBuilder:
+    """Collects messages, in ascending sequence, into groups that each fit in one record.
+
+    Attributes:
+        count, size: The messages collected, and about the bytes of their groups.
+        groups: The number of groups.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.size = self.groups = 0
+        self._done: list[bytes] = []
+        self._pieces: list[bytes] = []
+        self._sizes: list[int] = []
+        self._bytes = 0
+        self._group: Group | None = None
+
+    def add(self, record: RecordBatch, runs: Sequence[Run]) -> None:
+        """Add messages of a record, which is within the limits; `runs` are within it, ascending."""
+        found, base = origins(record.metadata) if record.metadata else [], record.base_sequence
+        for start, end, due_ns, channel in runs:
+            self._add(record, start, end, due_ns, channel, found[start - base : end - base])
+
+    def _add(
+        self,
+        record: RecordBatch,
+        start: int,
+        end: int,
+        due_ns: int,
+        channel: str | None,
+        found: Sequence[Origin],
+    ) -> None:
+        data, sizes = _cut(record, start - record.base_sequence, end - record.base_sequence)
+        letters = dead_letters_json(found) if found else None
+        group = self._group
+        if (
+            group is None
+            or letters is not None
+            or (group.due_ns, group.channel, group.letters) != (due_ns, channel, None)
+            or len(self._sizes) + len(sizes) > MAX_RECORD_MESSAGES
+            or self._bytes + len(data) > MAX_RECORD_BYTES
+        ):
+            self._end_group()
+            self.groups += 1
+            self.size += _HEADER_BYTES
+            self._group = group = Group(start, end - 1, MessageSet(b"", []), due_ns, channel, letters)
+        group.last = end - 1
+        self._pieces.append(data)
+        self._sizes += sizes
+        self._bytes += len(data)
+        self.count += len(sizes)
+        self.size += len(data)
+
+    def _end_group(self) -> None:
+        if self._group is not None:
+            self._group.messages = MessageSet(b"".join(self._pieces), self._sizes)
+            self._done.append(self._group.encode())
+        self._pieces, self._sizes, self._bytes = [], [], 0
+
+    def take(self) -> bytes:
+        """Return all groups, encoded."""
+        self._end_group()
+        self._group = None
+        return b"".join(self._done)
+
+
+def _cut(record: RecordBatch, start: int, end: int) -> tuple[bytes, list[int]]:
+    """Return the messages [start, end) of a record, and their sizes."""
+    messages = record.messages
+    if (start, end) == (0, len(messages)):
+        return messages.data, messages.sizes
+    offsets = [0, *accumulate(size + 4 for size in messages.sizes[:end])]
+    return messages.data[offsets[start] : offsets[end]], messages.sizes[start:end]
