@@ -301,6 +301,19 @@ class Connection:
             await self.close_now()
         return reason
 
+    def detach(self) -> tuple[socket.socket, CodecStack, FrameReader]:
+        """Give up the connection after the handshake, for a caller that does the IO without trio.
+
+        Returns:
+            The socket, which does not block and which the caller must close; the codecs for all bytes on it; and the
+            reader, which may hold decoded bytes.
+        """
+        assert isinstance(self._stream, trio.SocketStream)
+        sock = socket.socket(fileno=self._stream.socket.detach())
+        sock.setblocking(False)
+        self.ended.set()
+        return sock, self._codecs, self._reader
+
     async def close_now(self) -> None:
         """Close the socket and drop queued data. Does not wait. May be called again."""
         try:
