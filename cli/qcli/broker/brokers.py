@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -16,6 +16,7 @@ from ..framework.output import print_diagnostic
 from .address_options import (
     BROKER,
     DEFAULT_TCP_ADDRESS,
+    HTTP_OPTION,
     TCP_OPTION,
     TCP_VARIABLE,
     http_addresses,
@@ -24,6 +25,9 @@ from .address_options import (
 from .at_once import at_once
 from .connection_options import http_connection, refuse_plain_http
 from .refusals import NotFound, missing
+
+if TYPE_CHECKING:
+    from .lookupd_client import Node
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -114,10 +118,14 @@ class Brokers:
         """Return records with the broker's address as `broker`; unchanged if there is only one broker."""
         return [{"broker": address, **record} for record in records] if self.is_fleet else list(records)
 
-    def _listed(self) -> list[str]:
+    def nodes(self) -> list[Node]:
+        """Return the brokers that the discovery services list, on allowed hosts.
+
+        Raises Failure: no service answers.
+        """
         from trio_nsq.lookup.hosts import HostPatterns
 
-        from .lookupd_client import LookupdClient, Node
+        from .lookupd_client import LookupdClient
 
         answers = at_once(self.lookupds, lambda address: LookupdClient(address).nodes())
         failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
@@ -125,28 +133,31 @@ class Brokers:
             raise combined(failures, partial=False)
         for failure in failures:
             self._warn(failure.brief)
-        nodes: list[Node] = [
-            node for answer in answers.values() if not isinstance(answer, Failure) for node in answer
-        ]
+        nodes = [node for answer in answers.values() if not isinstance(answer, Failure) for node in answer]
         is_allowed = HostPatterns(self._allowed_hosts).allow
         for host in sorted(
             {each.broadcast_address for each in nodes if not is_allowed(each.broadcast_address)}
         ):
             self._warn(f"{host!r} is not among the hosts of --lookupd-allowed-host; left out.")
+        return [node for node in nodes if is_allowed(node.broadcast_address)]
+
+    def none_listed(self, option: str) -> Failure:
+        """Return the failure if the discovery services list no usable broker; `option` names a broker."""
+        return Failure(
+            f"No broker is registered at {' or '.join(self.lookupds)}. Start one with 'qcli serve "
+            f"--lookupd-tcp-address HOST:4160', or name a broker: {option}.",
+            ExitCode.UNREACHABLE,
+        )
+
+    def _listed(self) -> list[str]:
         found = []
-        for node in nodes:
-            if not is_allowed(node.broadcast_address):
-                continue
+        for node in self.nodes():
             if node.http_address is None:
                 self._warn(f"the broker {node.tcp_address} has no HTTP port; left out.")
             else:
                 found.append(node.http_address)
         if not found and not self._given:
-            raise Failure(
-                f"No broker is registered at {' or '.join(self.lookupds)}. Start one with 'qcli serve "
-                "--lookupd-tcp-address HOST:4160', or name a broker: --nsqd-http-address.",
-                ExitCode.UNREACHABLE,
-            )
+            raise self.none_listed(HTTP_OPTION)
         return sorted(dict.fromkeys(found))
 
     def _warn(self, text: str) -> None:
