@@ -15,7 +15,11 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 
 @pytest.mark.parametrize(
-    "name", ["compare", "growth", "neighbours", "generators", "backlog", "timers", "kills", "clients"]
+    "name",
+    [
+        *("compare", "growth", "neighbours", "generators", "agreement"),
+        *("backlog", "timers", "kills", "clients"),
+    ],
 )
 def test_program_prints_help(name: str) -> None:
     command = [sys.executable, str(BENCH / f"{name}.py"), "--help"]
