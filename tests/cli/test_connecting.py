@@ -323,3 +323,18 @@ def test_unused_tcp_address_is_not_checked(run_here: Run, command: tuple[str, ..
     result = run_here(Cli("./t.sock", "127.0.0.1:1"), *command)
     assert result.code == 3  # so it tried to connect
     assert "answers at 127.0.0.1:1" in result.err
+
+
+@pytest.mark.parametrize("flags", [(), ("--snappy",), ("--deflate",)])
+def test_bench_measures_a_guarded_broker(
+    guarded: Guarded, run_here: Run, topic: str, flags: tuple[str, ...]
+) -> None:
+    qcli = guarded.cli()
+    for command, count in [
+        (("pub", topic, "-n", "3000", "--pipeline", "3"), 3000),
+        (("sub", "--backlog", "5000"), 5000),
+        (("latency", "--rate", "500", "--duration", "200ms"), 100),
+    ]:
+        result = run_here(qcli, "bench", *command, *flags, "--format", "json")
+        assert result.code == 0, result.err
+        assert result.records[0]["messages"] == count

@@ -109,7 +109,9 @@ def test_client_commands_share_the_options_of_connections(ctx: click.Context) ->
     for name in (*files, "tls-insecure-skip-verify", "auth-secret"):
         # Not QCLI_TLS_CERT, which is an option of the broker.
         assert options[f"--{name}"].envvar == f"QCLI_CLIENT_{name.replace('-', '_').upper()}"
-    assert ("--snappy" in options) == (ctx.info_name in ("pub", "tail", "replay", "to-parquet"))
+    assert ("--snappy" in options) == (
+        ctx.info_name in ("pub", "sub", "latency", "tail", "replay", "to-parquet")
+    )
     assert ExitCode.UNREACHABLE in getattr(ctx.command, "exits", {})
 
 

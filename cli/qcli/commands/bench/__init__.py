@@ -1,0 +1,1 @@
+"""`qcli bench`: the speed of a broker, as seen by clients."""

@@ -1,0 +1,93 @@
+"""`qcli bench sub`: consumes and finishes messages as fast as the broker delivers them."""
+
+from collections.abc import Sequence
+
+from trio_nsq.protocol.encode import encode_cls, encode_finish, encode_rdy
+from trio_nsq.protocol.frames import ErrorFrame, Event, MessageRun
+
+from .link import Link
+from .load import TICK_S, Load, now
+from .measurement import Measurement, Tally
+
+IDLE_S = 1.0
+"""The measurement ends if nothing arrives for this long after a message."""
+
+
+class Consuming(Load):
+    """Consumes on subscribed connections.
+
+    Args:
+        max_in_flight: The RDY count of each connection, if the broker allows it.
+        count: End when so many messages are finished; None: at the end of the time, or of the messages.
+    """
+
+    def __init__(
+        self, links: Sequence[Link], *, duration_s: float, max_in_flight: int, count: int | None = None
+    ) -> None:
+        super().__init__(links, duration_s, 0)
+        self.timed_out = 0
+        self._body_bytes = 0
+        self._count = count
+        self._max_in_flight = max_in_flight
+        self._consumers = [_Consumer(self, *each) for each in zip(links, self.tallies, strict=True)]
+
+    def run(self) -> None:
+        """See `Load`."""
+        counter = self.counter
+        counter.begin(now())
+        for link in self.links:
+            link.send(encode_rdy(min(self._max_in_flight, link.max_rdy_count)))
+        while not (self.is_over() or counter.total == self._count or self._is_idle()):
+            self._loop.turn(TICK_S)
+        self._end()
+
+    def result(self) -> Measurement:
+        """See `Load`."""
+        result = super().result()
+        result.missing = self.timed_out
+        return result
+
+    @property
+    def body_bytes(self) -> int:
+        """See `Load`."""
+        return self._body_bytes
+
+    def count(self, run: MessageRun) -> None:
+        """Count finished messages. If the first ones are late, the measurement begins with them."""
+        now_s, counter = now(), self.counter
+        if not counter.total and now_s > counter.begun_s + IDLE_S:
+            counter.begin(now_s)
+        counter.add(len(run), now_s)
+        self._body_bytes += sum(map(len, run.bodies))
+
+    def _is_idle(self) -> bool:
+        return self.counter.total > 0 and now() > self.counter.last_s + IDLE_S
+
+    def _end(self) -> None:
+        """Finish what has arrived, and let the broker read all FINs before the connections are closed."""
+        begun_s = now()
+        for link in self.links:
+            link.send(encode_cls())
+        while open_links := [link for link in self.links if not link.ended]:
+            self.serve(lambda: (begun_s, open_links[0]))
+
+
+class _Consumer:
+    """Consumes on one connection."""
+
+    def __init__(self, load: Consuming, link: Link, tally: Tally) -> None:
+        self._load = load
+        self._link = link
+        self._tally = tally
+        link.handle = self.handle
+
+    def handle(self, event: Event) -> None:
+        """Finish messages; after the answer to CLS, end the connection."""
+        if isinstance(event, MessageRun):
+            self._link.send(encode_finish(event.ids))
+            self._load.count(event)
+            self._tally.messages += len(event)
+        elif isinstance(event, ErrorFrame):
+            self._load.timed_out += 1
+        else:
+            self._link.finish()
