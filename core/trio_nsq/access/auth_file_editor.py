@@ -5,19 +5,17 @@ comments reorder tables of both kinds that are mixed. Before a change is written
 exactly the entries it should have.
 """
 
-import fcntl
 import os
 import secrets
-import stat
 import tomllib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from ..edit_file import edit_file, read_text
 from .auth_file import MAX_FILE_BYTES, NAME, AuthFileError, header_lines, parse_auth_file
 from .patterns import ALL
 from .policy import token_digest
@@ -27,7 +25,6 @@ TOKEN_PREFIX = "nsq_"
 
 _TOKEN_BYTES = 32
 _NEW_FILE = "# Tokens and certificates of clients. A running server reads this file at SIGHUP.\n"
-_MODE = 0o600
 
 Kind = Literal["token", "certificate"]
 _KINDS: tuple[Kind, ...] = ("token", "certificate")
@@ -183,7 +180,7 @@ def _array(values: Sequence[str]) -> str:
 def read_entries(path: Path) -> list[Entry]:
     """Return the entries of a file. Raises AuthFileError."""
     try:
-        return entries_of(_read(path))
+        return entries_of(read_text(path, MAX_FILE_BYTES))
     except ValueError as exc:
         raise AuthFileError(f"the auth file {path} is not valid: {exc}") from exc
     except OSError as exc:
@@ -195,10 +192,8 @@ def edit_auth_file(
 ) -> bool:
     """Change a file atomically: after a crash, it has the old or the new contents.
 
-    Writers wait for each other. Mode and owner stay, as far as the user may set them.
-
     Args:
-        path: The file. A missing one is created, with mode 0600. A symbolic link stays.
+        path: The file. A missing one is created, with mode 0600. See `edit_file`.
         change: Returns the new text for the old one.
         replace: Renames a file over another one; tests may fail here.
 
@@ -208,82 +203,9 @@ def edit_auth_file(
     Raises:
         AuthFileError: The file is not valid, cannot be written, or `change` raised this or ValueError.
     """
-    path = path.resolve()
-    created = False
     try:
-        fd, created = _lock(path)
-        try:
-            text = _read(path)
-            changed = change(text or _NEW_FILE)
-            _write(path, changed.encode(), os.fstat(fd), replace)
-        except BaseException:
-            if created:
-                path.unlink()
-            raise
-        finally:
-            os.close(fd)  # releases the lock
+        return edit_file(path, lambda text: change(text or _NEW_FILE), MAX_FILE_BYTES, replace=replace)
     except ValueError as exc:
         raise AuthFileError(f"the auth file {path} is not valid: {exc}") from exc
     except OSError as exc:
         raise AuthFileError(f"cannot write the auth file {path}: {exc.strerror}") from exc
-    return created
-
-
-def _lock(path: Path) -> tuple[int, bool]:
-    """Open and lock a file. Returns its descriptor, and whether it was created."""
-    created = False
-    while True:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            with suppress(FileExistsError):
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
-                created = True
-            continue
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        # Meanwhile another writer may have replaced the file: then this is the lock of the old one.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), path.stat()):
-                return fd, created
-        os.close(fd)
-
-
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        data = file.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise ValueError(f"longer than {MAX_FILE_BYTES} bytes")
-    return data.decode()
-
-
-def _write(path: Path, data: bytes, old: os.stat_result, replace: Callable[[Path, Path], None]) -> None:
-    temporary = path.with_name(f".{path.name}.new")  # the lock allows only one writer
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-            _take_over(fd, old)
-            file.flush()
-            os.fsync(fd)
-        replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _take_over(fd: int, old: os.stat_result) -> None:
-    """Give a new file the owner, group and mode of the old one."""
-    mode = stat.S_IMODE(old.st_mode)
-    try:
-        os.fchown(fd, -1, old.st_gid)
-    except PermissionError:
-        mode &= ~stat.S_IRWXG  # not for another group
-    with suppress(PermissionError):  # only root may give files away
-        os.fchown(fd, old.st_uid, -1)
-    os.fchmod(fd, mode)
