@@ -12,6 +12,7 @@ import click
 from .broker.address_options import HTTP_VARIABLE, LOOKUPD_VARIABLE, TCP_VARIABLE
 from .broker.connection_options import VARIABLES
 from .broker.name_completion import TIMEOUT_VARIABLE
+from .contexts.choice import CONTEXT_VARIABLE, root_context_option
 from .framework.command import LazyGroup, contexts_below, did_you_mean
 from .framework.completion import COMPLETE_VARIABLE, answer_shell
 from .framework.errors import ExitCode, Failure, OutputClosed, Terminated, leaf_exceptions, translate
@@ -19,7 +20,9 @@ from .framework.options import GroupedOption, version_option
 from .framework.output import configure_streams, print_diagnostic
 
 _PREFIX = "QCLI_"
-_OF_MOST_COMMANDS = frozenset({TCP_VARIABLE, HTTP_VARIABLE, LOOKUPD_VARIABLE, TIMEOUT_VARIABLE, *VARIABLES})
+_OF_MOST_COMMANDS = frozenset(
+    {TCP_VARIABLE, HTTP_VARIABLE, LOOKUPD_VARIABLE, TIMEOUT_VARIABLE, CONTEXT_VARIABLE, *VARIABLES}
+)
 
 _MODULES = {
     "serve": "qcli.commands.serve.command",
@@ -38,6 +41,7 @@ _MODULES = {
     "dlq": "qcli.commands.dlq.command",
     "deferred": "qcli.commands.deferred",
     "log": "qcli.commands.log.command",
+    "context": "qcli.commands.context",
     "token": "qcli.commands.token",
     "help": "qcli.commands.help",
 }
@@ -73,6 +77,8 @@ _SYNONYMS = {
     "parquet": "to-parquet",
     "import": "log import",
     "verify": "log verify",
+    "config": "context",
+    "profile": "context",
     "seek": "channel seek",
 }
 """What users of other tools may type, and the command for it."""
@@ -102,6 +108,7 @@ _SYNONYMS = {
         "500ms by default. NO_COLOR turns colours off.",
     },
 )
+@root_context_option
 @version_option
 def root() -> None:
     """Run a message broker that speaks NSQ's protocol, and work with its topics.

@@ -26,6 +26,7 @@ LAYERS = (
         "trio_nsq.protocol",
         "trio_nsq.pacing",
         "trio_nsq._version",
+        "trio_nsq.edit_file",
         "trio_nsq.extras",
         "trio_nsq.folder_locks",
         "trio_nsq.under_trio",
@@ -62,7 +63,8 @@ WITHIN = {
     "trio_nsq.spark.spool": {"broker_log", "ranges", "storage"},
     "qcli.framework": set(),
     "qcli.terminal": {"framework"},
-    "qcli.broker": {"framework"},
+    "qcli.contexts": {"framework"},
+    "qcli.broker": {"contexts", "framework"},
 }
 """Additional imports of some packages from their parent package."""
 

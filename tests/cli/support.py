@@ -82,7 +82,8 @@ class Cli:
             name: value for name, value in os.environ.items() if not name.startswith(("QCLI_", "COLUMNS"))
         }
         addresses = {"QCLI_NSQD_TCP_ADDRESS": self.tcp_address, "QCLI_NSQD_HTTP_ADDRESS": self.http_address}
-        return plain | addresses | self.env | more
+        no_contexts = {"XDG_CONFIG_HOME": "/nowhere"}
+        return plain | no_contexts | addresses | self.env | more
 
     def __call__(self, *args: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
         """Run a command to its end."""

@@ -60,11 +60,21 @@ LINES = [
 ]
 
 
+CONTEXTS = "".join(
+    f'[context.{name}]\nnsqd_http_address = "127.0.0.1:1"\n' for name in ("local", "prod", "test")
+)
+"""The contexts of the documentation."""
+
+
 @pytest.mark.parametrize("line", LINES)
-def test_documented_line_can_be_parsed(line: str) -> None:
+def test_documented_line_can_be_parsed(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "qcli").mkdir()
+    (tmp_path / "qcli" / "contexts.toml").write_text(CONTEXTS)
     for words in runs_of_qcli(line):
         command: click.Command = root
         ctx = click.Context(root, info_name="qcli")
+        before = [words.pop(0) for _ in range(2)] if words[0] == "--context" else []
         while isinstance(command, click.Group) and words:
             name = words.pop(0)
             found = command.get_command(ctx, name)
@@ -72,7 +82,7 @@ def test_documented_line_can_be_parsed(line: str) -> None:
             ctx, command = click.Context(found, info_name=name, parent=ctx), found
         said = ""
         try:
-            command.make_context(ctx.info_name, words, parent=ctx.parent)
+            command.make_context(ctx.info_name, [*before, *words], parent=ctx.parent)
         except click.MissingParameter:
             said = (
                 "" if "xargs" in line or "$(" in line else "something is missing"

@@ -96,6 +96,8 @@ def test_client_commands_share_the_options_of_connections(ctx: click.Context) ->
         return  # they work on files
     if ctx.command_path == "qcli token list":
         return  # this does, too
+    if ctx.parent is not None and ctx.parent.info_name == "context" and ctx.info_name != "show":
+        return  # and so do these
     if ctx.command_path == "qcli tombstone":
         return  # it uses discovery services only
     options = {param.opts[0]: param for param in ctx.command.params if isinstance(param, click.Option)}
@@ -109,9 +111,18 @@ def test_client_commands_share_the_options_of_connections(ctx: click.Context) ->
     for name in (*files, "tls-insecure-skip-verify", "auth-secret"):
         # Not QCLI_TLS_CERT, which is an option of the broker.
         assert options[f"--{name}"].envvar == f"QCLI_CLIENT_{name.replace('-', '_').upper()}"
-    assert ("--snappy" in options) == (
-        ctx.info_name in ("pub", "sub", "latency", "tail", "replay", "to-parquet")
+    assert options["--context"].envvar == "QCLI_CONTEXT"
+    over_tcp = (
+        "pub",
+        "tail",
+        "replay",
+        "to-parquet",
+        "bench pub",
+        "bench sub",
+        "bench latency",
+        "context show",
     )
+    assert ("--snappy" in options) == (ctx.command_path.removeprefix("qcli ") in over_tcp)
     assert ExitCode.UNREACHABLE in getattr(ctx.command, "exits", {})
 
 

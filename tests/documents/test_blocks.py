@@ -172,6 +172,7 @@ def test_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("QCLI_")} | {
             "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
             "HOME": str(tmp_path),
+            "XDG_CONFIG_HOME": str(tmp_path / "config"),
             "QCLI_NSQD_TCP_ADDRESS": f"127.0.0.1:{ports[4150]}",
             "QCLI_NSQD_HTTP_ADDRESS": f"127.0.0.1:{ports[4151]}",
             "PYTHONUNBUFFERED": "1",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 from click.core import ParameterSource
 
+from ..contexts.choice import chosen_context, require_address
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import all_of, option
 from ..framework.output import print_diagnostic
@@ -272,6 +273,8 @@ def chosen(
 
     Args:
         http_name: The parameter with the brokers' addresses.
+
+    Raises UsageError: the context has no such address.
     """
     names = (http_name, "lookupd_addresses")
     for source in _RANK:
@@ -281,14 +284,20 @@ def chosen(
         ]
         if any(values):
             return values[0], values[1]
+    if chosen_context(ctx):
+        flags = [param.opts[0] for name in names for param in ctx.command.params if param.name == name]
+        require_address((), *flags, ctx=ctx)
     return (), ()
 
 
 def is_as_near(name: str, *others: str) -> bool:
-    """Return whether a parameter has a value from the place that decides about these other ones, or a better place."""
+    """Return whether a parameter has a value from the place that decides about these other ones, or a better place.
+
+    Addresses of a context are of one cluster, so they say nothing about each other.
+    """
     source = click.get_current_context().get_parameter_source
     ranks = [_RANK.index(source(each) or ParameterSource.DEFAULT) for each in (name, *others)]
-    return ranks[0] < len(_RANK) - 1 and ranks[0] <= min(ranks[1:])
+    return ranks[0] < _RANK.index(ParameterSource.DEFAULT_MAP) and ranks[0] <= min(ranks[1:])
 
 
 def _with_brokers(command: _F) -> _F:

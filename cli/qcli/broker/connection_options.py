@@ -17,6 +17,7 @@ import click
 
 from trio_nsq._version import __version__
 
+from ..contexts.choice import chosen_context, context_option
 from ..framework.errors import ExitCode, Failure, reason_of
 from ..framework.options import CONNECTION_OPTIONS, Decorator, all_of, option
 from ..framework.output import print_diagnostic, show_security_warnings
@@ -43,6 +44,11 @@ _FILE = click.Path(exists=True, dir_okay=False)
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     ctx.meta.setdefault(_IN_CONTEXT, {})[param.name] = value
+
+
+def values_of_command(ctx: click.Context) -> dict[str, Any]:
+    """Return the values of the connection options of a command, by parameter."""
+    return dict(ctx.meta.get(_IN_CONTEXT, {}))
 
 
 VARIABLES: list[str] = []
@@ -141,10 +147,10 @@ _TCP_OPTIONS = (
 )
 
 
-tcp_connection = all_of(*_TCP_OPTIONS)
+tcp_connection = all_of(context_option, *_TCP_OPTIONS)
 """The options of a command that uses the TCP protocol, with or without HTTP."""
 
-http_connection = all_of(*_HTTPS_OPTIONS, *_SECRET_OPTIONS, _TLS_OVER_HTTP)
+http_connection = all_of(context_option, *_HTTPS_OPTIONS, *_SECRET_OPTIONS, _TLS_OVER_HTTP)
 """The options of a command that uses HTTP only."""
 
 
@@ -180,7 +186,7 @@ class ConnectOptions:
         ctx = ctx or click.get_current_context(silent=True)
         if ctx is None:
             return cls()
-        values = dict(ctx.meta.get(_IN_CONTEXT, {}))
+        values = values_of_command(ctx)
         file = values.pop("auth_secret_file", None)
         return cls(**values | {"auth_secret": _secret(ctx, values.get("auth_secret", ""), file)})
 
@@ -255,9 +261,31 @@ def _secret(ctx: click.Context, text: str, file: str | None) -> str:
         if _SECRET not in ctx.meta:
             ctx.meta[_SECRET] = read_secret(file, completing=ctx.resilient_parsing)
         text = ctx.meta[_SECRET]
+    elif not text:
+        if _SECRET not in ctx.meta:
+            ctx.meta[_SECRET] = _secret_of_context(ctx)
+        text = ctx.meta[_SECRET]
     if text and not ctx.resilient_parsing:
         show_security_warnings()
     return text
+
+
+def _secret_of_context(ctx: click.Context) -> str:
+    """Return the secret that the command's context refers to, "" without one. Raises Failure: it cannot be read."""
+    chosen = chosen_context(ctx)
+    if chosen is None or chosen.context is None or chosen.context.secret is None:
+        return ""
+    key, value = chosen.context.secret
+    try:
+        if key == "auth_secret_file":
+            return read_secret(value, completing=ctx.resilient_parsing)
+        if ctx.resilient_parsing:
+            return ""  # the command, or the keyring, may ask for a password
+        from ..contexts.secret import secret_of_command, secret_of_keyring
+
+        return secret_of_command(value) if key == "auth_secret_command" else secret_of_keyring(value)
+    except Failure as error:
+        raise Failure(f"The context {chosen.name}: {error.message}", ExitCode.FAILURE) from error
 
 
 def read_secret(file: str, *, completing: bool = False) -> str:

@@ -69,7 +69,11 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
     from .brokers import Brokers, chosen
 
     one = ctx.params.get("nsqd_http_address")  # of a command that takes one broker
-    given, lookupds = ((one,), ()) if one else chosen(ctx)
+    try:
+        connecting = ConnectOptions.of_command(ctx)
+        given, lookupds = ((one,), ()) if one else chosen(ctx)
+    except (Failure, click.UsageError):
+        return {}
     brokers = Brokers(
         given if given or lookupds else (DEFAULT_HTTP_ADDRESS,),
         lookupds,
@@ -80,10 +84,6 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
         timeout_ms = duration(os.environ.get(TIMEOUT_VARIABLE, f"{TIMEOUT_MS}ms"))
     except click.BadParameter:
         timeout_ms = TIMEOUT_MS
-    try:
-        connecting = ConnectOptions.of_command(ctx)
-    except (Failure, click.UsageError):
-        return {}
     answer: list[dict[str, list[str]]] = []
 
     def ask() -> None:

@@ -56,6 +56,7 @@ _TOPICS = {
             "For TLS over HTTP, write the address as https://HOST:PORT: --nsqd-http-address https://broker:4152. A "
             "path, such as /run/qcli.sock, is a unix socket.",
             "The secret goes to brokers and nsqlookupd. A warning precedes it if it leaves this machine without TLS.",
+            "A context keeps addresses and these options under a name: see 'qcli context --help'.",
         ),
         _connection_options,
     ),
@@ -71,7 +72,11 @@ _TOPICS = {
             "and the name, such as QCLI_SERVE_DATA_PATH, is for serve only and overrides the variable that both read.",
             "QCLI_JOBS_FOLDER sets --jobs-folder of 'qcli replay'. QCLI_COMPLETION_TIMEOUT is how long completion "
             "waits for a broker's names (default: 500ms). NO_COLOR turns colours off.",
-            "A command line option overrides the environment, and the environment overrides a configuration file.",
+            "QCLI_CONTEXT is the context to use, unless --context names one. XDG_CONFIG_HOME is the folder of the file "
+            "of contexts (default: ~/.config). See 'qcli context --help'.",
+            "A command line option overrides the environment, and the environment overrides a context or a "
+            "configuration file. If --context is typed, the environment is not read for addresses and connection "
+            "options.",
         ),
     ),
     "positions": _Topic(

@@ -17,6 +17,11 @@ OTHER_OPTIONS = "Options"
 
 CONNECTION_OPTIONS = "Connection"
 
+IGNORED_VARIABLES = "qcli.ignored_variables"
+"""Key in a context's `meta`: the names of parameters that are not read from the environment."""
+DEFAULTS_ORIGIN = "qcli.defaults_origin"
+"""Key in a context's `meta`: where the values of click's `default_map` are from, for errors."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 _Options = TypeVar("_Options")
 _Result = TypeVar("_Result")
@@ -65,6 +70,8 @@ class GroupedOption(click.Option):
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the text in the environment; an empty one counts as none."""
+        if self.name in ctx.meta.get(IGNORED_VARIABLES, ()):
+            return None
         return next(filter(None, map(os.environ.get, self.variables(ctx))), None)
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
@@ -79,9 +86,11 @@ class GroupedOption(click.Option):
         source = ctx.get_parameter_source(self.name) if ctx and self.name else None
         if ctx and source is ParameterSource.ENVIRONMENT:
             return f"'{next(filter(os.environ.get, self.variables(ctx)))}' in the environment"
-        return click.Parameter.get_error_hint(
-            self, ctx
-        )  # click.Option would name the variable in either case
+        # click.Option would name the variable in either case.
+        hint = click.Parameter.get_error_hint(self, ctx)
+        if ctx and source is ParameterSource.DEFAULT_MAP and DEFAULTS_ORIGIN in ctx.meta:
+            return f"{hint} of {ctx.meta[DEFAULTS_ORIGIN]}"
+        return hint
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return names and help. click writes a blank before a metavar such as `[=BOOL]`; this removes it."""

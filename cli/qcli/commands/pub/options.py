@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from trio_nsq.wording import count_of
 
 from ...broker.address_options import HTTP_OPTION, HTTP_VARIABLE, TCP_OPTION, TCP_VARIABLE, check_tcp_address
+from ...contexts.choice import require_address
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import delimiter_of
 from ...framework.output import is_live_terminal, is_terminal
@@ -62,14 +63,17 @@ class PubOptions:
     def brokers(self) -> dict[str, str]:
         """Return the HTTP address of each broker, for its numbered batches, by its TCP address.
 
+        The HTTP address is empty if a context has none.
+
         Raises UsageError: the numbers of addresses differ, or a TCP address is wrong.
         """
-        tcp, http = self.nsqd_tcp_addresses, self.nsqd_http_addresses
+        tcp, http = self.nsqd_tcp_addresses, self.nsqd_http_addresses or ("",)
+        require_address(tcp, TCP_OPTION)
         ctx = click.get_current_context()
         for address in tcp:
             check_tcp_address(address)
         sources = [ctx.get_parameter_source(name) for name in ("nsqd_tcp_addresses", "nsqd_http_addresses")]
-        if len(http) == 1 and sources[1] not in (sources[0], ParameterSource.COMMANDLINE):
+        if http == ("",) or (len(http) == 1 and sources[1] not in (sources[0], ParameterSource.COMMANDLINE)):
             # A default: `numbered_sender` uses it only for the broker that has this address.
             http *= len(tcp)
         if len(tcp) != len(http):

@@ -200,7 +200,7 @@ async def numbered_sender(
         None if numbered batches are not possible: the HTTP address belongs to another broker, is unreachable, is less
         secure than the options ask for, or the broker ignores numbers, as nsqd.
     """
-    if connecting.snappy or connecting.deflate:
+    if connecting.snappy or connecting.deflate or not http_address:
         return None  # HTTP has no such options
     if connecting.encrypts_tcp and not is_https(http_address) and not is_unix_path(http_address):
         return None

@@ -14,6 +14,7 @@ import click
 from ...broker.address_options import HTTP_OPTION, TCP_OPTION, check_tcp_address
 from ...broker.brokers import Brokers, chosen, is_as_near
 from ...broker.name_completion import complete_topic
+from ...contexts.choice import require_address
 from ...framework.errors import Failure
 from ...framework.options import given_flags
 from ...framework.params import Source, source, topic_name
@@ -202,8 +203,10 @@ class ReplayOptions:
             "nsqd_tcp_addresses", "nsqd_http_addresses", "lookupd_addresses"
         ):
             return dict.fromkeys(http)
-        if len(tcp) == 1:
-            return dict.fromkeys(http, tcp[0])
+        if not self.dry_run:
+            require_address(tcp, TCP_OPTION)
+        if len(tcp) <= 1:
+            return dict.fromkeys(http, *tcp)
         if len(tcp) != len(http) or brokers.lookupds:
             raise click.UsageError(
                 f"{TCP_OPTION} names {len(tcp)} brokers: give one for all messages, or one for each address of "

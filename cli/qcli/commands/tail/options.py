@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import click
 
-from ...broker.address_options import check_tcp_address, chosen_lookupds
+from ...broker.address_options import LOOKUPD_OPTION, TCP_OPTION, check_tcp_address, chosen_lookupds
 from ...broker.brokers import Brokers, chosen
+from ...contexts.choice import require_address
 from ...framework.options import delimiter_of, given
 from ...framework.params import Source
 from ...framework.positions import check_range, refuse_sequence
@@ -72,6 +73,7 @@ class TailOptions:
         if self.reads_log:
             self._check_log()
         elif not lookupds:
+            require_address(self.nsqd_tcp_addresses, TCP_OPTION, LOOKUPD_OPTION)
             for address in self.nsqd_tcp_addresses:
                 check_tcp_address(address)
         return dataclasses.replace(self, lookupd_addresses=lookupds)

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...broker.address_options import TCP_OPTION, check_tcp_address, chosen_lookupds
+from ...broker.address_options import (
+    HTTP_OPTION,
+    LOOKUPD_OPTION,
+    TCP_OPTION,
+    check_tcp_address,
+    chosen_lookupds,
+)
 from ...broker.connection_options import ConnectOptions
+from ...contexts.choice import require_address
 from ...framework import params
 from ...framework.options import given, given_flags
 from ...framework.positions import check_range
@@ -95,6 +102,8 @@ class ToParquetOptions:
         """
         consume = self._consumes()
         lookupds = chosen_lookupds(self.lookupd_addresses, "tcp_addresses", "nsqd_http_addresses")
+        addresses = lookupds or (self.tcp_addresses if consume else self.nsqd_http_addresses)
+        require_address(addresses, TCP_OPTION if consume else HTTP_OPTION, LOOKUPD_OPTION)
         return dataclasses.replace(
             self,
             consume=consume,

@@ -1,0 +1,1 @@
+"""Contexts: named sets of addresses and connection options, in a file of the user."""

@@ -1,0 +1,219 @@
+"""Which context a command uses, and how its values become the defaults of the command's options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from ..framework.errors import Failure
+from ..framework.options import DEFAULTS_ORIGIN, IGNORED_VARIABLES, GroupedOption
+from .context import ADDRESSES, KEYS, SECRETS, Context, option_of
+from .store import read_contexts, writable_by_others
+
+CONTEXT_VARIABLE = "QCLI_CONTEXT"
+BY_USE = "'qcli context use'"
+_CHOSEN = "qcli.context"
+_NAMED_BEFORE = "qcli.context.before"
+_SECTION = "Which broker"
+_PARAMETER = "context_name"
+_ADDRESS_OPTIONS = {option_of(key): key for key in ADDRESSES}
+_OPTIONS = {option_of(key): key for key in KEYS} | {"--auth-secret": "auth_secret"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The context that a command would use.
+
+    Attributes:
+        origin: Where its name is from: `--context`, `QCLI_CONTEXT` or `BY_USE`.
+        replaced_by: The option or variable whose address replaces the context: it is not used. Empty: it is used.
+    """
+
+    name: str
+    origin: str
+    replaced_by: str = ""
+    context: Context | None = None
+
+
+def chosen_context(ctx: click.Context) -> Chosen | None:
+    """Return the context that was chosen for a command; None: no context."""
+    found: Chosen | None = ctx.meta.get(_CHOSEN)
+    return found
+
+
+def complete_context(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a context."""
+    try:
+        names = read_contexts().tables
+    except Failure:
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+class ContextOption(GroupedOption):
+    """`--context`: makes the values of a context the defaults of the command's other options.
+
+    A context describes one cluster, so its addresses are used together or not at all:
+
+    - If `--context` is typed, no variables are read for addresses and connection options. Typed options override the
+      context's, and a typed address replaces all addresses of the context.
+    - Otherwise an address that is typed or in a variable means another cluster: then the context is not used, and its
+      secret does not go there.
+    """
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """Process this option before the others, whose names are in `opts` if they are typed."""
+        value, args = super().handle_parse_result(ctx, opts, args)
+        name = value if isinstance(value, str) else None  # not click's sentinel
+        typed = (flag for param in ctx.command.params if param.name in opts for flag in param.opts)
+        address = next((flag for flag in typed if flag in _ADDRESS_OPTIONS), "")
+        # While the shell completes, an error must not disturb the prompt.
+        with suppress(*(Failure, click.UsageError) if ctx.resilient_parsing else ()):
+            self._choose(ctx, name, address)
+        return value, args
+
+    def _choose(self, ctx: click.Context, name: str | None, typed_address: str) -> None:
+        """Choose a context and use it.
+
+        Args:
+            name: The value of this option, or of its variable.
+            typed_address: An address option that is typed; "": none is.
+
+        Raises UsageError: there is no such context; Failure: the file is wrong.
+        """
+        source = ctx.get_parameter_source(_PARAMETER)
+        before = ctx.meta.get(_NAMED_BEFORE)
+        if source is ParameterSource.COMMANDLINE or before is not None:
+            name = name if source is ParameterSource.COMMANDLINE else before
+            if name:
+                ctx.meta[IGNORED_VARIABLES] = frozenset(_parameters(ctx))
+                self._use(ctx, Chosen(name, "--context"), keeps_addresses=not typed_address)
+            return
+        origin = CONTEXT_VARIABLE if name else BY_USE
+        replaced_by = typed_address or address_variable()
+        if name is None:
+            if replaced_by:
+                return  # not even the file is read
+            name = read_contexts().current
+        if name:
+            self._use(ctx, Chosen(name, origin, replaced_by), keeps_addresses=True)
+
+    def _use(self, ctx: click.Context, chosen: Chosen, *, keeps_addresses: bool) -> None:
+        if chosen.replaced_by:
+            ctx.meta[_CHOSEN] = chosen
+            return
+        contexts = read_contexts()
+        context = contexts.get(chosen.name)
+        if context is None:
+            text = contexts.unknown(chosen.name)
+            if chosen.origin == BY_USE:
+                raise Failure(f"{contexts.current_place()}: {text} To choose one: qcli context use NAME")
+            raise click.BadParameter(text, ctx, self)
+        if "auth_secret_command" in context.values and writable_by_others(contexts.path):
+            raise Failure(
+                f"{contexts.path}: other users can change this file or its folder, and with it the auth_secret_command "
+                f"of the context {context.name}: chmod go-w {contexts.path.parent} {contexts.path}"
+            )
+        ctx.meta[_CHOSEN] = Chosen(chosen.name, chosen.origin, context=context)
+        ctx.meta[DEFAULTS_ORIGIN] = f"the context {context.name}"
+        defaults: dict[str, Any] = dict(ctx.default_map or {})
+        for name, (key, param) in _parameters(ctx).items():
+            if key in ADDRESSES:
+                if keeps_addresses:
+                    # Also without a value: the default must not join the context's addresses.
+                    addresses = context.values.get(key, ())
+                    defaults[name] = addresses if param.multiple else ",".join(addresses) or None
+            elif key in context.values and key not in SECRETS:
+                defaults[name] = context.values[key]
+        ctx.default_map = defaults
+
+
+def _parameters(ctx: click.Context) -> dict[str, tuple[str, click.Option]]:
+    """Return the options of a command that a context may set: its keys and options by the parameter's name."""
+    return {
+        param.name: (_OPTIONS[flag], param)
+        for param in ctx.command.params
+        if isinstance(param, click.Option) and param.name
+        for flag in param.opts
+        if flag in _OPTIONS
+    }
+
+
+def require_address(
+    addresses: Collection[str] | str | None, *options: str, ctx: click.Context | None = None
+) -> None:
+    """Raises UsageError: the command has no address, because its context has none of these kinds.
+
+    Args:
+        addresses: The values of the options together.
+        options: Address options, each of which would do.
+        ctx: The command's context; None: the current one.
+    """
+    if addresses:
+        return
+    ctx = ctx or click.get_current_context()
+    chosen = chosen_context(ctx)
+    assert chosen is not None, "without a context, there are defaults"
+    raise click.UsageError(
+        f"The context {chosen.name} has no address for this command: {' or '.join(options)}. Add one: qcli context "
+        f"save {chosen.name} {options[0]} HOST:PORT",
+        ctx,
+    )
+
+
+def address_variable() -> str:
+    """Return the first environment variable that sets an address; "": there is none."""
+    return next(filter(os.environ.get, (f"QCLI_{key.upper()}" for key in ADDRESSES)), "")
+
+
+def origin_of(ctx: click.Context, param: GroupedOption) -> str:
+    """Return where the value of an option of a command is from, for people."""
+    source = ctx.get_parameter_source(param.name) if param.name else None
+    if source is ParameterSource.ENVIRONMENT:
+        return next(filter(os.environ.get, param.variables(ctx)), "")
+    chosen = chosen_context(ctx)
+    if source is ParameterSource.DEFAULT_MAP and chosen is not None:
+        return f"context {chosen.name}"
+    return "command line" if source is ParameterSource.COMMANDLINE else "default"
+
+
+def name_context(ctx: click.Context, _param: click.Parameter, name: str | None) -> None:
+    """Use this context, as if it were typed after `--context`: a callback for a parameter that comes before."""
+    if name is not None:
+        ctx.meta[_NAMED_BEFORE] = name
+
+
+context_option = click.option(
+    "--context",
+    _PARAMETER,
+    cls=ContextOption,
+    section=_SECTION,
+    is_eager=True,
+    expose_value=False,
+    envvar=CONTEXT_VARIABLE,
+    metavar="NAME",
+    shell_complete=complete_context,
+    help="Use this context: see 'qcli context'.",
+)
+"""`--context` of a command that has address options or connection options."""
+
+root_context_option = click.option(
+    "--context",
+    _PARAMETER,
+    cls=GroupedOption,
+    expose_value=False,
+    callback=name_context,
+    metavar="NAME",
+    shell_complete=complete_context,
+    help="Use this context: see 'qcli context'.",
+)
+"""`--context` before the command's name, with the same effect."""
