@@ -35,6 +35,8 @@ _MODULES = {
     "spark": "qcli.commands.spark",
     "stat": "qcli.commands.stat.command",
     "bench": "qcli.commands.bench.command",
+    "nodes": "qcli.commands.nodes.command",
+    "clients": "qcli.commands.clients",
     "topic": "qcli.commands.topic",
     "channel": "qcli.commands.channel",
     "tombstone": "qcli.commands.tombstone",

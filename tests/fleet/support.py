@@ -2,12 +2,14 @@
 
 - `running_fleet` starts a fleet, with all its processes at the same time.
 - `hung` stops a broker or service with SIGSTOP for a block; `take_down` ends one.
+- `subscribed` is a consumer.
 - `refusing_broker` runs a broker that refuses all requests; `read_only_broker` one that refuses changes.
 """
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -17,7 +19,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from struct import pack, unpack
+from typing import IO, Any
 
 from access.support import ALL_ROLES, AuthFile, everything
 from cli.support import Cli
@@ -211,6 +214,31 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
         pause.wait(0.005)  # lets the server work
+
+
+@contextmanager
+def subscribed(broker: Broker, topic: str, channel: str, *, ready: int = 0) -> Iterator[str]:
+    """Subscribe to a channel, as the agent `tests/1`, until the block exits; yield the client's address.
+
+    The client takes `ready` messages and finishes none.
+    """
+    host, _, port = broker.tcp_address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=DEADLINE_S) as sock,
+        sock.makefile("rb") as frames,
+    ):
+        identity = json.dumps({"client_id": "tester", "hostname": "here", "user_agent": "tests/1"}).encode()
+        sock.sendall(b"  V2IDENTIFY\n" + pack(">I", len(identity)) + identity)
+        assert _frame(frames) == b"OK"
+        sock.sendall(f"SUB {topic} {channel}\nRDY {ready}\n".encode())
+        assert _frame(frames) == b"OK"
+        yield "%s:%d" % sock.getsockname()[:2]
+
+
+def _frame(frames: IO[bytes]) -> bytes:
+    """Read a response, and return it without its type."""
+    (size,) = unpack(">I", frames.read(4))
+    return frames.read(size)[4:]
 
 
 def nodes(lookupd: Broker) -> list[dict[str, Any]]:

@@ -42,12 +42,31 @@ class AdminClient:
             answer_timeout_s=REQUEST_TIMEOUT_S,
         )
 
-    def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
-        """Return the statistics (`/stats`) of all topics and channels, or of one, without clients and memory.
+    def info(self) -> dict[str, Any]:
+        """Return the broker's `/info`. Raises Failure: no broker answers."""
+        info = self.decoded(self.request("GET", "/info", {}))
+        if not isinstance(info, dict) or "version" not in info:
+            raise not_a_broker(self.address)
+        return info
+
+    def stats(
+        self,
+        topic: str | None = None,
+        channel: str | None = None,
+        *,
+        clients: bool = False,
+        disk: bool = False,
+    ) -> dict[str, Any]:
+        """Return the statistics (`/stats`) of all topics and channels, or of one, without memory.
+
+        Args:
+            clients: List the clients, too.
+            disk: Tell the disk space, too; an nsqd does not.
 
         Raises Failure: no broker answers.
         """
-        params = {"format": "json", "include_clients": "false", "include_mem": "false"}
+        params = {"format": "json", "include_clients": str(clients).lower(), "include_mem": "false"}
+        params |= {"include_disk": "true"} if disk else {}
         params |= {"topic": topic} if topic is not None else {}
         params |= {"channel": channel} if channel is not None else {}
         try:

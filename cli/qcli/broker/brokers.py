@@ -70,6 +70,9 @@ class Brokers:
         lookupds: Discovery services; the brokers they list belong to the command, too.
         allowed_hosts: Leave out listed brokers on other hosts; if empty, allow all.
         quiet: Print no warnings.
+
+    Attributes:
+        given: The addresses that were given, without those that discovery services list.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class Brokers:
         *,
         quiet: bool = False,
     ) -> None:
-        self._given = tuple(given)
+        self.given = tuple(given)
         self.lookupds = tuple(lookupds)
         self._allowed_hosts = tuple(allowed_hosts)
         self._quiet = quiet
@@ -94,13 +97,13 @@ class Brokers:
         Raises Failure: no service answers, or none lists a broker.
         """
         if not self.lookupds:
-            return self._given
-        return tuple(dict.fromkeys([*self._given, *self._listed()]))
+            return self.given
+        return tuple(dict.fromkeys([*self.given, *self._listed()]))
 
     @property
     def is_fleet(self) -> bool:
         """Whether there may be several brokers, so that output names the broker."""
-        return bool(self.lookupds) or len(self._given) > 1
+        return bool(self.lookupds) or len(self.given) > 1
 
     def merge(self, answers: Answers[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Return the records of all brokers, one broker after the other, as `records` names them."""
@@ -124,8 +127,6 @@ class Brokers:
 
         Raises Failure: no service answers.
         """
-        from trio_nsq.lookup.hosts import HostPatterns
-
         from .lookupd_client import LookupdClient
 
         answers = at_once(self.lookupds, lambda address: LookupdClient(address).nodes())
@@ -135,12 +136,7 @@ class Brokers:
         for failure in failures:
             self._warn(failure.brief)
         nodes = [node for answer in answers.values() if not isinstance(answer, Failure) for node in answer]
-        is_allowed = HostPatterns(self._allowed_hosts).allow
-        for host in sorted(
-            {each.broadcast_address for each in nodes if not is_allowed(each.broadcast_address)}
-        ):
-            self._warn(f"{host!r} is not among the hosts of --lookupd-allowed-host; left out.")
-        return [node for node in nodes if is_allowed(node.broadcast_address)]
+        return self.allowed(nodes)
 
     def none_listed(self, option: str) -> Failure:
         """Return the failure if the discovery services list no usable broker; `option` names a broker."""
@@ -157,9 +153,24 @@ class Brokers:
                 self._warn(f"the broker {node.tcp_address} has no HTTP port; left out.")
             else:
                 found.append(node.http_address)
-        if not found and not self._given:
+        if not found and not self.given:
             raise self.none_listed(HTTP_OPTION)
         return sorted(dict.fromkeys(found))
+
+    def allowed(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the brokers on allowed hosts, and warn about the others."""
+        from trio_nsq.lookup.hosts import HostPatterns
+
+        is_allowed = HostPatterns(self._allowed_hosts).allow
+        found, left_out = [], set[str]()
+        for node in nodes:
+            if is_allowed(node.broadcast_address):
+                found.append(node)
+            else:
+                left_out.add(node.broadcast_address)
+        for host in sorted(left_out):
+            self._warn(f"{host!r} is not among the hosts of --lookupd-allowed-host; left out.")
+        return found
 
     def _warn(self, text: str) -> None:
         if not self._quiet:

@@ -78,6 +78,13 @@ class LookupdClient:
             raise self._not_a_lookupd() from None
         return [node for node in found if node.broadcast_address]
 
+    def version(self) -> str:
+        """Return the version. Raises Failure."""
+        try:
+            return str(self._json("/info")["version"])
+        except (KeyError, TypeError, ValueError):
+            raise self._not_a_lookupd() from None
+
     def topics(self) -> list[str]:
         """Return the names of all topics. Raises Failure."""
         return self._names("/topics", {}, "topics")
@@ -103,6 +110,8 @@ class LookupdClient:
         try:
             return self._http.request(method, path, params)
         except RequestRefused as error:
+            if error.text == "NOT_FOUND":  # of the path, which every nsqlookupd has
+                raise self._not_a_lookupd() from error
             raise LookupdRefused(self.address, error.status, error.text) from error
         except NotABroker as error:
             raise self._not_a_lookupd() from error

@@ -190,10 +190,21 @@ def body_field(body: bytes) -> dict[str, str]:
 
 
 def table_value(value: object) -> object:
-    """Return the value of a JSON record for a table: null is empty, booleans are `true` or `false`."""
+    """Return the value of a JSON record for a table: null is empty, booleans are `true` or `false`, lists are words."""
     if value is None:
         return ""
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else value
+
+
+def write_records(records: Iterable[Mapping[str, object]], keys: Sequence[str], form: str) -> None:
+    """Write flat records as `json`, `csv` or `tsv`. Raises as `write`."""
+    if form == "json":
+        write(json_lines(records))
+        return
+    rows = [[table_value(record[key]) for key in keys] for record in records]
+    write(delimited([keys, *rows], "," if form == "csv" else "\t"))
 
 
 def delimited(rows: Iterable[Sequence[object]], delimiter: str) -> str:

@@ -1,0 +1,223 @@
+"""`qcli clients`: the consumers and producers that are connected to brokers."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from ..broker.admin_client import AdminClient
+from ..broker.brokers import Brokers, broker_http_options
+from ..broker.name_completion import complete_source
+from ..broker.refusals import missing
+from ..framework import output
+from ..framework.columns import Column, fitted_table, short_count, short_time
+from ..framework.command import DocumentedCommand
+from ..framework.errors import ExitCode
+from ..framework.options import option, output_format
+from ..framework.params import Source, duration, source
+
+FORMATS = ("table", "json", "csv", "tsv")
+KEYS = (
+    *("kind", "broker", "topic", "channel", "address", "client_id", "hostname", "agent"),
+    *("tls", "tls_version", "compression", "identity"),
+    *("in_flight", "ready", "messages", "finished", "requeued", "rate", "connect_time", "connected_s"),
+)
+"""The keys of a record. What does not apply to a kind of client is null."""
+
+Record = dict[str, Any]
+
+
+@click.command(
+    "clients",
+    cls=DocumentedCommand,
+    short_help="Show connected consumers and producers.",
+    examples={
+        "show the consumers of a channel": "qcli clients clicks/archive",
+        "show the consumers and producers of a topic": "qcli clients clicks",
+        "show the clients of a fleet": "qcli clients --lookupd-http-address 127.0.0.1:4161",
+        "list consumers that take no messages": "qcli clients clicks --format json | jq 'select(.ready == 0)'",
+    },
+    exits={
+        ExitCode.FAILURE: "There is no such topic or channel, or standard output cannot be written.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        ExitCode.PARTIAL: "Some brokers do not answer; standard error lists them.",
+    },
+    details={
+        "Columns": "consumer or producer: its address. channel: where it is subscribed. agent: its library, or its "
+        "name if it has none. tls: the version of TLS. in flight: messages that it has not finished. ready: how many "
+        "messages it takes (RDY); 0 during a back-off. rate: messages per second that it finished or published, in the "
+        "time of --interval. connected: since when. On a narrow terminal, columns are left out, and names are "
+        "shortened.",
+        "Keys": "kind (consumer or producer), broker, topic, channel (null for a producer), address, client_id, "
+        "hostname, agent, tls, tls_version, compression (snappy, deflate or null), identity (that of its token, or "
+        "null), in_flight, ready, messages (sent to a consumer, or published by a producer), finished, requeued, rate "
+        "(messages per second, null with --interval 0), connect_time (Unix seconds), connected_s.",
+        "Which clients": "A producer is a TCP client that has published. It has a record for each topic; nsqd tells "
+        "only one of its topics. A client that publishes and consumes is listed as both. Publishers over HTTP, such as "
+        "qcli pub to this project's broker, and readers of the log do not stay connected.",
+    },
+)
+@click.argument(
+    "wanted", metavar="[TOPIC[/CHANNEL]]", required=False, type=source, shell_complete=complete_source
+)
+@broker_http_options
+@output_format(
+    "table: for people. json: write an object per line. csv, tsv: write a line of headings first.", *FORMATS
+)
+@option(
+    "Output",
+    "--interval",
+    "interval_ms",
+    type=duration,
+    default="1s",
+    help="Ask twice, this long apart, to measure rates. 0: ask once, without rates.",
+)
+def command(wanted: Source | None, brokers: Brokers, form: str, interval_ms: int) -> None:
+    """Show connected consumers and producers.
+
+    Without a topic, show those of all topics; with a channel, only its consumers.
+    """
+    answers = brokers.read(lambda address: _sampled(address, wanted, interval_ms / 1000))
+    records = [record for found in answers.results.values() for record in found]
+    records.sort(key=lambda record: (record["kind"], record["topic"], record["channel"] or ""))
+    if form == "table":
+        width = shutil.get_terminal_size().columns if output.is_terminal(sys.stdout) else None
+        output.write(_tables(records, wanted, width, with_broker=brokers.is_fleet))
+    else:
+        output.write_records(records, KEYS, form)
+    answers.check()
+
+
+class _Key(NamedTuple):
+    """Identifies a row in successive statistics of a broker."""
+
+    kind: str
+    topic: str
+    channel: str | None
+    address: str
+    connect_time: int
+
+
+def _sampled(address: str, wanted: Source | None, interval_s: float) -> list[Record]:
+    """Return the records of a broker's clients, with rates over the interval. Raises Failure."""
+    broker = AdminClient(address)
+    before: dict[_Key, Record] = {}
+    before_s = time.monotonic()
+    if interval_s:
+        before = _clients(broker, wanted)
+        before_s = time.monotonic()
+        time.sleep(interval_s)
+    now = _clients(broker, wanted)
+    elapsed_s = time.monotonic() - before_s
+    for key, record in now.items():
+        count = "finished" if key.kind == "consumer" else "messages"
+        if key in before and elapsed_s > 0:
+            record["rate"] = round(max(0, record[count] - before[key][count]) / elapsed_s, 1)
+    return list(now.values())
+
+
+def _clients(broker: AdminClient, wanted: Source | None) -> dict[_Key, Record]:
+    """Return the clients: consumers by channel, then producers. Raises NotFound: the broker lacks topic or channel."""
+    stats = broker.stats(*(wanted or (None, None)), clients=True)
+    channels = [
+        (str(topic["topic_name"]), channel)
+        for topic in stats["topics"]
+        for channel in topic["channels"] or ()
+    ]
+    if wanted is not None and not (channels if wanted.channel is not None else stats["topics"]):
+        raise missing(wanted, broker.address)
+    found: dict[_Key, Record] = {}
+    for topic, channel in channels:
+        for client in channel["clients"] or ():
+            key, record = _record("consumer", broker.address, topic, str(channel["channel_name"]), client)
+            found[key] = record
+    if wanted is None or wanted.channel is None:
+        for topic, count, client in _published(stats["producers"] or (), wanted):
+            key, record = _record("producer", broker.address, topic, None, client)
+            found[key] = record | {"messages": count}
+    return found
+
+
+def _published(
+    producers: Sequence[Mapping[str, Any]], wanted: Source | None
+) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """Yield topic, number of messages and client, for each topic of each producer."""
+    for client in producers:
+        for each in client.get("pub_counts") or ():
+            if wanted is None or each["topic"] == wanted.topic:
+                yield str(each["topic"]), int(each["count"]), client
+
+
+def _record(
+    kind: str, broker: str, topic: str, channel: str | None, client: Mapping[str, Any]
+) -> tuple[_Key, Record]:
+    compression = [name for name in ("snappy", "deflate") if client.get(name)]
+    consumes = kind == "consumer"
+    connect_time = int(client.get("connect_ts") or 0)
+    address = str(client.get("remote_address") or "")
+    record: Record = {
+        "kind": kind,
+        "broker": broker,
+        "topic": topic,
+        "channel": channel,
+        "address": address,
+        "client_id": client.get("client_id"),
+        "hostname": client.get("hostname"),
+        "agent": client.get("user_agent"),
+        "tls": bool(client.get("tls")),
+        "tls_version": client.get("tls_version") or None,
+        "compression": compression[0] if compression else None,
+        "identity": client.get("auth_identity") or None,
+        "in_flight": int(client.get("in_flight_count") or 0) if consumes else None,
+        "ready": int(client.get("ready_count") or 0) if consumes else None,
+        "messages": int(client.get("message_count") or 0),
+        "finished": int(client.get("finish_count") or 0) if consumes else None,
+        "requeued": int(client.get("requeue_count") or 0) if consumes else None,
+        "rate": None,
+        "connect_time": connect_time,
+        "connected_s": max(0, round(time.time()) - connect_time),
+    }
+    return _Key(kind, topic, channel, address, connect_time), record
+
+
+def _tables(records: Sequence[Record], wanted: Source | None, width: int | None, *, with_broker: bool) -> str:
+    """Return the table of consumers and the table of producers."""
+    texts = []
+    for kind in ("consumer", "producer"):
+        if rows := [record for record in records if record["kind"] == kind]:
+            texts.append(fitted_table(_columns(kind, wanted, with_broker), rows, width))
+    return "\n".join(texts) or "no clients are connected\n"
+
+
+def _columns(kind: str, wanted: Source | None, with_broker: bool) -> list[Column[Record]]:
+    names = [Column[Record](kind, lambda row: row["address"], is_name=True)]
+    if wanted is None:
+        heading = "channel" if kind == "consumer" else "topic"
+        names.append(Column(heading, lambda row: str(Source(row["topic"], row["channel"])), is_name=True))
+    elif wanted.channel is None and kind == "consumer":
+        names.append(Column("channel", lambda row: row["channel"], is_name=True))
+    names.append(Column("agent", lambda row: row["agent"] or row["client_id"] or "", is_name=True))
+    if with_broker:
+        names.append(Column("broker", lambda row: row["broker"], is_name=True))
+    names.append(
+        Column("tls", lambda row: row["tls_version"] or ("yes" if row["tls"] else "no"), is_name=True)
+    )
+    counts = [
+        Column[Record]("in flight", lambda row: _count(row["in_flight"]), short="inflt"),
+        Column[Record]("ready", lambda row: _count(row["ready"])),
+        Column[Record](
+            "published", lambda row: _count(row["messages"]) if kind == "producer" else "", short="pub"
+        ),
+        Column[Record]("rate", lambda row: "" if row["rate"] is None else output.rate(row["rate"])),
+        Column[Record]("connected", lambda row: short_time(row["connected_s"]), rank=1),
+    ]
+    return [*names, *counts]
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else short_count(number)

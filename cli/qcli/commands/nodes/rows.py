@@ -1,0 +1,167 @@
+"""The rows of `qcli nodes`: a record of each broker and discovery service, and their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trio_nsq.wording import printable
+
+from ...framework.columns import Column, fitted_table, short_count, short_size, short_time
+from ...framework.errors import ExitCode
+from .survey import BrokerState, LookupdState, Survey
+
+Record = dict[str, Any]
+
+KEYS = (
+    *("kind", "address", "status", "reason", "version", "health", "draining"),
+    *("hostname", "broadcast_address", "tcp_port", "http_port", "start_time", "uptime_s"),
+    *("topics", "channels", "clients", "depth", "in_flight", "deferred", "messages", "oldest_message_age_ms"),
+    *("disk_used_bytes", "disk_free_bytes", "disk_total_bytes"),
+    *("configured", "registered_at", "not_registered_at", "tombstones", "brokers"),
+)
+"""The keys of a record. What a server does not tell is null."""
+
+
+def records_of(survey: Survey, now_s: float) -> list[Record]:
+    """Return a record of each broker, then of each service."""
+    brokers = [_broker(state, survey.asked_lookupds, now_s) for state in survey.brokers]
+    return [*brokers, *map(_lookupd, survey.lookupds)]
+
+
+def _broker(state: BrokerState, lookupds: Sequence[str], now_s: float) -> Record:
+    node = next(iter(state.registrations.values()), None)
+    info, stats, channels = state.info, state.stats, state.channels
+    answers = state.failure is None
+    start_time = info.get("start_time")
+    disk = stats.get("disk") or {}
+
+    def total(name: str) -> int | None:
+        return sum(int(channel.get(name) or 0) for channel in channels) if answers else None
+
+    def own(name: str) -> int:
+        return sum(int(topic.get(name) or 0) for topic in state.topics)
+
+    ages = [age for channel in channels if (age := channel.get("oldest_message_age_ms")) is not None]
+    about = {
+        "kind": "broker",
+        "address": state.address,
+        "status": status_of(state),
+        "reason": state.failure.brief if state.failure else None,
+        "version": info.get("version") or (node.version if node else None),
+        "health": stats.get("health"),
+        "draining": state.is_draining if answers or node else None,
+        "hostname": info.get("hostname"),
+        "broadcast_address": node.broadcast_address if node else info.get("broadcast_address"),
+        "tcp_port": node.tcp_port if node else info.get("tcp_port"),
+        "http_port": node.http_port if node else info.get("http_port"),
+        "start_time": start_time,
+        "uptime_s": max(0, round(now_s - start_time)) if start_time is not None else None,
+        "topics": len(state.topics) if answers else len(node.topics) if node else None,
+        "channels": len(channels) if answers else None,
+        "clients": total("client_count"),
+        "depth": own("depth") + (total("depth") or 0) if answers else None,
+        "in_flight": total("in_flight_count"),
+        "deferred": total("deferred_count"),
+        "messages": own("message_count") if answers else None,
+        "oldest_message_age_ms": max(ages) if ages else None,
+        "disk_used_bytes": disk.get("used_bytes"),
+        "disk_free_bytes": disk.get("free_bytes"),
+        "disk_total_bytes": disk.get("total_bytes"),
+        "configured": state.configured,
+        "registered_at": list(state.registrations),
+        "not_registered_at": [address for address in lookupds if address not in state.registrations],
+        "tombstones": sorted({topic for topics in state.tombstones.values() for topic in topics}),
+    }
+    return {key: about.get(key) for key in KEYS}
+
+
+def _lookupd(state: LookupdState) -> Record:
+    about = {
+        "kind": "lookupd",
+        "address": state.address,
+        "status": "ok" if state.failure is None else _failure_word(state.failure.exit_code),
+        "reason": state.failure.brief if state.failure else None,
+        "version": state.version or None,
+        "topics": len({topic for node in state.nodes for topic in node.topics})
+        if state.failure is None
+        else None,
+        "brokers": len(state.nodes) if state.failure is None else None,
+    }
+    return {key: about.get(key) for key in KEYS}
+
+
+def status_of(state: BrokerState) -> str:
+    """Return the state of a broker in a word."""
+    if state.failure is not None:
+        return _failure_word(state.failure.exit_code)
+    if state.stats.get("health", "OK") != "OK":
+        return "unhealthy"
+    return "draining" if state.is_draining else "ok"
+
+
+def _failure_word(code: ExitCode) -> str:
+    return "no answer" if code is ExitCode.UNREACHABLE else "refused"
+
+
+def _count(key: str, short: str = "") -> Column[Record]:
+    return Column(key, lambda row: "" if row[key] is None else short_count(row[key]), short=short)
+
+
+def _size(heading: str, key: str, rank: int) -> Column[Record]:
+    return Column(heading, lambda row: "" if row[key] is None else short_size(row[key]), rank=rank)
+
+
+def _age(row: Record) -> str:
+    age_ms = row["oldest_message_age_ms"]
+    return "" if age_ms is None else short_time(age_ms / 1000) if age_ms else "-"
+
+
+def _registered(row: Record) -> str:
+    known, missing = len(row["registered_at"]), len(row["not_registered_at"])
+    return f"{known}/{known + missing}" if known + missing else ""
+
+
+BROKER_COLUMNS: tuple[Column[Record], ...] = (
+    Column("broker", lambda row: row["address"], is_name=True),
+    Column("status", lambda row: row["status"], is_name=True),
+    Column("version", lambda row: row["version"] or "", rank=2),
+    _count("topics"),
+    _count("clients", "cl"),
+    _count("depth"),
+    Column("oldest", _age),
+    _size("used", "disk_used_bytes", 3),
+    _size("free", "disk_free_bytes", 1),
+    Column("up", lambda row: "" if row["uptime_s"] is None else short_time(row["uptime_s"])),
+    Column("lookupds", _registered),
+)
+LOOKUPD_COLUMNS: tuple[Column[Record], ...] = (
+    Column("nsqlookupd", lambda row: row["address"], is_name=True),
+    Column("status", lambda row: row["status"], is_name=True),
+    Column("version", lambda row: row["version"] or "", rank=1),
+    _count("brokers"),
+    _count("topics"),
+)
+
+
+def tables(records: Sequence[Record], width: int | None) -> str:
+    """Return the tables of brokers and of services, and a line for what they cannot show."""
+    texts = []
+    for kind, columns in (("broker", BROKER_COLUMNS), ("lookupd", LOOKUPD_COLUMNS)):
+        if rows := [record for record in records if record["kind"] == kind]:
+            texts.append(fitted_table(columns, rows, width))
+    remarks = "".join(f"{printable(line)}\n" for record in records for line in _remarks(record))
+    return "\n".join([*texts, remarks] if remarks else texts)
+
+
+def _remarks(record: Record) -> list[str]:
+    """Return lines about what is unusual. Why a server does not answer is told on standard error."""
+    address = record["address"]
+    lines = []
+    if record["health"] not in (None, "OK"):
+        lines.append(f"{address} is not healthy: {record['health'].removeprefix('NOK - ')}")
+    if record["tombstones"]:
+        lines.append(f"{address} is hidden from consumers (tombstone) of: {' '.join(record['tombstones'])}")
+    if record["not_registered_at"] and not record["draining"]:
+        lines.append(f"{address} is not registered at: {' '.join(record['not_registered_at'])}")
+    return lines
