@@ -6,11 +6,10 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ..broker.admin_client import AdminClient
 from ..broker.brokers import Brokers, broker_http_options
 from ..broker.name_completion import complete_source
 from ..broker.refusals import missing
@@ -20,6 +19,9 @@ from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
 from ..framework.params import Source, duration, source
+
+if TYPE_CHECKING:
+    from ..broker.admin_client import AdminClient
 
 FORMATS = ("table", "json", "csv", "tsv")
 KEYS = (
@@ -105,6 +107,8 @@ class _Key(NamedTuple):
 
 def _sampled(address: str, wanted: Source | None, interval_s: float) -> list[Record]:
     """Return the records of a broker's clients, with rates over the interval. Raises Failure."""
+    from ..broker.admin_client import AdminClient
+
     broker = AdminClient(address)
     before: dict[_Key, Record] = {}
     before_s = time.monotonic()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trio_nsq.protocol.address import format_address
 
-from ...broker.admin_client import AdminClient
 from ...broker.at_once import at_once
 from ...broker.brokers import Brokers
-from ...broker.lookupd_client import LookupdClient, Node
 from ...framework.errors import ExitCode, Failure
+
+if TYPE_CHECKING:
+    from ...broker.lookupd_client import Node
 
 _IDENTITY = ("hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
 """What tells two brokers apart in `/info`; the address does not: `localhost` and `127.0.0.1` may be one broker."""
@@ -138,12 +139,16 @@ def _has_http(state: BrokerState) -> bool:
 
 
 def _ask_lookupd(address: str) -> LookupdState:
+    from ...broker.lookupd_client import LookupdClient
+
     client = LookupdClient(address)
     nodes = client.nodes()  # first, because a broker has the other request, too
     return LookupdState(address, client.version(), nodes)
 
 
 def _ask_broker(address: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    from ...broker.admin_client import AdminClient
+
     client = AdminClient(address)
     return client.info(), client.stats(disk=True)
 
