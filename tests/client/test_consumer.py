@@ -293,7 +293,6 @@ async def test_exception_of_the_body_is_unchanged(broker: FakeBroker) -> None:
         ({"channel": ""}, "'' is not a valid channel name"),
         ({"max_in_flight": 0}, "max_in_flight is 0"),
         ({"nsqd_tcp_addresses": []}, "at least one"),
-        ({"nsqd_tcp_addresses": "127.0.0.1:4150"}, "must be a list"),
         ({"nsqd_tcp_addresses": ["localhost"]}, "no port"),
         ({"heartbeat_interval_ms": -1}, "without heartbeats"),
         ({"sample_rate": 100}, "sample_rate"),

@@ -353,7 +353,7 @@ def test_addresses_of_services(given: str, taken: str) -> None:
 @pytest.mark.parametrize(
     ("addresses", "reason"),
     [
-        ("localhost:4161", "lookupd_http_addresses is the string 'localhost:4161'; it must be a list"),
+        ("localhost", "no port"),
         (["localhost"], "no port"),
         (["ftp://localhost:4161"], "not the HTTP address of an nsqlookupd"),
         (["http://localhost:4161/?topic=x"], "not the HTTP address of an nsqlookupd"),

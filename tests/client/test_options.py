@@ -7,12 +7,72 @@ from typing import Any
 
 import pytest
 
-from trio_nsq import __version__
-from trio_nsq.client import ConnectionOptions, ConnectionSettings, Consumer, Producer
+from trio_nsq import __version__, sync
+from trio_nsq.client import (
+    ConnectionOptions,
+    ConnectionSettings,
+    Consumer,
+    ConsumerOptions,
+    ConsumerSettings,
+    DiscoveryOptions,
+    DiscoverySettings,
+    Producer,
+    ProducerOptions,
+    ProducerSettings,
+)
 
 
-def test_options_and_settings_have_the_same_names() -> None:
-    assert list(ConnectionOptions.__annotations__) == list(ConnectionSettings.__dataclass_fields__)
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (ConnectionOptions, ConnectionSettings),
+        (DiscoveryOptions, DiscoverySettings),
+        (ConsumerOptions, ConsumerSettings),
+        (ProducerOptions, ProducerSettings),
+    ],
+)
+def test_options_and_settings_have_the_same_names(options: Any, settings: Any) -> None:
+    assert list(options.__annotations__) == list(settings.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("make", [Producer, sync.Producer, partial(Consumer, "topic", "channel")])
+def test_addresses_are_a_list_or_a_single_one(make: Callable[..., object]) -> None:
+    for name in ("nsqd_tcp_addresses", "lookupd_http_addresses"):
+        for addresses in ("127.0.0.1:1", ["127.0.0.1:1"], ("127.0.0.1:1", "127.0.0.1:2")):
+            make(**{name: addresses})
+
+
+@pytest.mark.parametrize("make", [Producer, sync.Producer, partial(Consumer, "topic", "channel")])
+@pytest.mark.parametrize("name", ["nsqd_tcp_addresses", "lookupd_http_addresses"])
+@pytest.mark.parametrize(
+    ("addresses", "kind", "reason"),
+    [
+        ("a:1,b:1", ValueError, "has several addresses in one string, 'a:1,b:1'; give a list of addresses"),
+        ("localhost", ValueError, "address 'localhost' has no port"),
+        (b"a:1", TypeError, "is b'a:1'; it must be an address, or a list of addresses"),
+        (4150, TypeError, "is 4150; it must be an address, or a list of addresses"),
+        ([4150], TypeError, "has 4150; an address must be a string such as '127.0.0.1:4150'"),
+    ],
+)
+def test_invalid_addresses_are_refused(
+    make: Callable[..., object], name: str, addresses: object, kind: type[Exception], reason: str
+) -> None:
+    with pytest.raises(kind, match=reason):
+        make(**{name: addresses})
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"silence_timeout_s": 0}, "silence_timeout_s is 0; it must be more than 0"),
+        ({"publish_timeout_s": 0}, "publish_timeout_s is 0; it must be more than 0, or None"),
+        ({"lookupd_poll_interval_s": 0}, "lookupd_poll_interval_s is 0"),
+        ({"nsqd_tcp_addresses": []}, "nsqd_tcp_addresses is empty; at least one is needed"),
+    ],
+)
+def test_invalid_options_of_producers_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Producer(**options)
 
 
 def test_identify_has_the_client_and_its_settings() -> None:

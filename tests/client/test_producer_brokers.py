@@ -1,10 +1,7 @@
 """Tests for a producer with several brokers: turns, failed brokers and retries."""
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -13,43 +10,11 @@ import trio.testing
 
 from broker.support import connected, running_broker
 from client.support.fake_broker import FakeBroker, Peer, bounded, error, mpub, pub
-from client.support.producers import Outcome, accept, opened
+from client.support.producers import Outcome, accept, opened, opened_on, take
 from interop.peers import nsqd
 from trio_nsq.client import BrokerError, ConnectionFailed, Producer, PublishFailed
 from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.frames import OK_FRAME
-
-
-@asynccontextmanager
-async def opened_on(
-    *brokers: FakeBroker, **options: Any
-) -> AsyncIterator[tuple[Producer, list[Peer], trio.Nursery]]:
-    """Open a producer; yield it, each broker's end of its connection, and a nursery."""
-    async with trio.open_nursery() as nursery:
-        peers: dict[FakeBroker, Peer] = {}
-        greeted = trio.Event()
-
-        async def greet(broker: FakeBroker) -> None:
-            peers[broker] = await accept(broker)
-            if len(peers) == len(brokers):
-                greeted.set()
-
-        for broker in brokers:
-            nursery.start_soon(greet, broker)
-        options = {"random": lambda: 0.0} | options
-        async with Producer([broker.address for broker in brokers], **options) as producer:
-            await greeted.wait()
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            yield producer, [peers[broker] for broker in brokers], nursery
-
-
-async def take(*peers: Peer) -> tuple[int, bytes]:
-    """Wait until one of these receives a command; return its index and the command."""
-    await trio.testing.wait_all_tasks_blocked(0.01)
-    found = [(place, data) for place, peer in enumerate(peers) if (data := peer.receive_nowait())]
-    assert len(found) == 1, found
-    return found[0]
-
 
 # ------------------------------------------------------------------------------------------------ choosing
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         RequestRefused,
     )
     from .http.idempotent_producer import IdempotentProducer
+    from .publishing.options import ProducerOptions, ProducerSettings
     from .publishing.producer import Producer
     from .reading.topic_reader import TopicReader
 
@@ -51,6 +52,8 @@ __all__ = [
     "MessageBatch",
     "Producer",
     "ProducerClosed",
+    "ProducerOptions",
+    "ProducerSettings",
     "PublishFailed",
     "PublishInDoubt",
     "RequestRefused",
@@ -73,6 +76,8 @@ _MODULES = {
     "Message": ".consuming.message",
     "MessageBatch": ".consuming.message",
     "Producer": ".publishing.producer",
+    "ProducerOptions": ".publishing.options",
+    "ProducerSettings": ".publishing.options",
     "TopicReader": ".reading.topic_reader",
     "format_address": "..protocol.address",
     "parse_address": "..protocol.address",

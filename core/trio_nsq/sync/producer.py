@@ -5,15 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-from trio_nsq.protocol import Limits, MessageSet
+from trio_nsq.protocol import MessageSet
 
-from ..client.connection.options import ConnectionOptions
-from ..client.connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
 from ..client.errors import ProducerClosed
 from ..client.publishing import producer as client
+from ..client.publishing.options import ProducerOptions
 from .portal import Portal, PortalClosed, mirrors
-
-_NSQD = Limits()
 
 
 class Producer:
@@ -30,38 +27,19 @@ class Producer:
     It does not survive a fork: open a producer in each process.
 
     Args:
-        nsqd_tcp_addresses, retry, ordered, ...: See `trio_nsq.Producer`.
+        nsqd_tcp_addresses, lookupd_http_addresses, ...: See `trio_nsq.Producer`.
     """
 
     def __init__(
         self,
-        nsqd_tcp_addresses: str | Sequence[str] = "127.0.0.1:4150",
+        nsqd_tcp_addresses: str | Sequence[str] | None = None,
         *,
-        retry: bool = False,
-        ordered: bool = False,
-        max_in_flight_bytes: int = client.MAX_IN_FLIGHT_BYTES,
-        max_msg_size: int = _NSQD.max_msg_size,
-        max_body_size: int = _NSQD.max_body_size,
-        max_req_timeout_ms: int | None = None,
-        reconnect_min_s: float = MIN_DELAY_S,
-        reconnect_max_s: float = MAX_DELAY_S,
-        close_timeout_s: float = client.CLOSE_TIMEOUT_S,
+        lookupd_http_addresses: str | Sequence[str] = (),
         random: Callable[[], float] = random_module.random,
-        **options: Unpack[ConnectionOptions],
+        **options: Unpack[ProducerOptions],
     ) -> None:
         self._producer = client.Producer(
-            nsqd_tcp_addresses,
-            retry=retry,
-            ordered=ordered,
-            max_in_flight_bytes=max_in_flight_bytes,
-            max_msg_size=max_msg_size,
-            max_body_size=max_body_size,
-            max_req_timeout_ms=max_req_timeout_ms,
-            reconnect_min_s=reconnect_min_s,
-            reconnect_max_s=reconnect_max_s,
-            close_timeout_s=close_timeout_s,
-            random=random,
-            **options,
+            nsqd_tcp_addresses, lookupd_http_addresses=lookupd_http_addresses, random=random, **options
         )
         self._portal = Portal(self._producer, "trio_nsq producer")
 

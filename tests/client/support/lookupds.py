@@ -14,6 +14,7 @@ class FakeLookupd:
     Attributes:
         address: Its HTTP address.
         brokers: The addresses in its answers, or an error.
+        fields: More fields of brokers, by address.
         asked_at: The times of the requests on trio's clock.
         gate: Answers wait for this event.
     """
@@ -21,6 +22,7 @@ class FakeLookupd:
     def __init__(self) -> None:
         self.address = ""
         self.brokers: list[str] | HTTPError = []
+        self.fields: dict[str, dict[str, object]] = {}
         self.asked_at: list[float] = []
         self.gate = trio.Event()
         self.gate.set()
@@ -33,19 +35,31 @@ class FakeLookupd:
 
     async def _lookup(self, request: Request) -> Response:
         assert request.query == {"topic": "topic"}
+        return await self._answer({"channels": []})
+
+    async def _nodes(self, request: Request) -> Response:
+        assert request.query == {}
+        return await self._answer({})
+
+    async def _answer(self, about: dict[str, object]) -> Response:
         self.asked_at.append(trio.current_time())
         self._asked.set()
         self._asked = trio.Event()
         await self.gate.wait()
         if isinstance(self.brokers, HTTPError):
             raise self.brokers
-        hosts = [address.rpartition(":") for address in self.brokers]
-        producers = [{"broadcast_address": host, "tcp_port": int(port)} for host, _, port in hosts]
-        return Response.json({"channels": [], "producers": producers})
+        producers = []
+        for address in self.brokers:
+            host, _, port = address.rpartition(":")
+            place: dict[str, object] = {"broadcast_address": host, "tcp_port": int(port)}
+            producers.append(place | self.fields.get(address, {}))
+        return Response.json(about | {"producers": producers})
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection."""
-        await serve_connection(stream, Router([Route("GET", "/lookup", self._lookup)]))
+        await serve_connection(
+            stream, Router([Route("GET", "/lookup", self._lookup), Route("GET", "/nodes", self._nodes)])
+        )
 
 
 @asynccontextmanager

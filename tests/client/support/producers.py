@@ -32,6 +32,37 @@ async def opened(
             yield producer, peers[0], nursery
 
 
+@asynccontextmanager
+async def opened_on(
+    *brokers: FakeBroker, survive_refusals: bool = False, **options: Any
+) -> AsyncIterator[tuple[Producer, list[Peer], trio.Nursery]]:
+    """Open a producer of all these brokers; yield it, each broker's end of its connection, and a nursery."""
+    async with trio.open_nursery() as nursery:
+        peers: dict[FakeBroker, Peer] = {}
+        greeted = trio.Event()
+
+        async def greet(broker: FakeBroker) -> None:
+            peers[broker] = await accept(broker, survive_refusals=survive_refusals)
+            if len(peers) == len(brokers):
+                greeted.set()
+
+        for broker in brokers:
+            nursery.start_soon(greet, broker)
+        options = {"random": lambda: 0.0} | options
+        async with Producer([broker.address for broker in brokers], **options) as producer:
+            await greeted.wait()
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            yield producer, [peers[broker] for broker in brokers], nursery
+
+
+async def take(*peers: Peer) -> tuple[int, bytes]:
+    """Wait until one of these receives a command; return its index and the command."""
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    found = [(place, data) for place, peer in enumerate(peers) if (data := peer.receive_nowait())]
+    assert len(found) == 1, found
+    return found[0]
+
+
 async def accept(broker: FakeBroker, *, survive_refusals: bool = False) -> Peer:
     """Accept a producer's connection."""
     peer = await broker.accept()

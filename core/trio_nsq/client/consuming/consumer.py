@@ -12,7 +12,7 @@ from trio_nsq.protocol import is_ephemeral, is_valid_name
 from trio_nsq.under_trio import require_trio
 
 from ..background import BackgroundTask
-from ..connection.addresses import each_once, lookupd_address, nsqd_address
+from ..connection.addresses import addresses_of
 from ..connection.options import refuse_unknown
 from ..errors import AuthRefused, ConnectionFailed
 from .handlers import ActiveHandlers, Handler, handle
@@ -22,7 +22,6 @@ from .receive_queue import ReceiveQueue
 from .subscription import FlowControl
 from .subscriptions import Subscriptions
 
-DEFAULT_NSQD_TCP_ADDRESSES = ("127.0.0.1:4150",)
 DEFAULT_MAX_ATTEMPTS = 5
 TIME_SLICE_S = 0.01
 """How long a loop over received messages may run before other tasks do: the writer that sends its answers, and the
@@ -75,13 +74,14 @@ class Consumer:
     Args:
         topic: The topic; created if missing.
         channel: The channel; created if missing.
-        nsqd_tcp_addresses: Brokers, `host:port` each. None: `127.0.0.1:4150`, unless discovery services are given.
-        lookupd_http_addresses: Discovery services (nsqlookupd), `host:port` or a URL each.
+        nsqd_tcp_addresses: Brokers, `host:port` each; or a single one. None: `127.0.0.1:4150`, unless discovery
+            services are given.
+        lookupd_http_addresses: Discovery services (nsqlookupd), `host:port` or a URL each; or a single one.
         max_in_flight: The limit of unanswered messages, at least 1. It is shared evenly between the connections, within
             each broker's maximum RDY count. If there are more connections than this, they take turns. While shares
             move between connections, the sum may exceed the limit for a moment.
         random: Returns numbers in [0, 1), for the jitter of delays and the order of the connections.
-        options: See `ConsumerSettings` and `ConnectionSettings`.
+        options: See `ConsumerSettings`, `DiscoverySettings` and `ConnectionSettings`.
 
     Attributes:
         without_private_channels: With the option `private_channel`, awaited with the address of each broker that has no
@@ -90,6 +90,7 @@ class Consumer:
             other error ends the consumer.
 
     Raises:
+        TypeError: An option is unknown, or an address is not a string.
         ValueError: A name, an address or an option is invalid.
     """
 
@@ -98,8 +99,8 @@ class Consumer:
         topic: str,
         channel: str,
         *,
-        nsqd_tcp_addresses: Sequence[str] | None = None,
-        lookupd_http_addresses: Sequence[str] = (),
+        nsqd_tcp_addresses: str | Sequence[str] | None = None,
+        lookupd_http_addresses: str | Sequence[str] = (),
         max_in_flight: int = 1,
         random: Callable[[], float] = random_module.random,
         **options: Unpack[ConsumerOptions],
@@ -116,12 +117,7 @@ class Consumer:
                 f"private_channel is True; the channel's name {channel!r} must end in #ephemeral"
             )
         self.without_private_channels: Callable[[str], Awaitable[None]] = _refuse
-        lookupds = each_once("lookupd_http_addresses", lookupd_http_addresses, lookupd_address)
-        if nsqd_tcp_addresses is None:
-            nsqd_tcp_addresses = () if lookupds else DEFAULT_NSQD_TCP_ADDRESSES
-        addresses = each_once("nsqd_tcp_addresses", nsqd_tcp_addresses, nsqd_address)
-        if not addresses and not lookupds:
-            raise ValueError("nsqd_tcp_addresses is empty; at least one is needed")
+        addresses, lookupds = addresses_of(nsqd_tcp_addresses, lookupd_http_addresses)
         self._background = BackgroundTask()
         self._queue = ReceiveQueue()
         self._flow = FlowControl(max_in_flight, self._settings, random)

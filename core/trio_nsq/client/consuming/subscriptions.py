@@ -87,10 +87,13 @@ class Subscriptions:
             nursery.start_soon(self._flow.run)
             self._trying += 1
             self._keep(self._addresses)
-            await self._discovery.ask()
-            self._tried()
+            nursery.start_soon(self._ask_first)
             await self._opened.wait()
             await self._discovery.keep_asking()
+
+    async def _ask_first(self) -> None:
+        await self._discovery.ask()
+        self._tried()
 
     def _discovered(self) -> None:
         self._keep(self._discovery.found)

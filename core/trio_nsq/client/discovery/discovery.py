@@ -18,6 +18,8 @@ from .options import DiscoverySettings
 FIRST_PAUSE_S = 1.0
 MIN_PAUSE_S = 0.25
 """The shortest time between two queries: brokers may be lost in quick succession."""
+PROMPT_S = 1.0
+"""Services that do not answer within this time are not waited for."""
 
 Found = TypeVar("Found", bound=ProducerAddress)
 FoundAlways = TypeVar("FoundAlways", bound=ProducerAddress, covariant=True)
@@ -66,6 +68,7 @@ class Discovery(Generic[Found]):
         self._tls = settings.client_context() if settings.has_tls_files else None
         self._answers: dict[str, dict[str, Found]] = {address: {} for address in addresses}
         self._failures: dict[str, LookupFailed] = {}
+        self._asking: set[str] = set()
         self._again = trio.Event()
 
     @property
@@ -86,42 +89,51 @@ class Discovery(Generic[Found]):
         return failures
 
     async def ask(self) -> None:
-        """Query all services concurrently."""
+        """Query all services concurrently, except those whose last query is not decided yet."""
         self._again = trio.Event()
         async with trio.open_nursery() as nursery:
-            for address in self._answers:
+            for address in self._answers.keys() - self._asking:
                 nursery.start_soon(self._ask, address)
 
     async def keep_asking(self) -> None:
         """Query all services at every interval; returns only if there are none. Call `ask` before.
 
         While no service knows a broker, query more often: the topic is often about to be created, or the broker about
-        to be started.
+        to be started. A service that does not answer does not delay the queries of the others.
         """
         if not self._answers:
             return
         interval_s = self._settings.lookupd_poll_interval_s
         pause_s = interval_s * self._jitter()
         early_s = FIRST_PAUSE_S
-        while True:
-            for failure in self._failures.values():
-                _logger.warning("%s", failure)
-            nowhere = not self._failures and not self.found
-            if nowhere and early_s < pause_s:
-                wait_s, early_s = min(early_s * self._jitter(), pause_s), 2 * early_s
-            else:
-                wait_s, pause_s = pause_s, interval_s
-                early_s = early_s if nowhere else FIRST_PAUSE_S
-            not_before = trio.current_time() + min(wait_s, MIN_PAUSE_S)
-            with trio.move_on_after(wait_s):
-                await self._again.wait()
-            await trio.sleep_until(not_before)
-            await self.ask()
+        async with trio.open_nursery() as nursery:
+            while True:
+                for failure in self._failures.values():
+                    _logger.warning("%s", failure)
+                nowhere = not self._failures and not self.found
+                if nowhere and early_s < pause_s:
+                    wait_s, early_s = min(early_s * self._jitter(), pause_s), 2 * early_s
+                else:
+                    wait_s, pause_s = pause_s, interval_s
+                    early_s = early_s if nowhere else FIRST_PAUSE_S
+                not_before = trio.current_time() + min(wait_s, MIN_PAUSE_S)
+                with trio.move_on_after(wait_s):
+                    await self._again.wait()
+                await trio.sleep_until(not_before)
+                asked = trio.Event()
+                nursery.start_soon(self._ask_all, asked)
+                with trio.move_on_after(PROMPT_S):
+                    await asked.wait()
+
+    async def _ask_all(self, asked: trio.Event) -> None:
+        await self.ask()
+        asked.set()
 
     def _jitter(self) -> float:
         return 1 + self._settings.lookupd_poll_jitter * self._random()
 
     async def _ask(self, address: str) -> None:
+        self._asking.add(address)
         try:
             brokers = await self._query(
                 address,
@@ -135,6 +147,8 @@ class Discovery(Generic[Found]):
         except LookupFailed as failure:
             self._failures[address] = failure
             return
+        finally:
+            self._asking.discard(address)
         self._failures.pop(address, None)
         self.has_answer = True
         self._answers[address] = {

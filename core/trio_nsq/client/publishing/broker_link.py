@@ -1,7 +1,7 @@
 """One broker of a producer: its publish queue and its connection, opened on demand."""
 
 import logging
-from collections.abc import Callable
+from typing import Protocol
 
 import trio
 
@@ -10,15 +10,40 @@ from trio_nsq.protocol.frames import ErrorFrame, ResponseFrame
 from trio_nsq.protocol.limits import KIB
 
 from ..connection.connection import Connection, Event, connect
-from ..connection.options import ConnectionSettings
-from ..errors import BrokerError, ConnectionFailed
-from .queue import RETRIABLE_CODES, Command, PublishQueue, may_be_stored
+from ..errors import BrokerError, ConnectionFailed, ConnectionLost
+from .answer_watch import AnswerWatch
+from .options import ProducerSettings
+from .queue import RETRIABLE_CODES, Command, PublishQueue, accepts_no_publishes, may_be_stored
 
 MAX_ANSWER_BYTES = 64 * KIB
 """Replies to a producer are shorter than this."""
+CHECKS = 8
+"""How often to look for answers within a timeout."""
 
 _OK = ResponseFrame(b"OK")
 _logger = logging.getLogger("trio_nsq.client")
+
+
+class LinkOwner(Protocol):
+    """What a link tells its owner."""
+
+    def connected(self, link: "BrokerLink") -> None:
+        """A connection was opened."""
+
+    def lost(self, link: "BrokerLink", reason: NSQError) -> None:
+        """Connecting failed or the connection was lost, unless the broker closed it after a refusal."""
+
+    def refuses(self, link: "BrokerLink", reason: BrokerError) -> None:
+        """The broker accepts no publishes: it drains or stops."""
+
+    def failed(self, link: "BrokerLink", command: Command, reason: NSQError) -> None:
+        """A command was not acknowledged. Called after `lost` and `refuses`."""
+
+    def silent(self, link: "BrokerLink") -> None:
+        """Publishes are unanswered for `silence_timeout_s`; repeated while they are."""
+
+    def answers(self, link: "BrokerLink") -> None:
+        """The silence has ended."""
 
 
 class BrokerLink:
@@ -26,32 +51,29 @@ class BrokerLink:
 
     Args:
         address: `host:port`.
-        ordered: A refused publish also fails all later ones.
-        on_lost: Called when connecting failed or the connection was lost, unless the broker closed it after a refusal.
-        on_failed: Called after `on_lost` with each unacknowledged command and the reason.
+
+    Attributes:
+        queue: The commands for the broker.
     """
 
-    def __init__(
-        self,
-        address: str,
-        settings: ConnectionSettings,
-        queue: PublishQueue,
-        *,
-        ordered: bool,
-        on_connected: Callable[["BrokerLink"], None],
-        on_lost: Callable[["BrokerLink", NSQError], None],
-        on_failed: Callable[["BrokerLink", Command, NSQError], None],
-    ) -> None:
+    def __init__(self, address: str, settings: ProducerSettings, owner: LinkOwner) -> None:
         self.address = address
-        self.queue = queue
+        self.queue = PublishQueue(settings.max_in_flight_bytes, settings.part_bytes, ordered=settings.ordered)
         self._settings = settings
-        self._ordered = ordered
-        self._on_connected = on_connected
-        self._on_lost = on_lost
-        self._on_failed = on_failed
+        self._owner = owner
         self._connection: Connection | None = None
+        self._receiving = trio.CancelScope()
         self._wanted = trio.Event()
-        self._refused = False  # the broker will close the connection
+        self._refusal: BrokerError | None = None  # after which the broker closes the connection
+        self._retired = False
+        self._busy = trio.Event()  # there may be unanswered commands
+        shortest_s = min(settings.silence_timeout_s, settings.publish_timeout_s or settings.silence_timeout_s)
+        self._watch = AnswerWatch(shortest_s / CHECKS)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection is open."""
+        return self._connection is not None
 
     def wake(self) -> None:
         """Send the queue; connect first if there is no connection."""
@@ -59,15 +81,27 @@ class BrokerLink:
         if self._connection is not None:
             self._connection.wake()
 
+    def retire(self) -> None:
+        """Disconnect once all commands are settled: the owner adds no more."""
+        self._retired = True
+        self._busy.set()
+
     async def run(self) -> None:
-        """Connect on demand and send the queue; runs until cancelled."""
+        """Connect on demand and send the queue; runs until cancelled, or retired and settled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send)
+            await self._watch_answers()
+            nursery.cancel_scope.cancel()
+
+    async def _send(self) -> None:
         while True:
             await self._wanted.wait()
+            self._busy.set()
             try:
                 connection = await connect(
                     self.address,
                     self._settings,
-                    extensions=[] if self._ordered else ["survive_refusals"],
+                    extensions=[] if self._settings.ordered else ["survive_refusals"],
                     max_frame_bytes=MAX_ANSWER_BYTES,
                 )
             except ConnectionFailed as error:
@@ -75,17 +109,47 @@ class BrokerLink:
                 self._give_up(error)
                 continue
             self._connection = connection
-            self._on_connected(self)
+            self._watch.restart()
+            self._owner.connected(self)
             connection.wake()
             try:
-                await connection.run(self._handle, more=self._take, lost=self._lost)
+                with trio.CancelScope() as self._receiving:
+                    await connection.run(self._handle, more=self._take, lost=self._lost)
+                if self._connection is not None:  # not lost, but given up by `_watch_answers`
+                    timeout_s = self._settings.publish_timeout_s
+                    self._lost(ConnectionLost(self.address, f"no answer to a publish for {timeout_s:g} s"))
             finally:
                 self._connection = None
             if not self.queue:
                 self._wanted = trio.Event()
 
+    async def _watch_answers(self) -> None:
+        """Tell the owner when the broker falls silent and when it answers; give up the connection after the timeout."""
+        silent = False
+        settings, watch = self._settings, self._watch
+        while True:
+            await self._busy.wait()
+            oldest = self.queue.oldest
+            if oldest is None:
+                if self._retired:
+                    return
+                self._busy = trio.Event()
+            silent_s = watch.observe(oldest, trio.current_time())
+            if silent_s >= settings.silence_timeout_s:
+                silent = True
+                self._owner.silent(self)
+            elif silent:
+                silent = False
+                self._owner.answers(self)
+            if settings.publish_timeout_s is not None and silent_s >= settings.publish_timeout_s:
+                self._receiving.cancel()
+            await trio.sleep(watch.interval_s)
+
     def _take(self) -> list[bytes]:
-        return [] if self._connection is None else self.queue.take()
+        if self._connection is None:
+            return []
+        self._busy.set()
+        return self.queue.take()
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, ErrorFrame):
@@ -102,30 +166,34 @@ class BrokerLink:
         if command is None:
             raise error
         survives = self._connection.survives_refusals and error.code in RETRIABLE_CODES
-        self._refused = not survives
+        self._refusal = None if survives else error
         command.maybe_stored |= may_be_stored(error, atomic=self._connection.survives_refusals)
-        self._on_failed(self, command, error)
+        if accepts_no_publishes(error):
+            self._owner.refuses(self, error)
+        self._owner.failed(self, command, error)
         if not survives:
             raise error
 
     def _lost(self, reason: NSQError) -> None:
         """Handle the end of the connection; later publishes open the next one."""
         self._connection = None
-        if not self._refused:
+        refusal, self._refusal = self._refusal, None
+        if refusal is None:
             self._give_up(reason)
             return
         _logger.warning("%s; reconnecting at the next publish", reason)
-        self._refused = False
         # After an error the broker stops reading, so it never executes commands sent after the refused one.
         self.queue.put_back()
-        if self._ordered:
+        if self._settings.ordered:
             self._fail_all(reason)
+        elif accepts_no_publishes(refusal):
+            self._owner.refuses(self, refusal)
 
     def _give_up(self, reason: NSQError) -> None:
-        self._on_lost(self, reason)
+        self._owner.lost(self, reason)
         self._fail_all(reason)
 
     def _fail_all(self, reason: NSQError) -> None:
         for command in self.queue.clear():
             command.maybe_stored |= command.taken
-            self._on_failed(self, command, reason)
+            self._owner.failed(self, command, reason)

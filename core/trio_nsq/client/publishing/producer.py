@@ -1,41 +1,25 @@
 """A producer for one or more brokers."""
 
-import logging
 import random as random_module
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
 import trio
 
-from trio_nsq.protocol import Limits, MessageSet, NSQError, is_valid_name, pack_messages
+from trio_nsq.protocol import MessageSet, is_valid_name, pack_messages
 from trio_nsq.protocol.batcher import split_for_mpub
-from trio_nsq.protocol.limits import MIB
 from trio_nsq.under_trio import require_trio
 
 from ..background import BackgroundTask
-from ..connection.addresses import each_once, nsqd_address
-from ..connection.options import ConnectionOptions, ConnectionSettings, refuse_unknown
-from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
-from ..errors import BrokerError, ConnectionFailed, ProducerClosed, PublishFailed, none_reached
-from .broker_link import BrokerLink
-from .broker_rotation import BrokerRotation
-from .limits import PublishLimits, check_bytes
-from .queue import (
-    MPUB_TARGET_BYTES,
-    RETRIABLE_CODES,
-    Command,
-    CommandGroup,
-    PublishFuture,
-    PublishQueue,
-)
-
-MAX_IN_FLIGHT_BYTES = 4 * MIB
-CLOSE_TIMEOUT_S = 5.0
-
-_NSQD = Limits()
-_logger = logging.getLogger("trio_nsq.client")
+from ..connection.addresses import addresses_of
+from ..connection.options import refuse_unknown
+from ..errors import ProducerClosed, PublishFailed
+from .broker_pool import BrokerPool
+from .limits import check_bytes
+from .options import ProducerOptions, ProducerSettings
+from .queue import Command, CommandGroup, PublishFuture
 
 
 class Producer:
@@ -50,10 +34,16 @@ class Producer:
     Any number of tasks may publish at the same time. Single messages to one topic that wait for the same write are sent
     as one MPUB. The broker stores all messages of an MPUB or none: if it refuses one, all of them fail.
 
-    Publishes go to the brokers in turn. If a broker cannot be reached or its connection is lost, it is excluded and
-    tried again after a growing delay. Meanwhile the other brokers get all publishes, including those that waited for
-    this broker and were not sent. If no broker is available, each publish tries all of them before it fails. The
-    producer reconnects when there is something to publish.
+    Publishes go to the brokers in turn: the given ones, and all brokers that discovery services know, whatever their
+    topics. A broker that cannot be reached, loses its connection or drains is excluded and tried again after a growing
+    delay. Meanwhile the other brokers get all publishes, including those that waited for this broker and were not sent.
+    A broker that does not answer for `silence_timeout_s` gets no publishes until it answers. If no broker is available,
+    each publish tries all of them before it fails. The producer reconnects when there is something to publish.
+
+    The producer uses a new broker as soon as a discovery service returns it. It disconnects from a broker that drains
+    or that no service returns any more, once its publishes are settled. If the services return no broker at all, it
+    keeps those that it has. For a topic that has a tombstone on a broker, it uses the others, if there are any. It asks
+    the services again at once if all brokers fail.
 
     A refused publish does not fail others. Brokers close the connection after most refusals and do not execute later
     commands; the producer sends those again over the next connection. `qcli serve` keeps the connection open if the
@@ -63,79 +53,35 @@ class Producer:
     them here.
 
     Args:
-        nsqd_tcp_addresses: The broker, `host:port`, or several of them.
-        retry: If a broker does not acknowledge a publish because the connection is lost or it cannot store it, publish
-            again through each other broker once. If the first broker did store it, the message is stored twice.
-        ordered: If a publish fails, fail all later ones that are not acknowledged; they are not stored. So the stored
-            messages never have a gap. With one broker only.
-        max_in_flight_bytes: The limit of unacknowledged bytes per broker; more wait in the queue. A larger command is
-            sent alone.
-        max_msg_size: The brokers' limit for a message, in bytes.
-        max_body_size: The brokers' limit for the body of an MPUB, in bytes.
-        max_req_timeout_ms: The brokers' limit for deferring a message. None: not checked; a broker that refuses closes
-            the connection. nsqd's option is `--max-req-timeout`, one hour by default; that of `qcli serve` is
-            `--max-defer`, one year by default.
-        reconnect_min_s: How long a broker is excluded after its first failure.
-        reconnect_max_s: The longest time a broker is excluded.
-        close_timeout_s: How long closing waits for acknowledgements; 0: does not wait.
+        nsqd_tcp_addresses: Brokers, `host:port` each; or a single one. None: `127.0.0.1:4150`, unless discovery
+            services are given.
+        lookupd_http_addresses: Discovery services (nsqlookupd), `host:port` or a URL each; or a single one.
         random: Returns numbers in [0, 1), for the jitter of the delays.
-        options: See `ConnectionSettings`.
+        options: See `ProducerSettings`, `DiscoverySettings` and `ConnectionSettings`.
 
     Raises:
+        TypeError: An option is unknown, or an address is not a string.
         ValueError: An address or an option is invalid.
     """
 
     def __init__(
         self,
-        nsqd_tcp_addresses: str | Sequence[str] = "127.0.0.1:4150",
+        nsqd_tcp_addresses: str | Sequence[str] | None = None,
         *,
-        retry: bool = False,
-        ordered: bool = False,
-        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
-        max_msg_size: int = _NSQD.max_msg_size,
-        max_body_size: int = _NSQD.max_body_size,
-        max_req_timeout_ms: int | None = None,
-        reconnect_min_s: float = MIN_DELAY_S,
-        reconnect_max_s: float = MAX_DELAY_S,
-        close_timeout_s: float = CLOSE_TIMEOUT_S,
+        lookupd_http_addresses: str | Sequence[str] = (),
         random: Callable[[], float] = random_module.random,
-        **options: Unpack[ConnectionOptions],
+        **options: Unpack[ProducerOptions],
     ) -> None:
-        self._limits = PublishLimits(max_msg_size, max_body_size, max_req_timeout_ms)
-        if max_in_flight_bytes < 1:
-            raise ValueError(f"max_in_flight_bytes is {max_in_flight_bytes}; it must be at least 1")
-        if not close_timeout_s >= 0:
-            raise ValueError(f"close_timeout_s is {close_timeout_s}; it must be at least 0")
-        if isinstance(nsqd_tcp_addresses, str):
-            nsqd_tcp_addresses = [nsqd_tcp_addresses]
-        addresses = each_once("nsqd_tcp_addresses", nsqd_tcp_addresses, nsqd_address)
-        if not addresses:
-            raise ValueError("nsqd_tcp_addresses is empty; at least one is needed")
-        if ordered and len(addresses) > 1:
-            raise ValueError(f"ordered is True with {len(addresses)} brokers; it works with one broker only")
-        refuse_unknown(Producer, ConnectionSettings, options)
-        settings = ConnectionSettings(**options)
-        self._retry = retry
-        self._ordered = ordered
-        self._max_in_flight_bytes = max_in_flight_bytes
-        self._close_timeout_s = close_timeout_s
-        self._part_bytes = min(MPUB_TARGET_BYTES, self._limits.max_set_bytes, max_in_flight_bytes)
+        refuse_unknown(Producer, ProducerSettings, options)
+        self._settings = settings = ProducerSettings(**options)
+        self._limits = settings.limits
+        self._part_bytes = settings.part_bytes
+        addresses, lookupds = addresses_of(nsqd_tcp_addresses, lookupd_http_addresses)
+        if settings.ordered and (len(addresses) > 1 or lookupds):
+            what = "discovery services" if lookupds else f"{len(addresses)} brokers"
+            raise ValueError(f"ordered is True with {what}; it works with one broker only")
+        self._brokers = BrokerPool(addresses, lookupds, settings, random)
         self._background = BackgroundTask()
-        self._rotation = BrokerRotation(addresses, reconnect_min_s, reconnect_max_s, random)
-        self._links = {
-            address: BrokerLink(
-                address,
-                settings,
-                PublishQueue(max_in_flight_bytes, self._part_bytes, ordered=ordered),
-                ordered=ordered,
-                on_connected=self._on_connected,
-                on_lost=self._on_lost,
-                on_failed=self._on_failed,
-            )
-            for address in addresses
-        }
-        self._first_failures: dict[str, ConnectionFailed] = {}
-        self._first_settled = trio.Event()  # one broker is connected, or all have failed
         self._entered = self._opened = self._closing = False
         self._closed = trio.Event()
 
@@ -143,20 +89,16 @@ class Producer:
         """Connect to all brokers; returns as soon as one connection is open.
 
         Raises:
-            ConnectionFailed: No broker could be reached.
+            ConnectionFailed: No broker could be reached, or the discovery services know none.
             RuntimeError: The caller is not a trio task, or the producer was entered before.
         """
         require_trio("trio_nsq.Producer", "trio_nsq.sync.Producer")
         if self._entered:
             raise RuntimeError("a Producer can be entered only once")
         self._entered = True
-        await self._background.open(self._run)
+        await self._background.open(self._brokers.run)
         try:
-            for link in self._links.values():
-                link.wake()
-            await self._first_settled.wait()
-            if len(self._first_failures) == len(self._links):
-                raise none_reached([*self._first_failures.values()])
+            await self._brokers.wait_opened()
         except BaseException:
             self._closing = True
             self._closed.set()
@@ -184,17 +126,15 @@ class Producer:
             return
         self._closing = True
         try:
-            with trio.move_on_after(self._close_timeout_s):
-                for future in [r for link in self._links.values() for r in link.queue.futures()]:
+            with trio.move_on_after(self._settings.close_timeout_s):
+                for future in [*self._brokers.futures()]:
                     await future.settled.wait()
         finally:
             if self._entered:
                 with trio.CancelScope(shield=True):
                     await self._background.stop()
             reason = ProducerClosed("the producer was closed before the broker acknowledged it")
-            for link in self._links.values():
-                for command in link.queue.clear():
-                    command.fail(reason, maybe_stored=command.taken)
+            self._brokers.fail_all(reason)
             self._closed.set()
 
     async def publish(self, topic: str, body: bytes, *, defer_ms: int = 0) -> None:
@@ -216,7 +156,8 @@ class Producer:
         self._check_call(topic)
         self._limits.check_message(body)
         self._limits.check_defer(defer_ms)
-        link = self._next_link()
+        link = self._brokers.next_link(topic)
+        assert link is not None  # there is one while the producer is open
         if defer_ms:
             future = link.queue.add(Command(topic, body=body, defer_ms=defer_ms))
         else:
@@ -264,7 +205,7 @@ class Producer:
                 )
             )
             for command in commands:
-                while pending and in_flight_bytes + command.size > self._max_in_flight_bytes:
+                while pending and in_flight_bytes + command.size > self._settings.max_in_flight_bytes:
                     done = await self._settle_first(pending)
                     acknowledged += len(done)
                     in_flight_bytes -= done.size
@@ -316,30 +257,8 @@ class Producer:
         if self._closing:
             command.fail(ProducerClosed("the producer was closed"))
         else:
-            self._send(command)
+            self._brokers.send(command)
         return command.first_future()
-
-    def _send(self, command: Command) -> bool:
-        """Queue a command at the next broker where it has not failed yet; return False if there is none."""
-        group = command.group
-        if group is not None and group.address is not None and group.address not in command.failures:
-            link = self._links[group.address]
-        elif len(command.failures) == len(self._links):
-            return False
-        else:
-            link = self._next_link(command.failures)
-            if group is not None:
-                group.address = link.address
-        link.queue.add(command)
-        link.wake()
-        return True
-
-    def _next_link(self, without: Collection[str] = ()) -> BrokerLink:
-        for due in self._rotation.due(trio.current_time()):
-            self._links[due].wake()
-        address = self._rotation.choose(without)
-        assert address is not None
-        return self._links[address]
 
     async def _settle(self, future: PublishFuture) -> None:
         """Wait for the outcome; if cancelled, withdraw the message if possible."""
@@ -372,40 +291,6 @@ class Producer:
                 await future.settled.wait()
                 maybe_stored |= future.failure is None or future.failure.maybe_stored
         return maybe_stored
-
-    async def _run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            for link in self._links.values():
-                nursery.start_soon(link.run)
-
-    def _on_connected(self, link: BrokerLink) -> None:
-        self._rotation.record_connected(link.address, trio.current_time())
-        self._first_settled.set()
-
-    def _on_lost(self, link: BrokerLink, reason: NSQError) -> None:
-        now = trio.current_time()
-        excluded_s = self._rotation.record_failure(link.address, now) - now
-        if not self._first_settled.is_set():
-            assert isinstance(reason, ConnectionFailed)  # no connection was open, so none was lost
-            self._first_failures[link.address] = reason
-            if len(self._first_failures) == len(self._links):
-                self._first_settled.set()
-        elif len(self._links) > 1:
-            _logger.warning("%s; not used for %.1f s", reason, excluded_s)
-        else:
-            _logger.warning("%s; reconnecting at the next publish", reason)
-
-    def _on_failed(self, link: BrokerLink, command: Command, reason: NSQError) -> None:
-        """Send an unacknowledged command to another broker if that is allowed; otherwise fail it."""
-        command.failures[link.address] = reason
-        if command.taken:
-            may_go_on = self._retry and not (
-                isinstance(reason, BrokerError) and reason.code not in RETRIABLE_CODES
-            )
-        else:
-            may_go_on = not self._ordered
-        if not (may_go_on and self._send(command)):
-            command.fail(reason)
 
 
 def _withdraw(future: PublishFuture) -> bool:

@@ -37,7 +37,14 @@ def may_be_stored(error: BrokerError, *, atomic: bool) -> bool:
         atomic: The broker stores all messages of a command or none. nsqd does not: its MPUB keeps the messages before
             the one it could not write.
     """
-    return error.code in _TRIED_CODES and not atomic and not error.text.endswith("PUB failed exiting")
+    return error.code in _TRIED_CODES and not atomic and not accepts_no_publishes(error)
+
+
+def accepts_no_publishes(error: BrokerError) -> bool:
+    """Whether the broker refuses all publishes for now, and stored nothing of this one: it drains, or it stops."""
+    return error.code in _TRIED_CODES and (
+        "PUB failed DRAINING" in error.text or error.text.endswith("PUB failed exiting")
+    )
 
 
 class PublishFuture:
@@ -249,6 +256,18 @@ class PublishQueue:
         self._in_flight_bytes -= command.size
         return command
 
+    @property
+    def oldest(self) -> Command | None:
+        """The oldest command that is not acknowledged, sent or not; None if there is none."""
+        return next(iter(self._unacknowledged or self._waiting), None)
+
+    def take_waiting(self) -> list[Command]:
+        """Remove and return the commands that wait to be sent."""
+        commands = [*self._waiting]
+        self._waiting.clear()
+        self._joinable.clear()
+        return commands
+
     def put_back(self) -> None:
         """Queue the commands in flight again: the broker did not and will not execute them."""
         for command in reversed(self._unacknowledged):
@@ -260,10 +279,8 @@ class PublishQueue:
 
     def clear(self) -> list[Command]:
         """Remove and return all commands, in order; those with `taken` were in flight."""
-        commands = [*self._unacknowledged, *self._waiting]
+        commands = [*self._unacknowledged, *self.take_waiting()]
         self._unacknowledged.clear()
-        self._waiting.clear()
-        self._joinable.clear()
         self._in_flight_bytes = 0
         return commands
 
