@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -131,7 +132,7 @@ async def test_all_unreachable_brokers_are_tried_before_a_publish_fails(
 async def test_sent_messages_are_retried_only_if_allowed(
     broker: FakeBroker, other_broker: FakeBroker, retry: bool
 ) -> None:
-    options = {"retry": retry, "max_in_flight_bytes": 5}
+    options: Any = {"retry": retry, "max_in_flight_bytes": 5}
     async with opened_on(broker, other_broker, **options) as (producer, peers, nursery):
         publishes = []
         for body in (b"1", b"2", b"3", b"4"):  # the last two wait for the window

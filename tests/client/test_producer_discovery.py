@@ -113,7 +113,7 @@ async def test_brokers_of_several_services_come_and_go(tmp_path: Path) -> None:
 
         async def run(name: str, *known: Lookupd, task_status: trio.TaskStatus[BoundAddresses]) -> None:
             lookupds = tuple(lookupd.tcp_address for lookupd in known)
-            options = {"nsqlookupd_tcp_addresses": lookupds, "broadcast_address": "127.0.0.1"}
+            options: Any = {"nsqlookupd_tcp_addresses": lookupds, "broadcast_address": "127.0.0.1"}
             async with running_broker(tmp_path / name, **options) as bound:
                 ends[name] = trio.Event()
                 task_status.started(bound)

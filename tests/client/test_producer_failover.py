@@ -1,5 +1,7 @@
 """Tests for producers whose broker does not answer, or refuses publishes because it drains."""
 
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
@@ -82,7 +84,7 @@ async def test_rest_of_a_list_leaves_a_silent_broker(
     broker: FakeBroker, other_broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
     bodies = [b"%03d" % number for number in range(9)]
-    options = {"max_body_size": 25, "max_in_flight_bytes": 21}
+    options: Any = {"max_body_size": 25, "max_in_flight_bytes": 21}
     async with opened_on(broker, other_broker, **options) as (producer, peers, nursery):
         publish = Outcome(nursery, producer.publish_many, "topic", bodies)
         silent, data = await take(*peers)
@@ -118,7 +120,7 @@ async def test_only_broker_is_used_although_it_is_silent(
 async def test_unanswered_publish_times_out(
     broker: FakeBroker, other_broker: FakeBroker, clock: trio.testing.MockClock, retry: bool
 ) -> None:
-    options = {"publish_timeout_s": 3, "retry": retry}
+    options: Any = {"publish_timeout_s": 3, "retry": retry}
     async with opened_on(broker, other_broker, **options) as (producer, peers, nursery):
         publish = Outcome(nursery, producer.publish, "t", b"x")
         hung, _ = await take(*peers)
@@ -293,7 +295,7 @@ async def test_draining_broker_keeps_its_publishes_in_flight(
 async def test_rest_of_a_list_leaves_a_draining_broker(broker: FakeBroker, other_broker: FakeBroker) -> None:
     bodies = [b"%03d" % number for number in range(9)]
     parts = [mpub("topic", *bodies[start : start + 3]) for start in (0, 3, 6)]
-    options = {"survive_refusals": True, "max_body_size": 25}
+    options: Any = {"survive_refusals": True, "max_body_size": 25}
     async with opened_on(broker, other_broker, **options) as (producer, peers, nursery):
         publish = Outcome(nursery, producer.publish_many, "topic", bodies)
         draining, data = await take(*peers)

@@ -1,0 +1,148 @@
+"""Measure how fast clients leave a broker process that dies, stops, hangs or drains, as documented."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from interop.peers import Broker, nsqd, qcli_serve
+from trio_nsq.client import Consumer, Producer, PublishFailed
+
+pytestmark = pytest.mark.slow
+
+PROMISED_S = 1.0
+PROMPT_S = 0.3
+"""A slower publish was held up."""
+PATIENCE_S = 60
+
+
+def kill(broker: Broker) -> None:
+    broker.process.kill()
+
+
+def stop(broker: Broker) -> None:
+    broker.process.terminate()
+
+
+def hang(broker: Broker) -> None:
+    os.kill(broker.process.pid, signal.SIGSTOP)
+
+
+def drain(broker: Broker) -> None:
+    broker.put("/config/draining", b"true")
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[list[Broker]]:
+    """Two brokers of ours and an nsqd; the first one is lost."""
+    with ExitStack() as stack:
+        running = [stack.enter_context(qcli_serve(tmp_path / str(n), "--sync=interval")) for n in range(2)]
+        running.append(stack.enter_context(nsqd(tmp_path / "nsqd")))
+        yield running
+        running[0].process.kill()
+
+
+def addresses(brokers: list[Broker]) -> list[str]:
+    return [broker.tcp_address for broker in brokers]
+
+
+@pytest.mark.parametrize("lose", [kill, stop, hang, drain])
+async def test_new_publishes_are_not_held_up(brokers: list[Broker], lose: Callable[[Broker], None]) -> None:
+    held_up: list[float] = []
+    failed = 0
+
+    async def publish(producer: Producer) -> None:
+        nonlocal failed
+        started_at = trio.current_time()
+        try:
+            with trio.move_on_after(PROMPT_S) as scope:
+                await producer.publish("t", b"x")
+        except PublishFailed:
+            failed += 1
+            held_up.append(started_at)
+        if scope.cancelled_caught:
+            held_up.append(started_at)
+
+    with trio.fail_after(PATIENCE_S):
+        async with Producer(addresses(brokers)) as producer, trio.open_nursery() as nursery:
+            for _ in range(20):
+                await producer.publish("t", b"x")
+            lost_at = trio.current_time()
+            lose(brokers[0])
+            while trio.current_time() < lost_at + 2:
+                nursery.start_soon(publish, producer)
+                await trio.sleep(0.01)
+    took_s = max([0.0, *(started_at - lost_at for started_at in held_up)])
+    print(f"{lose.__name__}: publishes were held up for {took_s:.3f} s, {failed} of them failed")
+    assert took_s < PROMISED_S
+    if lose is drain:
+        assert not held_up
+
+
+@pytest.mark.parametrize("lose", [kill, stop, hang, drain])
+async def test_tasks_that_wait_for_their_publishes_go_on(
+    brokers: list[Broker], lose: Callable[[Broker], None]
+) -> None:
+    acknowledged_at: list[float] = []
+
+    async def publish(producer: Producer) -> None:
+        while True:
+            await producer.publish("t", b"x")
+            acknowledged_at.append(trio.current_time())
+
+    options: dict[str, Any] = {"retry": True, "publish_timeout_s": 0.7}
+    with trio.fail_after(PATIENCE_S):
+        async with Producer(addresses(brokers), **options) as producer, trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(publish, producer)
+            await trio.sleep(0.2)
+            lost_at = trio.current_time()
+            lose(brokers[0])
+            await trio.sleep_until(lost_at + 2)
+            nursery.cancel_scope.cancel()
+    times = [lost_at, *(at for at in acknowledged_at if at > lost_at), lost_at + 2]
+    gap_s = max(after - before for before, after in pairwise(times))
+    print(f"{lose.__name__}: no acknowledgement for {gap_s:.3f} s")
+    assert gap_s < PROMISED_S
+
+
+@pytest.mark.parametrize(("lose", "limit_s"), [(kill, PROMISED_S), (stop, PROMISED_S), (hang, 3.5)])
+async def test_max_in_flight_of_a_lost_broker_goes_to_the_others(
+    brokers: list[Broker], lose: Callable[[Broker], None], limit_s: float
+) -> None:
+    """A broker that hangs is lost after twice the interval of heartbeats."""
+
+    def ready(broker: Broker) -> int:
+        stats = json.loads(broker.http("GET", "/stats", format="json", topic="t", channel="c"))
+        clients = [
+            client for topic in stats["topics"] for each in topic["channels"] for client in each["clients"]
+        ]
+        return sum(client["ready_count"] for client in clients)
+
+    async def shared(counts: list[int]) -> None:
+        """Wait until these are the ready counts of the last brokers."""
+        asked = brokers[-len(counts) :]
+        while await trio.to_thread.run_sync(lambda: [ready(broker) for broker in asked]) != counts:
+            await trio.sleep(0.01)
+
+    for broker in brokers:
+        broker.create("t", "c")
+    options: dict[str, Any] = {"max_in_flight": 30, "heartbeat_interval_ms": 1000, "close_timeout_s": 0}
+    with trio.fail_after(PATIENCE_S):
+        async with Consumer("t", "c", nsqd_tcp_addresses=addresses(brokers), **options) as consumer:
+            await shared([10, 10, 10])
+            lost_at = trio.current_time()
+            lose(brokers[0])
+            await shared([15, 15])
+            took_s = trio.current_time() - lost_at
+            print(f"{lose.__name__}: the others have its share after {took_s:.3f} s")
+            assert took_s < limit_s
+            brokers[1].post("/pub", b"go on", topic="t")
+            assert (await anext(consumer)).body == b"go on"
