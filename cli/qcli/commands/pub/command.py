@@ -30,6 +30,8 @@ INPUT, SENDING = "Input", "Sending"
         "publish names that are separated by NUL": "find . -name '*.json' -print0 | qcli pub -0 names",
         "publish files at 500 messages per second": "qcli pub clicks --rate 500 monday.log tuesday.log",
         "publish each message to two brokers": "qcli pub clicks --nsqd-tcp-address a:4150,b:4150 < access.log",
+        "copy a topic to another broker, with bodies, topic and delays": "qcli tail clicks --from earliest --to latest "
+        "--format json | qcli pub --format json --nsqd-tcp-address b:4150",
         "deliver a message in 90 seconds": "echo later | qcli pub reminders --defer 1m30s",
     },
     exits={
@@ -48,6 +50,13 @@ INPUT, SENDING = "Input", "Sending"
         "Messages": "Bytes are published unchanged: nothing is decoded, and a carriage return before a line feed "
         "belongs to the message, unless --strip-cr is given. Bytes after the last delimiter are a message too. Empty "
         "messages are skipped, because NSQ has none; the report counts them.",
+        "JSON": "With --format json each line is an object: body, a string, or body_base64, for other bytes; topic; "
+        "and defer_ms, the delay in milliseconds, or due_ns, until when the message is deferred, in Unix nanoseconds. "
+        "Other fields are ignored, so that 'qcli tail --format json' and 'qcli pub --format json' copy messages "
+        "exactly, with topic and delay. TOPIC and --defer override the fields; without TOPIC, or with - before the "
+        "files, each record needs a topic. Blank lines are skipped. A line that is not such an object ends the "
+        "command: the messages before it are published, and the error has its number. With --skip-bad it is reported, "
+        "skipped and counted, and does not change the exit code.",
         "Lost connections": "If the connection is lost, as in an upgrade, the command reconnects and continues, and "
         "reports both on standard error. Meanwhile it reads no input. It also retries if the broker refuses messages "
         "because its disk or the topic is full, once some messages were acknowledged. It fails if the broker is "
@@ -69,7 +78,7 @@ INPUT, SENDING = "Input", "Sending"
         "both. If the broker is unreachable, a signal ends the command at once, without publishing what was read.",
     },
 )
-@click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
+@click.argument("topic", metavar="TOPIC", required=False, type=topic_name, shell_complete=complete_topic)
 @click.argument(
     "files",
     metavar="[FILE...]",
@@ -80,6 +89,20 @@ INPUT, SENDING = "Input", "Sending"
 @tcp_addresses("Publish to these brokers; each gets every message.")
 @tcp_connection
 @delimiter_options(INPUT, "Split the input into messages at this text", "for find -print0")
+@option(
+    INPUT,
+    "--format",
+    "form",
+    type=click.Choice(["raw", "json"]),
+    default="raw",
+    help="raw: publish lines unchanged. json: publish the bodies of JSON objects, one per line, as 'qcli tail' writes.",
+)
+@option(
+    INPUT,
+    "--skip-bad",
+    is_flag=True,
+    help="With --format json: skip bad lines with a warning. By default the first one ends the command.",
+)
 @option(
     INPUT,
     "--strip-cr",

@@ -103,6 +103,7 @@ class Splitter:
         delimiter: Ends a message; at least one byte. Bytes after the last delimiter are a message too.
         max_bytes: The maximum size of a message; also an attribute.
         strip_cr: Remove one carriage return before each line feed and at the end. For the delimiter line feed.
+        keep_empty: Return empty messages, too.
 
     Attributes:
         seen: The number of messages so far, including empty ones.
@@ -111,13 +112,16 @@ class Splitter:
             returns no messages from there on.
     """
 
-    def __init__(self, delimiter: bytes, max_bytes: int, *, strip_cr: bool = False) -> None:
+    def __init__(
+        self, delimiter: bytes, max_bytes: int, *, strip_cr: bool = False, keep_empty: bool = False
+    ) -> None:
         self.seen = 0
         self.empty = 0
         self.too_long: int | None = None
         self._delimiter = delimiter
         self.max_bytes = max_bytes
         self._strip_cr = strip_cr
+        self._keep_empty = keep_empty
         self._held_cr = (
             b""  # the last byte of a chunk, if it is a carriage return that a line feed may follow
         )
@@ -171,7 +175,7 @@ class Splitter:
             messages = messages[:place]
         self.seen += len(messages)
         empty = messages.count(b"")
-        if empty:
+        if empty and not self._keep_empty:
             self.empty += empty
             messages = [message for message in messages if message]
         return messages

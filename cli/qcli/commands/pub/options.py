@@ -16,20 +16,22 @@ from trio_nsq.wording import count_of
 from ...broker.address_options import HTTP_OPTION, HTTP_VARIABLE, TCP_OPTION, TCP_VARIABLE, check_tcp_address
 from ...contexts.choice import require_address
 from ...framework.errors import ExitCode, Failure
-from ...framework.options import delimiter_of
-from ...framework.output import is_live_terminal, is_terminal
+from ...framework.options import delimiter_of, given
+from ...framework.output import is_live_terminal, is_terminal, print_diagnostic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PubOptions:
     """The parameters of the command."""
 
-    topic: str
+    topic: str | None
     files: tuple[str, ...]
     nsqd_tcp_addresses: tuple[str, ...]
     nsqd_http_addresses: tuple[str, ...]
     separator: bytes
     null: bool
+    form: str
+    skip_bad: bool
     strip_cr: bool
     max_msg_size: int
     batch_size: int | None
@@ -53,12 +55,49 @@ class PubOptions:
         typing = "-" in self.inputs and is_terminal(sys.stdin)
         return not self.quiet and is_live_terminal(sys.stderr) and not typing
 
+    @property
+    def reads_json(self) -> bool:
+        """Whether each line is a JSON object with a message."""
+        return self.form == "json"
+
+    @property
+    def common_topic(self) -> str | None:
+        """The topic of all messages; None: each record has its own."""
+        return None if self.reads_json and self.topic == "-" else self.topic
+
+    @property
+    def common_defer_ms(self) -> int | None:
+        """The delay of all messages; None: each record has its own."""
+        return None if self.reads_json and not given("defer_ms") else self.defer_ms
+
     def check(self) -> None:
         """Raises UsageError if options exclude each other, Failure if a file cannot be read."""
-        if self.delimiter != b"\n" and self.strip_cr:
-            raise click.UsageError("--strip-cr is for lines: leave out --delimiter and --null.")
+        if self.reads_json:
+            self._check_json()
+        else:
+            self._check_raw()
         for path in self.files:
             _check_readable(path)
+
+    def _check_json(self) -> None:
+        if self.delimiter != b"\n":
+            raise click.UsageError(
+                "--null and --delimiter are for --format raw; JSON is one object per line."
+            )
+        if self.topic and not self.files and Path(self.topic).is_file():
+            print_diagnostic(
+                f"Note: all records go to the topic {self.topic}. To read the file {self.topic}: "
+                f"qcli pub --format json - {shlex.quote(self.topic)}"
+            )
+
+    def _check_raw(self) -> None:
+        if self.topic is None:
+            ctx = click.get_current_context()
+            raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
+        if self.skip_bad:
+            raise click.UsageError("--skip-bad is for --format json.")
+        if self.delimiter != b"\n" and self.strip_cr:
+            raise click.UsageError("--strip-cr is for lines: leave out --delimiter and --null.")
 
     def brokers(self) -> dict[str, str]:
         """Return the HTTP address of each broker, for its numbered batches, by its TCP address.

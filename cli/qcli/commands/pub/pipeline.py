@@ -125,6 +125,7 @@ class PublishPipeline:
 
     async def _distribute(self, batches: Iterable[Batch]) -> None:
         for batch in batches:
+            self.result.topics.add(batch.topic)
             if self._limiter is not None:
                 with self._pausable():
                     await self._limiter.wait()

@@ -1,6 +1,6 @@
 """The results of `pub`: messages acknowledged, in doubt and not stored."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trio_nsq.client import PublishFailed
 
@@ -34,6 +34,7 @@ class PublishResult:
 
     Attributes:
         brokers: The results at each broker; at least one.
+        topics: The topics of messages that were read.
         is_spread: Whether each message goes to one of the brokers. False: to every broker.
         total_bytes: The size of the inputs; None: unknown.
         read_bytes: How much of it was read.
@@ -48,6 +49,7 @@ class PublishResult:
     brokers: list[BrokerResult]
     is_spread: bool
     total_bytes: int | None = None
+    topics: set[str] = field(default_factory=set)
     read_bytes: int = 0
     held_back: int = 0
     empty: int = 0

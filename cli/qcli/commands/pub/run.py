@@ -22,8 +22,12 @@ from .batches import BatchSource, Lines
 from .input import READ_BYTES, Splitter
 from .options import PubOptions
 from .pipeline import PublishPipeline
+from .records import RecordParser, Records
 from .results import BrokerResult, PublishResult
 from .send import Sender, TCPSender, numbered_sender
+
+_ANY_TOPIC = "qcli-pub"
+"""A topic name to ask a broker for the numbers of, which creates nothing."""
 
 RATED_READ_BYTES = 4096
 """With --rate: read little ahead, so that few messages are unpublished when a signal arrives."""
@@ -70,6 +74,10 @@ def _source(options: PubOptions, batch_size: int, limiter: RateLimiter | None) -
     batch_size = options.batch_size or batch_size
     if limiter is not None:
         batch_size = min(batch_size, limiter.max_messages)
+    if options.reads_json:
+        parser = RecordParser(options.common_topic, options.common_defer_ms, options.max_msg_size)
+        return Records(parser, options.max_msg_size, batch_size, skip_bad=options.skip_bad)
+    assert options.topic is not None
     splitter = Splitter(options.delimiter, options.max_msg_size, strip_cr=options.strip_cr)
     return Lines(splitter, batch_size, options.topic, options.defer_ms)
 
@@ -96,7 +104,10 @@ async def _connect(
     over_tcp = TCPSender(producer)
     if options.no_retry:
         return over_tcp
-    return await numbered_sender(address, http_address, options.topic, connecting, over_tcp) or over_tcp
+    return (
+        await numbered_sender(address, http_address, options.common_topic or _ANY_TOPIC, connecting, over_tcp)
+        or over_tcp
+    )
 
 
 _OUT_OF_RANGE = re.compile(r"^DPUB timeout \d+ out of range 0-(\d+)")
@@ -153,14 +164,15 @@ def _failure(options: PubOptions, broker: BrokerResult) -> str:
     if _is_gone(broker):
         return f"The connection to the broker at {broker.address} was lost ({error.reason})."
     name = "The broker" if len(options.nsqd_tcp_addresses) == 1 else f"The broker at {broker.address}"
+    delay = f"--defer {duration_text(options.defer_ms)}" if options.defer_ms else "the delay of a record"
     cause = error.__cause__
     if isinstance(cause, AuthRefused):
         return connection_failure(cause, broker.address).message
     if isinstance(cause, BrokerError) and cause.code == "INVALID_DEFER":
-        return f"{name} does not allow --defer {duration_text(options.defer_ms)}: see --max-defer of 'qcli serve'."
-    if options.defer_ms and isinstance(cause, BrokerError) and (most := _OUT_OF_RANGE.search(cause.text)):
+        return f"{name} does not allow {delay}: see --max-defer of 'qcli serve'."
+    if isinstance(cause, BrokerError) and (most := _OUT_OF_RANGE.search(cause.text)):
         return (
-            f"{name} does not allow --defer {duration_text(options.defer_ms)}: the maximum is "
+            f"{name} does not allow {delay}: the maximum is "
             f"{duration_text(int(most[1]))} (--max-defer of 'qcli serve', --max-req-timeout of nsqd)."
         )
     if isinstance(cause, BrokerError) and cause.code == "E_TOPIC_FULL":
@@ -171,12 +183,19 @@ def _failure(options: PubOptions, broker: BrokerResult) -> str:
 
 
 def _report(options: PubOptions, result: PublishResult, elapsed_s: float) -> str:
+    topic = options.common_topic
+    if topic is None:
+        topic = (
+            next(iter(result.topics)) if len(result.topics) == 1 else count_of(len(result.topics), "topic")
+        )
     brokers = f" on {len(result.brokers)} brokers" if len(result.brokers) > 1 else ""
     text = (
         f"{count_of(result.acknowledged, 'message')} ({size(result.acknowledged_bytes)}) published to "
-        f"{options.topic}{brokers} in {elapsed_s:.2f} s: {per_second(result.acknowledged / elapsed_s)} messages/s, "
+        f"{topic}{brokers} in {elapsed_s:.2f} s: {per_second(result.acknowledged / elapsed_s)} messages/s, "
         f"{size(result.acknowledged_bytes / elapsed_s)}/s"
     )
+    if result.skipped:
+        text += f"; {count_of(result.skipped, 'bad line')} skipped"
     if result.empty:
         text += f"; {result.empty:,} empty skipped"
     if result.unfinished_bytes and result.stopped:

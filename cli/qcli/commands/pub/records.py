@@ -1,0 +1,222 @@
+"""Makes batches of JSON objects, one on each line, as `tail --format json` writes them."""
+
+import binascii
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from trio_nsq.protocol import is_valid_name
+from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
+
+from ...framework.output import print_diagnostic
+from .batches import Batch
+from .input import Splitter
+
+MAX_WARNINGS = 10
+"""Later bad lines are only counted."""
+
+_LONGEST_ESCAPE = 6  # \u0000 is one byte of a body
+_OTHER_FIELDS_BYTES = 64 * 1024
+_decode = json.JSONDecoder().raw_decode
+
+
+class BadLine(ValueError):
+    """A line is not a record; the message is the reason."""
+
+
+class Record(NamedTuple):
+    """A message with its topic and delay; see `Batch`."""
+
+    topic: str
+    body: bytes
+    defer_ms: int
+    due_ns: int
+
+
+class RecordParser:
+    """Parses lines.
+
+    Args:
+        topic: The topic of all messages; None: that of each record.
+        defer_ms: The delay of all messages; None: that of each record.
+        max_msg_size: The maximum size of a body.
+    """
+
+    def __init__(self, topic: str | None, defer_ms: int | None, max_msg_size: int) -> None:
+        self._topic = topic
+        self._defer_ms = defer_ms
+        self._max_msg_size = max_msg_size
+        self._valid: set[str] = set()
+
+    def parse(self, line: bytes, now_ns: int) -> Record | None:
+        """Return the record of a line; None: the line is blank. Raises BadLine.
+
+        Args:
+            now_ns: The time; a message that is due by then is not deferred.
+        """
+        try:
+            text = line.decode().strip()
+            if not text:
+                return None
+            fields, end = _decode(text)
+        except UnicodeDecodeError:
+            raise BadLine("not UTF-8") from None
+        except json.JSONDecodeError as error:
+            raise BadLine(f"not JSON: {error.msg} (column {error.colno})") from None
+        except (ValueError, RecursionError) as error:
+            raise BadLine(f"not JSON: {error}") from None
+        if end != len(text):
+            raise BadLine(f"not JSON: more text follows the value (column {end + 1})")
+        if not isinstance(fields, dict):
+            raise BadLine("not a JSON object")
+        body = _body(fields)
+        if len(body) > self._max_msg_size:
+            raise BadLine(f"the body is longer than {self._max_msg_size} bytes: see --max-msg-size")
+        topic = self._topic
+        if topic is None:
+            topic = self._topic_of(fields)
+        if self._defer_ms is not None:
+            return Record(topic, body, self._defer_ms, 0)
+        defer_ms, due_ns = _number(fields, "defer_ms"), _number(fields, "due_ns")
+        return Record(topic, body, defer_ms, 0 if defer_ms or due_ns <= now_ns else due_ns)
+
+    def _topic_of(self, fields: dict[str, Any]) -> str:
+        topic = fields.get("topic")
+        if topic is None:
+            raise BadLine('no "topic": name one for all records, qcli pub TOPIC')
+        if not isinstance(topic, str) or (topic not in self._valid and not is_valid_name(topic)):
+            raise BadLine(f'"topic" is not a topic name: {json.dumps(topic)}')
+        self._valid.add(topic)
+        return topic
+
+
+def _body(fields: dict[str, Any]) -> bytes:
+    body, encoded = fields.get("body"), fields.get("body_base64")
+    if (body is None) == (encoded is None):
+        raise BadLine('both "body" and "body_base64"' if body else 'neither "body" nor "body_base64"')
+    if not isinstance(text := encoded if body is None else body, str):
+        raise BadLine(f'"{"body" if encoded is None else "body_base64"}" is not a string')
+    try:
+        return text.encode() if encoded is None else binascii.a2b_base64(text, strict_mode=True)
+    except UnicodeEncodeError:
+        raise BadLine('"body" has half of a surrogate pair, which is not a character') from None
+    except ValueError as error:
+        raise BadLine(f'"body_base64" is not base64: {error}') from None
+
+
+def _number(fields: dict[str, Any], name: str) -> int:
+    """Return an integer that is not negative; 0: there is none, or null."""
+    value = fields.get(name)
+    if value is None:
+        return 0
+    if type(value) is not int or value < 0:
+        raise BadLine(f'"{name}" is not an integer of 0 or more')
+    return value
+
+
+@dataclass(slots=True)
+class _Run:
+    """Consecutive messages of a topic with the same delay."""
+
+    first: Record
+    bodies: list[bytes] = field(default_factory=list)
+    body_bytes: int = 0
+
+    def batch(self) -> Batch:
+        return Batch(self.first.topic, self.bodies, self.first.defer_ms, self.first.due_ns)
+
+
+class Records:
+    """Makes batches of records. The messages of each topic keep their order. A `BatchSource`.
+
+    Args:
+        batch_size: The most messages in a batch.
+        skip_bad: Skip lines that are not records, with a warning. False: such a line is an error.
+    """
+
+    def __init__(self, parser: RecordParser, max_msg_size: int, batch_size: int, *, skip_bad: bool) -> None:
+        self.error: str | None = None
+        self.empty = 0
+        self.skipped = 0
+        self._parser = parser
+        self._splitter = Splitter(
+            b"\n", max_msg_size * _LONGEST_ESCAPE + _OTHER_FIELDS_BYTES, keep_empty=True
+        )
+        self._batch_size = batch_size
+        self._skip_bad = skip_bad
+        self._name = ""
+        self._line = 0  # the number of the last line of this input
+        self._runs: dict[str, _Run] = {}  # by topic
+
+    @property
+    def unfinished_bytes(self) -> int:
+        return self._splitter.unfinished_bytes
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def begin(self, name: str) -> None:
+        self._name, self._line = name, 0
+
+    def feed(self, chunk: bytes) -> Iterator[Batch]:
+        yield from self._batches(self._splitter.feed(chunk))
+
+    def end(self) -> Iterator[Batch]:
+        yield from self._batches(self._splitter.end())
+
+    def rest(self) -> Iterator[Batch]:
+        runs = list(self._runs.values())
+        self._runs.clear()
+        for run in runs:
+            yield run.batch()
+
+    def _batches(self, lines: list[bytes]) -> Iterator[Batch]:
+        parse, runs, now_ns = self._parser.parse, self._runs, time.time_ns()
+        for line in lines:
+            self._line += 1
+            try:
+                record = parse(line, now_ns)
+            except BadLine as error:
+                self._report(error)
+                if self.error is not None:
+                    return
+                continue
+            if record is None:
+                continue
+            body = record.body
+            if not body:
+                self.empty += 1
+                continue
+            run = runs.get(record.topic)
+            if run is not None and (
+                run.first.due_ns != record.due_ns
+                or run.first.defer_ms != record.defer_ms
+                or run.body_bytes + len(body) > MAX_BATCH_BYTES
+                or len(run.bodies) == self._batch_size
+            ):
+                yield run.batch()
+                run = None
+            if run is None:
+                run = runs[record.topic] = _Run(record)
+            run.bodies.append(body)
+            run.body_bytes += len(body)
+        if self._splitter.too_long is not None:
+            self.error = (
+                f"Line {self._line + 1} of {self._name} is longer than {self._splitter.max_bytes} bytes."
+            )
+
+    def _report(self, error: BadLine) -> None:
+        """Report a bad line: as an error, or, if bad lines are skipped, as a warning."""
+        if not self._skip_bad:
+            self.error = (
+                f"Line {self._line} of {self._name}: {error}. Nothing after it was published. Correct the line, or "
+                "skip such lines with --skip-bad."
+            )
+            return
+        self.skipped += 1
+        if self.skipped <= MAX_WARNINGS:
+            print_diagnostic(f"Warning: line {self._line} of {self._name} skipped: {error}.")
+        if self.skipped == MAX_WARNINGS:
+            print_diagnostic("Warning: more bad lines are skipped without a warning, and counted.")
