@@ -1,5 +1,6 @@
 """Tests for the drain mode: publishes are refused, everything else goes on."""
 
+import json
 import logging
 from pathlib import Path
 from struct import pack
@@ -19,6 +20,7 @@ from broker.support import (
     mpub,
     pub,
 )
+from client.support.tokens import SECRETS, AuthFile
 
 TEXT = "DRAINING: this broker accepts no publishes; publish to another broker"
 REFUSED = (503, TEXT)
@@ -179,6 +181,26 @@ async def test_changes_are_logged_once(tmp_path: Path, caplog: pytest.LogCapture
             "DRAIN: the broker refuses publishes from now on",
             "DRAIN: ended, the broker accepts publishes again",
         ]
+
+
+async def test_mode_needs_the_role_admin_on_all_topics(tmp_path: Path) -> None:
+    path, file = tmp_path / "audit", AuthFile(tmp_path)
+    async with running_api(tmp_path / "d", auth_file=file.path, audit_log=str(path)) as api:
+
+        async def ask(method: str, target: str, role: str, body: bytes = b"") -> int:
+            headers = {"Authorization": f"Bearer {SECRETS[role]}"}
+            return (await api.send(method, target, headers, body)).status_code
+
+        assert (await api.send("PUT", "/config/draining", body=b"true")).status_code == 401
+        for role in SECRETS.keys() - {"all", "admin"}:
+            assert await ask("PUT", "/config/draining", role, b"true") == 403, role
+            assert await ask("GET", "/config/draining", role) == 403, role
+        assert await ask("PUT", "/config/draining", "admin", b"true") == 200
+        assert await ask("POST", "/pub?topic=t", "publish", b"x") == 503
+        assert await ask("POST", "/pub?topic=t", "consume", b"x") == 403
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    (done,) = [line for line in lines if line["event"] == "action"]
+    assert (done["name"], done["action"], done["status"]) == ("admin", "PUT /config/draining", 200)
 
 
 @pytest.mark.parametrize("value", [b"1", b"True", b"yes", b'"true"', b"true\n", b"null"])

@@ -233,6 +233,26 @@ async def test_topic_is_opened_again_when_the_disk_works(
         assert (await stats(bound.http_address))["bad"]["channels"]["c"]["depth"] == 6
 
 
+async def test_topic_that_is_opened_again_while_the_broker_drains(
+    data: Path, clock: trio.testing.MockClock
+) -> None:
+    files = BadBlocks()
+    files.bad = lambda path, block: path.parent.name == "bad.topic"
+    async with running_broker(data, files=files) as bound:
+        assert bound.http_address is not None
+        assert await http(bound.http_address, "PUT", "/config/draining", b"true") == (200, b"true")
+        await settle()  # the retrying task sleeps by now
+        files.bad = lambda path, block: False
+        clock.jump(11)
+        await until_it_is_well(bound)
+        async with connected(bound.tcp_address) as client:
+            await client.send(mpub("bad", b"x"))
+            assert (await client.error()).startswith("E_MPUB_FAILED MPUB failed DRAINING")
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe("bad", "c", ready_count=100)
+            assert await bodies(client, 5) == [b"bad %d" % n for n in range(5)]
+
+
 async def test_unavailable_topic_can_be_deleted(data: Path) -> None:
     damaged_states(data / "topics" / "bad.topic")
     async with running_broker(data) as bound:

@@ -283,6 +283,20 @@ async def test_publisher_that_disconnects_during_a_query(tmp_path: Path) -> None
             assert set(await depths(broker, "t")) == {"a"}
 
 
+async def test_publish_that_waits_for_the_query_is_refused_if_the_broker_drains(tmp_path: Path) -> None:
+    async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
+        await lookupd.conversation(0)
+        lookupd.channels["t"] = ["a"]
+        lookupd.gate = trio.Event()
+        async with connected(broker.tcp_address) as client:
+            await client.send(pub("t", b"1"))
+            await lookupd.until(lambda: lookupd.asked)
+            await http(broker, "PUT", "/config/draining", content=b"true")
+            lookupd.gate.set()
+            assert (await client.error()).startswith("E_PUB_FAILED PUB failed DRAINING")
+            assert await depths(broker, "t") == {"a": 0}
+
+
 async def test_topic_deleted_during_the_query_stays_deleted(tmp_path: Path) -> None:
     async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
         await lookupd.conversation(0)
