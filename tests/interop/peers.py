@@ -266,6 +266,22 @@ def nsqlookupd(*flags: str) -> Iterator[Broker]:
         yield lookupd
 
 
+@contextmanager
+def nsqadmin(lookupd_http_addresses: Iterable[str]) -> Iterator[str]:
+    """Run the real nsqadmin on a free loopback port until the block exits, and yield its ``127.0.0.1:PORT``.
+
+    It asks these discovery services for brokers.
+    """
+    with _or_skip():
+        program = go_program("nsqadmin")
+    lookupds = [f"--lookupd-http-address={address}" for address in lookupd_http_addresses]
+    child = Child([program, "--http-address=127.0.0.1:0", *lookupds])
+    try:
+        yield _await_line(child, re.compile(r"\bHTTP: listening on (\S+)"))[1]
+    finally:
+        child.close()
+
+
 def nsqd_program() -> Path:
     """Return the path of nsqd, for a test that starts it itself."""
     with _or_skip():
