@@ -48,6 +48,8 @@ _MODULES = {
     "help": "qcli.commands.help",
 }
 
+_WITHOUT_BROKERS = ("serve", "lookupd", "spark", "log")
+
 _SYNONYMS = {
     "broker": "serve",
     "run": "serve",
@@ -112,11 +114,16 @@ _SYNONYMS = {
 )
 @root_context_option
 @version_option
-def root() -> None:
+@click.pass_context
+def root(ctx: click.Context, context_name: str | None) -> None:
     """Run a message broker that speaks NSQ's protocol, and work with its topics.
 
     Data goes to standard output, diagnostics go to standard error.
     """
+    if ctx.invoked_subcommand in _WITHOUT_BROKERS and context_name is not None:
+        raise click.UsageError(
+            f"--context is for commands that connect to brokers: 'qcli {ctx.invoked_subcommand}' does not."
+        )
 
 
 def run(arguments: Sequence[str]) -> int:

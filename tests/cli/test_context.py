@@ -393,6 +393,12 @@ def test_commands_without_brokers_do_not_read_the_file(cli: Cli, file: Path, com
     assert cli("stat", "--nsqd-http-address", "127.0.0.1:1").code == 3
 
 
+def test_commands_that_do_not_connect_take_no_context(cli: Cli) -> None:
+    for command in ("serve", "lookupd", "log verify ."):
+        result = cli("--context", "a", *command.split())
+        assert (result.code, "--context is for commands that connect to brokers" in result.err) == (2, True)
+
+
 def test_names_are_completed(cli: Cli, file: Path) -> None:
     write(file, '[context.prod]\nnsqd_http_address = "a:1"\n[context.test]\nnsqd_http_address = "a:1"\n')
 

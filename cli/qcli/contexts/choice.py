@@ -186,10 +186,11 @@ def origin_of(ctx: click.Context, param: GroupedOption) -> str:
     return "command line" if source is ParameterSource.COMMANDLINE else "default"
 
 
-def name_context(ctx: click.Context, _param: click.Parameter, name: str | None) -> None:
+def name_context(ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
     """Use this context, as if it were typed after `--context`: a callback for a parameter that comes before."""
     if name is not None:
         ctx.meta[_NAMED_BEFORE] = name
+    return name
 
 
 context_option = click.option(
@@ -210,7 +211,6 @@ root_context_option = click.option(
     "--context",
     _PARAMETER,
     cls=GroupedOption,
-    expose_value=False,
     callback=name_context,
     metavar="NAME",
     shell_complete=complete_context,

@@ -24,28 +24,24 @@ def secret_of_command(command: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> 
 
     Raises Failure: it cannot be started, fails, prints no secret, or does not end in time.
     """
-    begun_s = time.monotonic()
+    deadline_s = time.monotonic() + timeout_s
     try:
         process = subprocess.Popen(shlex.split(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     except (OSError, ValueError) as error:  # ValueError: a null byte
         raise _failed(command, f"cannot be started: {reason_of(error)}") from error
     try:
-        assert process.stdout is not None
-        output = _read(process.stdout.fileno(), begun_s + timeout_s)
+        output = _output(process, deadline_s)
         if output is not None and len(output) > MAX_SECRET_BYTES:
             raise _failed(command, f"prints more than {MAX_SECRET_BYTES} bytes")
-        code = None
-        if output is not None:
-            code = process.wait(max(0.0, begun_s + timeout_s - time.monotonic()))
+        code = process.wait(max(0.0, deadline_s - time.monotonic()))
     except subprocess.TimeoutExpired:
-        code = None
+        output = None
     finally:
-        # Not `communicate`, which would wait for other processes that have inherited the pipe.
         process.kill()
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-    if output is None or code is None:
+        assert process.stdout is not None
+        process.stdout.close()
+    if output is None:
         raise _failed(command, f"did not end within {timeout_s:g} s, and was killed")
     if code:
         ending = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -56,17 +52,27 @@ def secret_of_command(command: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> 
     return decode_secret(secret)
 
 
-def _read(fd: int, deadline_s: float) -> bytes | None:
-    """Read to the end, or until there is too much for a secret. None: the deadline passed."""
-    output = b""
-    while len(output) <= MAX_SECRET_BYTES:
-        ready, _, _ = select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))
-        if not ready:
-            return None
-        data = os.read(fd, MAX_SECRET_BYTES)
-        if not data:
-            break
-        output += data
+def _output(process: subprocess.Popen[bytes], deadline_s: float) -> bytes | None:
+    """Return what a process prints until it ends, or is too much for a secret. None: the deadline passed.
+
+    Other processes may have inherited the pipe, so its end is not awaited.
+    """
+    assert process.stdout is not None
+    pipe, output = process.stdout.fileno(), b""
+    ended = os.pidfd_open(process.pid)
+    try:
+        while len(output) <= MAX_SECRET_BYTES:
+            ready, _, _ = select.select([pipe, ended], [], [], max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                return None
+            if pipe not in ready:
+                ready, _, _ = select.select([pipe], [], [], 0)  # what it printed just before it ended
+            data = os.read(pipe, MAX_SECRET_BYTES) if ready else b""
+            if not data:
+                break
+            output += data
+    finally:
+        os.close(ended)
     return output
 
 

@@ -70,15 +70,15 @@ def _header(data: dict[str, Any]) -> Path | None:
 
 def line_of(text: str, table: Path, key: str | None = None) -> int:
     """Return the line, from 1, of a key in a table of a valid file; without the key, of the table; else 1."""
-    header = 1
+    first = 0
     for each in _statements(text.split("\n")):
-        if each.table == table and each.is_header:
-            header = each.begin + 1
-        if each.table == table and key is not None and each.key == key:
+        if key is not None and each.table == table and each.key == key:
             return each.begin + 1
-        if table and each.table == table[:-1] and each.key == table[-1]:
-            header = each.begin + 1  # an inline table
-    return header
+        begins = each.is_header and table and each.table is not None and each.table[: len(table)] == table
+        is_inline = table and each.table == table[:-1] and each.key == table[-1]
+        if begins or is_inline:
+            first = first or each.begin + 1
+    return first or 1
 
 
 def set_keys(text: str, table: Path, values: Mapping[str, Value | None]) -> str:
@@ -145,8 +145,11 @@ def remove_table(text: str, table: Path) -> str:
 
 def _remove(lines: list[str], begin: int, end: int) -> None:
     """Remove lines, and one of the blank lines around them."""
-    if end < len(lines) and begin and not lines[begin - 1].strip() and not lines[end].strip():
-        begin -= 1
+    if end < len(lines) and not lines[end].strip():
+        if begin and not lines[begin - 1].strip():
+            begin -= 1
+        elif not begin and end < len(lines) - 1:
+            end += 1
     del lines[begin:end]
 
 
