@@ -108,12 +108,15 @@ def no_color() -> bool:
     return bool(os.environ.get("NO_COLOR"))
 
 
-_STYLES = {"bold": 1, "dim": 2, "red": 31, "yellow": 33}
+_STYLES = {"bold": 1, "dim": 2, "reverse": 7, "red": 31, "yellow": 33}
 
 
 def styled(style: str, text: str) -> str:
-    """Return text for a terminal in a style of `_STYLES`; unchanged if the style is empty."""
-    if not style or no_color():
+    """Return text for a terminal in a style of `_STYLES`; unchanged if the style is empty.
+
+    `reverse` marks a place, so it is no colour that a user can turn off.
+    """
+    if not style or (no_color() and style != "reverse"):
         return text
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
