@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 import time
@@ -10,15 +11,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trio_nsq.wording import printable
+
 from ...broker.brokers import Brokers, broker_http_options
 from ...broker.name_completion import complete_source
 from ...framework import output
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option, output_format
-from ...framework.params import Source, positive_duration, source
-from . import rows
-from .rows import Reports, Row
+from ...framework.params import positive_duration
+from ...terminal.figures import speaks_unicode
+from .columns import COLUMNS, LEFT_OUT_FIRST, RECORD_KEYS, Column, ColumnName
+from .layout import lay_out, plain, unavailable_lines, with_topics
+from .reports import Reports, ask, check_names
+from .rows import Row, total
+from .selection import Order, Pattern, Selection, Test, condition, pattern, with_parts
 
 if TYPE_CHECKING:
     from ...broker.admin_client import AdminClient
@@ -35,7 +42,9 @@ FORMATS = ("table", "json", "csv", "tsv")
     short_help="Show backlogs and rates of topics and channels.",
     examples={
         "show everything, live on a terminal": "qcli stat",
-        "show one topic once": "qcli stat clicks --once",
+        "show some topics and channels once": "qcli stat 'click*' 'orders/arch*' --once",
+        "show the deepest backlogs first": "qcli stat --sort depth --filter 'depth>0'",
+        "show channels without consumers, on each broker": "qcli stat --filter clients=0 --by-broker",
         "print a number for a script": "qcli stat clicks/archive --format json | jq .depth",
         "wait for a broker that is starting": "qcli serve --data-path ./data & qcli stat --wait 10s --once",
         "print ten lines, one per minute": "qcli stat clicks/archive --format csv --count 10 --interval 1m",
@@ -44,6 +53,7 @@ FORMATS = ("table", "json", "csv", "tsv")
         ExitCode.FAILURE: "There is no such topic or channel, or standard output cannot be written.",
         ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} If the connection is lost later, the live table "
         "reconnects.",
+        ExitCode.PARTIAL: "A broker failed; the output has the numbers of the others.",
     },
     details={
         "Keys and columns": "time (Unix seconds); topic; channel (null for a topic); nsqd's depth, backend_depth, "
@@ -52,20 +62,53 @@ FORMATS = ("table", "json", "csv", "tsv")
         "last report, null in the first report. Counts that only channels have are null for a topic. Then the "
         "counts of messages that were removed unfinished: expired_count (older than ttl), dropped_count (over a "
         "limit), dead_letter_count and given_up_count (after max_attempts). They are null, and not in the table, "
-        "if the settings do not allow it. Last, unavailable: null, or why a topic is unavailable; such a topic has no "
-        "channels and no counts, and the table shows the reason below.",
-        "On a narrow terminal": "If the table does not fit, headings are shorter: "
-        + ", ".join(f"{short} is {long}" for long, short in rows.NARROW_HEADINGS.items())
-        + ", P marks paused and U unavailable topics and channels. Numbers are cut to thousands (12k), millions (M) "
-        "and so on. If that is not enough, columns are left out in this order: "
-        + ", ".join(heading or "the mark for paused or unavailable" for heading in rows.LEFT_OUT_FIRST)
-        + ". Topic, channel and depth always stay; as a last resort, long names are shortened in the middle.",
+        "if the settings do not allow it. unavailable: null, or why a topic is unavailable; such a topic has no "
+        "channels and no counts, and the table shows the reason below. oldest_message_age_ms: the age of the oldest "
+        "message that is ready or in flight; null for a topic, and if no broker knows it: nsqd does not. broker: the "
+        "address with --by-broker; null in the sum of all brokers.",
+        "Total": "The table ends with a total if it has several rows. Messages and in/s count each published message "
+        "once; the other numbers count the copies in all channels. The age is the highest one.",
+        "Conditions": "--filter takes COLUMN, one of > >= < <= = !=, and a number such as 0 or 10k; for age a "
+        "duration such as 5m. Or a word: paused, unavailable. All conditions must be met. Columns, also for --sort: "
+        + ", ".join(column.name for column in COLUMNS)
+        + ".",
+        "On a terminal": "Channels are below their topic. If the table does not fit, names are shortened in the "
+        "middle; then headings are shorter: "
+        + ", ".join(f"{each.short_heading} is {each.heading}" for each in COLUMNS if each.has_short_heading)
+        + ", P marks paused and U unavailable topics and channels; and numbers are cut to thousands (12k), millions "
+        "(1.2M) and so on. If that is not enough, columns are left out in this order: "
+        + ", ".join(LEFT_OUT_FIRST)
+        + ". Depth always stays.",
+        "Live screen": "Keys: arrows, page-up, page-down, home and end move to a row; enter shows one topic; / shows "
+        "rows with a part of a name, a pattern, or a condition; s and S change the column to sort by, r reverses; b "
+        "shows each broker; space stops the numbers; ? explains the keys; q quits. The line below the table has the "
+        "full name of the row, and its rates in the last reports as bars; a wide screen has them in each row. A "
+        "broker that does not answer is named in a red line; the numbers are then of the other brokers.",
     },
 )
 @click.argument(
-    "wanted", metavar="[TOPIC[/CHANNEL]]", required=False, type=source, shell_complete=complete_source
+    "patterns", metavar="[TOPIC[/CHANNEL]]...", nargs=-1, type=pattern, shell_complete=complete_source
 )
 @broker_http_options
+@option(
+    "Rows",
+    "--filter",
+    "tests",
+    multiple=True,
+    type=condition,
+    metavar="CONDITION",
+    help="Show only such rows: 'depth>0', clients=0, 'age>5m', paused. Repeat it for several conditions.",
+)
+@option(
+    "Rows",
+    "--sort",
+    type=ColumnName(),
+    default="name",
+    metavar="COLUMN",
+    help="Sort topics, and the channels of each, by this column: name, or depth, in/s, age and so on, highest first.",
+)
+@option("Rows", "--reverse", is_flag=True, help="Sort in the opposite order.")
+@option("Rows", "--by-broker", is_flag=True, help="Show the numbers of each broker below their sum.")
 @output_format(
     "table: for people. json: write an object per line. csv, tsv: write a line of headings first.",
     *FORMATS,
@@ -92,8 +135,12 @@ FORMATS = ("table", "json", "csv", "tsv")
     help="If a broker does not answer, as it may just be starting, try again for this long, such as 10s.",
 )
 def command(
-    wanted: Source | None,
+    patterns: tuple[Pattern, ...],
     brokers: Brokers,
+    tests: tuple[Test, ...],
+    sort: Column | None,
+    reverse: bool,
+    by_broker: bool,
     form: str,
     once: bool,
     count: int | None,
@@ -102,8 +149,8 @@ def command(
 ) -> None:
     """Show backlogs and rates of topics and channels.
 
-    On a terminal the table is live until Ctrl-C. Otherwise the command prints one report, unless --count asks for
-    more. Numbers of several brokers are added up.
+    On a terminal the table is live: ? explains the keys. Otherwise the command prints one report, unless --count asks
+    for more. TOPIC and CHANNEL may be patterns such as 'click*'. Numbers of several brokers are added up.
     """
     from ...broker.admin_client import AdminClient
 
@@ -112,13 +159,29 @@ def command(
     if wait_ms is not None:
         clients = [AdminClient(address) for address in brokers.addresses]
         _wait(clients, time.monotonic() + wait_ms / 1000)
-    reports = Reports(brokers, wanted)
+    selection = Selection(patterns, tests, Order(sort, reverse))
     if form == "table" and count is None and not once and output.is_live_terminal(sys.stdout):
-        from .live import show_live
-
-        show_live(reports, interval)
+        _show_live(brokers, selection, by_broker, interval)
     else:
-        _print_reports(reports, form, 1 if count is None else count, interval)
+        _print_reports(
+            Reports(brokers, selection), selection, by_broker, form, 1 if count is None else count, interval
+        )
+
+
+def _show_live(brokers: Brokers, selection: Selection, by_broker: bool, interval_ms: int) -> None:
+    from ...broker.admin_client import AdminClient
+    from .live import Live
+    from .view import View
+
+    asks = {
+        address: functools.partial(ask, AdminClient(address), selection.patterns)
+        for address in brokers.addresses
+    }
+    live = Live(asks, interval_ms / 1000)
+    first = live.start()
+    if live.all_answered:
+        check_names(selection, first)
+    live.run(View(selection, by_broker=by_broker, unicode=speaks_unicode()))
 
 
 def _wait(brokers: Iterable[AdminClient], deadline_s: float) -> None:
@@ -134,31 +197,49 @@ def _wait(brokers: Iterable[AdminClient], deadline_s: float) -> None:
             time.sleep(RETRY_S)
 
 
-def _print_reports(reports: Reports, form: str, count: int, interval_ms: int) -> None:
-    done = 0
+def _print_reports(
+    reports: Reports, selection: Selection, by_broker: bool, form: str, count: int, interval_ms: int
+) -> None:
+    done, failed = 0, set[str]()
     while True:
         due_s = time.monotonic() + interval_ms / 1000
-        _print_report(reports.take(), form, first=done == 0)
-        reports.answers.check()
+        report = reports.take()
+        found = selection.rows(report)
+        _print_report(with_parts(found, report) if by_broker else found, form, first=done == 0)
         done += 1
         if done == count:
+            reports.answers.check()
             return
+        failures = reports.answers.failures
+        for address in failures.keys() - failed:
+            output.print_diagnostic(f"Warning: {failures[address].brief}")
+        failed = set(failures)
         time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 def _print_report(found: list[Row], form: str, *, first: bool) -> None:
     if form == "table":
-        width = shutil.get_terminal_size().columns if output.is_terminal(sys.stdout) else None
-        text = output.plain_table(rows.table(found, width), rows.NAME_COLUMNS) + "".join(
-            f"{line}\n" for line in rows.unavailable_lines(found)
-        )
-        output.write(("" if first else "\n") + text)
+        output.write(("" if first else "\n") + _table(found))
         return
     now_s = time.time()
     records = [row.record(now_s) for row in found]
     if form == "json":
         output.write(output.json_lines(records))
         return
-    headings = [rows.RECORD_KEYS] if first else []
+    headings = [RECORD_KEYS] if first else []
     rows_of_values = [[output.table_value(value) for value in record.values()] for record in records]
     output.write(output.delimited([*headings, *rows_of_values], "," if form == "csv" else "\t"))
+
+
+def _table(found: list[Row]) -> str:
+    sums = [row for row in found if row.broker is None]
+    everything = total(sums)
+    several = len(sums) > 1
+    if not output.is_terminal(sys.stdout):
+        table = plain(found, everything if several else None)
+    else:
+        items = with_topics(found)
+        layout = lay_out(items, everything, shutil.get_terminal_size().columns, unicode=speaks_unicode())
+        lines = [layout.heading(), *map(layout.line, items), *([layout.line(everything)] if several else [])]
+        table = "".join(f"{line}\n" for line in lines)
+    return table + "".join(f"{printable(line)}\n" for line in unavailable_lines(sums))

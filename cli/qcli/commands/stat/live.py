@@ -1,118 +1,158 @@
-"""The live table of `qcli stat`, on the terminal's alternate screen, as in `top` and `watch`.
-
-The alternate screen leaves no traces when the window is resized, and the terminal restores the old contents at the
-end.
-"""
+"""The live screen of `qcli stat`: brokers are asked in threads, so that keys react at once while one of them hangs."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
+import threading
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from ...framework.errors import ExitCode, Failure, OutputClosed
-from ...framework.output import plain_table, styled, write
-from .rows import NAME_COLUMNS, Row, table, unavailable_lines
+from ...broker.brokers import combined
+from ...framework.errors import ExitCode, Failure
+from ...terminal.fullscreen import FullScreen
+from .history import History
+from .polling import Poller
+from .rows import Report, Row, combine
+from .view import Picture, View
 
-if TYPE_CHECKING:
-    from .rows import Reports
-
-_ENTER = "\x1b[?1049h\x1b[?25l"
-_LEAVE = "\x1b[H\x1b[J\x1b[?25h\x1b[?1049l"
-_HOME = "\x1b[H"
-_ERASE_LINE = "\x1b[K"
-_ERASE_BELOW = "\x1b[J"
-_NUDGES = {signal.SIGWINCH, signal.SIGTSTP}
-"""Signals that end the wait between two reports: a resize, and Ctrl-Z."""
+FIRST_WAIT_S = 1.0
+"""Wait this long for slow brokers at the start, if another one has answered."""
+REFRESH_S = 1.0
+"""Draw again after this time: a broker may have become silent."""
 
 
-def show_live(reports: Reports, interval_ms: int) -> None:
-    """Show the table and redraw it every `interval_ms` until interrupted; the last one stays on the terminal.
+class Live:
+    """The latest answers of brokers.
 
-    If the broker becomes unreachable, the last numbers stay, with a line that says so.
-
-    Raises:
-        Failure: The first report fails, or the topic or channel does not exist.
+    Args:
+        asks: For each address what returns the `topics` of its `/stats`, or raises Failure.
     """
-    rows = reports.take()
-    waiting = False
-    with _Screen() as screen:
-        due_s = time.monotonic() + interval_ms / 1000
-        while True:
-            screen.show(" and ".join(reports.addresses), rows, waiting)
-            if not screen.wait_until(due_s):
-                continue
+
+    def __init__(self, asks: Mapping[str, Callable[[], list[dict[str, Any]]]], interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._news = threading.Event()
+        self._wake_screen: Callable[[], None] | None = None
+        self._pollers = {address: Poller(ask, interval_s, self._wake) for address, ask in asks.items()}
+        self._shown: list[list[Row] | None] = []
+        self._history = History()
+        self._recorded_s = 0.0
+        self._picture = Picture("", Report(), self._history)
+
+    def start(self) -> Report:
+        """Ask the brokers, and return the first report: of all brokers, or without those that are slow.
+
+        Raises Failure: no broker answers.
+        """
+        for poller in self._pollers.values():
+            poller.start()
+        deadline_s = time.monotonic() + FIRST_WAIT_S
+        while not self._complete(time.monotonic() >= deadline_s):
+            self._news.wait(max(0.0, deadline_s - time.monotonic()) or None)
+            self._news.clear()
+        self._check_errors()
+        if not any(self._rows().values()) and (failures := self._failures()):
+            raise combined(failures.values(), partial=False)
+        return self.picture().report
+
+    @property
+    def all_answered(self) -> bool:
+        """Whether every broker has answered."""
+        return all(rows is not None for rows in self._rows().values())
+
+    def run(self, view: View) -> None:
+        """Show the screen until the user quits. The last table stays on the terminal."""
+        with self._on_screen() as screen:
+            picture = self.picture()
             try:
-                rows, waiting = reports.take(), False
-            except Failure as error:
-                if error.exit_code != ExitCode.UNREACHABLE:
-                    raise
-                waiting = True
-            due_s = time.monotonic() + interval_ms / 1000
+                while not view.quits:
+                    self._check_errors()
+                    if not view.stopped:
+                        picture = self.picture()
+                    screen.draw(view.lines(picture, *screen.size()))
+                    for key in screen.wait(REFRESH_S):
+                        view.press(key)
+            finally:
+                screen.farewell = view.farewell(picture, *screen.size())
 
+    @contextmanager
+    def _on_screen(self) -> Iterator[FullScreen]:
+        with FullScreen() as screen:
+            self._wake_screen = screen.wake
+            try:
+                yield screen
+            finally:
+                self._wake_screen = None
 
-class _Screen:
-    """The alternate screen. At the end of the block, the terminal is restored and shows the last table."""
+    def _wake(self) -> None:
+        self._news.set()
+        if (wake := self._wake_screen) is not None:
+            wake()
 
-    def __init__(self) -> None:
-        self._shown: list[str] = []
-
-    def __enter__(self) -> _Screen:
-        # Blocked for sigtimedwait. The system does not drop a blocked signal, even if its default is to ignore it.
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NUDGES)
-        write(_ENTER)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            write(_LEAVE + "".join(f"{line}\n" for line in self._shown))
-        except (Failure, OutputClosed):
-            pass  # the terminal is gone
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-
-    def show(self, address: str, rows: list[Row], waiting: bool) -> None:
-        """Draw the table for the current size of the screen."""
-        width, height = shutil.get_terminal_size()
-        self._shown = _lines(address, rows, waiting, width, height)
-        # Erase each line before writing it: after a full line, the cursor would still be on its last character.
-        write(_HOME + "\n".join(_ERASE_LINE + line for line in self._shown))
-        if len(self._shown) < height:
-            write("\n" + _ERASE_BELOW)
-
-    def wait_until(self, due_s: float) -> bool:
-        """Wait until that time of the monotonic clock; return False if the screen must be redrawn before."""
-        happened = signal.sigtimedwait(_NUDGES, max(0.0, due_s - time.monotonic()))
-        if happened is None:
+    def _complete(self, is_late: bool) -> bool:
+        answers = [poller.answer for poller in self._pollers.values()]
+        if any(poller.error for poller in self._pollers.values()) or all(answers):
             return True
-        if happened.si_signo == signal.SIGTSTP:
-            write(_LEAVE)
-            os.kill(os.getpid(), signal.SIGSTOP)
-            write(_ENTER)
-        return False
+        return is_late and any(answer.rows is not None for answer in answers if answer)
+
+    def _check_errors(self) -> None:
+        """Raise the error of a thread that is not a failure of its broker."""
+        for poller in self._pollers.values():
+            if poller.error is not None:
+                raise poller.error
+
+    def _rows(self) -> dict[str, list[Row] | None]:
+        """Return the rows of each broker; None if it failed or is silent."""
+        now_s = time.monotonic()
+        return {
+            address: poller.answer.rows if poller.answer and poller.silent_s(now_s) is None else None
+            for address, poller in self._pollers.items()
+        }
+
+    def _failures(self) -> dict[str, Failure]:
+        found = {address: poller.answer for address, poller in self._pollers.items()}
+        return {
+            address: answer.failure
+            for address, answer in found.items()
+            if answer and answer.failure is not None
+        }
+
+    def picture(self) -> Picture:
+        """Return the current numbers: those of the brokers that answer, or, if none does, the last ones."""
+        rows = self._rows()
+        fresh = {address: each for address, each in rows.items() if each is not None}
+        changed = len(rows) != len(self._shown) or any(
+            old is not new for old, new in zip(self._shown, rows.values(), strict=True)
+        )
+        if changed and fresh:
+            report = combine(fresh)
+            now_s = time.monotonic()
+            # All brokers answer once in an interval; record them together.
+            if now_s >= self._recorded_s + 0.9 * self._interval_s:
+                self._history.add([*report.sums, *(row for parts in report.parts.values() for row in parts)])
+                self._recorded_s = now_s
+            title = f"{_addresses(list(rows))}  {time.strftime('%H:%M:%S')}"
+            self._picture = Picture(title, report, self._history)
+        self._shown = list(rows.values())
+        problems = self._problems(rows)
+        return Picture(self._picture.title, self._picture.report, self._history, problems)
+
+    def _problems(self, rows: Mapping[str, list[Row] | None]) -> list[str]:
+        failures = self._failures()
+        silent, lines = [], []
+        for address, answered in rows.items():
+            failure = failures.get(address)
+            if failure is not None and failure.exit_code != ExitCode.UNREACHABLE:
+                lines.append(failure.brief if address in failure.brief else f"{address}: {failure.brief}")
+            elif answered is None:
+                silent.append(address)
+        if silent:
+            numbers = "these are the last numbers" if len(silent) == len(rows) else "not in these numbers"
+            lines.insert(0, f"no answer from {', '.join(silent)}: {numbers}")
+        return lines
 
 
-def _lines(address: str, rows: list[Row], waiting: bool, width: int, height: int) -> list[str]:
-    head = [styled("bold", f"{address}  {time.strftime('%H:%M:%S')}"[:width])]
-    if waiting:
-        head.append(styled("red", "no answer; waiting for the broker"[:width]))
-    head += [styled("red", line[:width]) for line in unavailable_lines(rows)[: height // 2]]
-    room = max(1, height - len(head) - 1)
-    if len(rows) > room:
-        room = max(1, room - 1)
-    # Cut, because a wrapped line would push the first line off the screen.
-    heading, *texts = (
-        line[:width] for line in plain_table(table(rows[:room], width), NAME_COLUMNS).splitlines()
-    )
-    lines = [*head, styled("bold", heading)]
-    for row, text in zip(rows, texts, strict=False):
-        lines.append(styled("yellow" if row.paused else "dim" if row.channel is None else "", text))
-    if len(rows) > room:
-        lines.append(styled("dim", f"{len(rows) - room} more do not fit on the screen"[:width]))
-    elif not rows:
-        lines.append(styled("dim", "no topics yet"[:width]))
-    return lines[:height]
+def _addresses(addresses: Sequence[str]) -> str:
+    if len(addresses) <= 2:
+        return " and ".join(addresses)
+    return f"{len(addresses)} brokers"
