@@ -271,26 +271,33 @@ class Terminal:
     def __init__(self, process: subprocess.Popen[bytes], fd: int) -> None:
         self.process = process
         self.shown = b""
-        self._fd = fd
+        self.fd = fd
 
     def expect(self, text: bytes) -> None:
         """Wait until the terminal has shown this text."""
         deadline = time.monotonic() + DEADLINE_S
         while text not in self.shown:
-            if not select.select([self._fd], [], [], max(0, deadline - time.monotonic()))[0]:
-                raise TimeoutError(f"{text!r} was not shown, but {self.shown!r}")
-            try:
-                self.shown += os.read(self._fd, 65536)
-            except OSError as error:  # EIO: the command has exited
-                raise EOFError(f"{text!r} was not shown, but {self.shown!r}") from error
+            if not self.read(deadline):
+                raise EOFError(f"{text!r} was not shown, but {self.shown!r}")
+
+    def read(self, deadline: float) -> bytes:
+        """Wait for output, and return it; empty if the command has exited. Raises TimeoutError at the deadline."""
+        if not select.select([self.fd], [], [], max(0, deadline - time.monotonic()))[0]:
+            raise TimeoutError(f"nothing more was shown after {self.shown[-4000:]!r}")
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError:  # EIO: the command has exited
+            return b""
+        self.shown += data
+        return data
 
     def type(self, text: bytes) -> None:
         """Press keys."""
-        os.write(self._fd, text)
+        os.write(self.fd, text)
 
     def resize(self, rows: int, columns: int) -> None:
         """Resize the window. The new size is used by commands that ask the terminal, not the environment."""
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         # The kernel signals only the processes of the terminal's session, and this process has another
         # session.
         self.process.send_signal(signal.SIGWINCH)
@@ -310,9 +317,9 @@ class Terminal:
         return self.process.wait(DEADLINE_S)
 
     def _read_until(self, deadline: float) -> None:
-        while select.select([self._fd], [], [], max(0, deadline - time.monotonic()))[0]:
+        while select.select([self.fd], [], [], max(0, deadline - time.monotonic()))[0]:
             try:
-                self.shown += os.read(self._fd, 65536)
+                self.shown += os.read(self.fd, 65536)
             except OSError:  # EIO: it has exited
                 return
 

@@ -1,74 +1,24 @@
-"""Tests for `qcli stat`."""
+"""Tests for the reports of `qcli stat`. `test_stat_live.py` tests the screen."""
 
 import csv
 import io
 import json
-import re
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.support import Cli, Run, does_not_exist, lines_until_ready, only_ours, serving, without_suggestion
-from interop.peers import Broker, qcli_serve
-from qcli.commands.stat.rows import (
-    COUNTS,
-    HEADINGS,
-    NAME_COLUMNS,
-    NARROW_HEADINGS,
-    RECORD_KEYS,
-    Row,
-    Sampler,
-    table,
+from cli.support import (
+    Cli,
+    CliHere,
+    Run,
+    does_not_exist,
+    lines_until_ready,
+    only_ours,
+    serving,
+    without_suggestion,
 )
-from qcli.framework.output import plain_table
-from qcli.framework.params import Source
-
-
-def channel(name: str, messages: int = 0, **counts: int) -> dict[str, Any]:
-    return (
-        {"channel_name": name, "paused": False}
-        | dict.fromkeys(COUNTS, 0)
-        | {"message_count": messages}
-        | counts
-    )
-
-
-def topic_stats(name: str, *channels: dict[str, Any], messages: int = 0) -> dict[str, Any]:
-    counts = {"depth": 0, "backend_depth": 0, "message_count": messages}
-    return {"topic_name": name, "paused": False, "channels": list(channels)} | counts
-
-
-def test_rows_are_sorted_and_filtered() -> None:
-    topics = [topic_stats("b", channel("y"), channel("x")), topic_stats("a")]
-    keys = [(row.topic, row.channel) for row in Sampler(None).rows(topics, 1.0)]
-    assert keys == [("a", None), ("b", None), ("b", "x"), ("b", "y")]
-    keys = [(row.topic, row.channel) for row in Sampler(Source("b", "y")).rows(topics[:1], 1.0)]
-    assert keys == [("b", "y")]
-
-
-def test_rates_use_the_real_time() -> None:
-    sampler = Sampler(None)
-    (_, first) = sampler.rows([topic_stats("t", channel("c", 100, depth=100))], 10.0)
-    assert (first.ingress_rate, first.egress_rate) == (None, None)
-    topic, second = sampler.rows([topic_stats("t", channel("c", 200, depth=50), messages=300)], 14.0)
-    assert (second.ingress_rate, second.egress_rate) == (25.0, 37.5)
-    assert (topic.ingress_rate, topic.egress_rate) == (75.0, None)
-
-
-def test_requeued_message_does_not_count_as_consumed() -> None:
-    sampler = Sampler(None)
-    sampler.rows([topic_stats("t", channel("c", 10, in_flight_count=10))], 0.5)
-    _, row = sampler.rows([topic_stats("t", channel("c", 10, depth=4, deferred_count=5))], 1.5)
-    assert row.egress_rate == 1.0
-
-
-def test_decreasing_counts_give_no_rate() -> None:
-    sampler = Sampler(None)
-    sampler.rows([topic_stats("t", messages=10)], 1.0)
-    (row,) = sampler.rows([topic_stats("t", messages=3)], 2.0)
-    assert row.ingress_rate is None
+from interop.peers import Broker, qcli_serve
+from qcli.commands.stat.columns import RECORD_KEYS
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +37,22 @@ def test_one_report_without_a_terminal(qcli: Cli, clicks: str) -> None:
     result = qcli("stat", clicks)
     assert (result.code, result.err) == (0, "")
     assert b"\x1b" not in result.out
-    heading, *rows = result.out.decode().splitlines()
+    heading, *rows, total = result.out.decode().splitlines()
     assert heading.split()[:3] == ["topic", "channel", "depth"]
     assert [row.split()[:3] for row in rows] == [[clicks, "0", "0"], [clicks, "a", "2"], [clicks, "b", "3"]]
     assert rows[2].endswith("paused")
+    assert (total.split()[:3], total.count("paused")) == (["total", "5", "0"], 0)
 
 
 def test_json(qcli: Cli, clicks: str) -> None:
     topic, a, b = qcli("stat", clicks, "--format", "json").records
     assert tuple(topic) == tuple(a) == RECORD_KEYS
+    assert list(topic) == [
+        *("time", "topic", "channel", "depth", "backend_depth", "in_flight_count", "deferred_count"),
+        *("requeue_count", "timeout_count", "message_count", "client_count", "paused"),
+        *("ingress_rate", "egress_rate", "expired_count", "dropped_count", "dead_letter_count"),
+        *("given_up_count", "unavailable", "oldest_message_age_ms", "broker"),
+    ]
     assert (topic["channel"], topic["message_count"], topic["in_flight_count"]) == (None, 3, None)
     assert (a["channel"], a["depth"], a["message_count"], a["paused"]) == ("a", 2, 3, False)
     assert (b["channel"], b["depth"], b["paused"], b["ingress_rate"]) == ("b", 3, True, None)
@@ -201,122 +158,6 @@ def test_server_without_http(qcli: Cli) -> None:
     assert result.err.count("\n") == 1
 
 
-def test_live_table(qcli: Cli, broker: Broker, topic: str) -> None:
-    broker.create(topic, "c")
-    with qcli.on_terminal("stat", topic, "--interval", "50ms") as terminal:
-        terminal.expect(b"in flight")
-        qcli.publish(topic, [b"x"] * 1234)
-        terminal.expect(b"1,234")
-        terminal.process.send_signal(signal.SIGINT)
-        assert terminal.end() == 130
-    before, _, after = terminal.shown.rpartition(
-        b"\x1b[?25h\x1b[?1049l"
-    )  # the cursor and the normal screen are restored
-    assert before.count(b"\x1b[?1049h") == 1
-    assert after.count(qcli.http_address.encode()) == 1  # the last table stays, once
-    assert b"1,234" in after
-    assert b"Traceback" not in terminal.shown
-
-
-def test_live_table_follows_the_window_size(qcli: Cli, clicks: str) -> None:
-    with qcli.on_terminal("stat", clicks, "--interval", "1h", COLUMNS="") as terminal:
-        terminal.resize(24, 120)
-        terminal.expect(b"requeued")
-        terminal.resize(24, 40)
-        terminal.expect(b"topic        channel  depth  out/s")
-        assert terminal.interrupt() == 130
-
-
-def test_live_table_retries_a_broker_that_goes_down(tmp_path: Path) -> None:
-    with qcli_serve(tmp_path / "data") as broker:
-        qcli = Cli(broker.tcp_address, broker.http_address)
-        broker.create("t")
-        with qcli.on_terminal("stat", "t", "--interval", "50ms") as terminal:
-            terminal.expect(b"in flight")
-            broker.process.terminate()
-            broker.process.wait(30)
-            terminal.expect(b"no answer; waiting for the broker")
-            assert terminal.interrupt() == 130
-
-
-def test_live_table_does_not_wait_for_a_broker_at_the_start(nowhere: Cli) -> None:
-    with nowhere.on_terminal("stat") as terminal:
-        assert terminal.end() == 3
-    assert b"\x1b" not in terminal.shown
-
-
-def test_live_table_has_no_colors_with_no_color(qcli: Cli, clicks: str) -> None:
-    with qcli.on_terminal("stat", clicks, "--interval", "50ms", NO_COLOR="1") as terminal:
-        terminal.expect(b"paused")
-        terminal.expect(clicks.encode())
-        terminal.process.terminate()
-        assert terminal.end() == 143
-    assert re.search(rb"\x1b\[[\d;]*m", terminal.shown) is None  # also neither bold nor dim
-
-
-def test_live_table_has_colors(qcli: Cli, clicks: str) -> None:
-    with qcli.on_terminal("stat", clicks, "--interval", "50ms") as terminal:
-        terminal.expect(b"\x1b[33m" + clicks.encode())
-        terminal.interrupt()
-
-
-def table_of(rows: list[Row], width: int | None) -> list[str]:
-    return plain_table(table(rows, width), NAME_COLUMNS).splitlines()
-
-
-@pytest.mark.parametrize("paused", [False, True])
-@pytest.mark.parametrize("name", ["t", "orders.eu-west.created", "x" * 64])
-def test_columns_are_never_cut(name: str, paused: bool) -> None:
-    """At every width the table has names and depth and only whole columns; a wider screen has more."""
-    sampler = Sampler(None)
-    stats = topic_stats(
-        name, channel("archive", 1_234_567, depth=12_345, in_flight_count=2500) | {"paused": paused}
-    )
-    sampler.rows([stats], 1.0)
-    rows = sampler.rows([stats], 2.0)
-    full = table_of(rows, None)
-    narrow = [NARROW_HEADINGS.get(heading, heading) for heading in HEADINGS if heading]
-    columns_before = 0
-    for width in range(20, 200):
-        heading, _, text = lines = table_of(rows, width)
-        assert max(map(len, lines)) <= width
-        if lines == full:
-            break
-        headings = heading.split()
-        assert headings[2] == "depth"
-        assert set(headings[3:]) <= set(narrow)
-        assert text.split()[2] == "12k"
-        assert len(headings) >= columns_before
-        columns_before = len(headings)
-        if len(headings) > 3:  # names are shortened last
-            assert text.split()[:2] == [name, "archive"]
-    else:
-        pytest.fail("there is no width at which all of it fits")
-
-
-def test_columns_are_dropped_by_importance() -> None:
-    (*_, row) = Sampler(None).rows([topic_stats("t", channel("c"))], 1.0)
-    widest = table([row], 60)[0]
-    assert widest[-4:] == ["cl", "in/s", "out/s", ""]
-    assert table([row], 41)[0][2:] == ["depth", "inflt", "in/s", "out/s", ""]
-    assert table([row], 21)[0] == ["topic", "channel", "depth", ""]
-
-
-def test_names_are_shortened_in_the_middle_and_numbers_never(qcli: Cli, broker: Broker, topic: str) -> None:
-    name = f"{topic}-with-a-name-that-is-much-too-long-for-the-screen-v2"
-    broker.create(name)
-    qcli.publish(name, [b"x"] * 12_345)
-    for args in (["--interval", "50ms"], ["--once"]):
-        with qcli.on_terminal("stat", name, *args, columns=40) as terminal:
-            terminal.expect("…".encode())
-            terminal.expect(b"-v2")
-            terminal.expect(b"12k")
-            terminal.interrupt()
-    assert (
-        len(qcli("stat", name, "--once").out.splitlines()[0]) > 80
-    )  # without a terminal the table is complete
-
-
 @pytest.mark.parametrize("args", [["--once"], ["--count", "1"], ["--format", "json"]])
 def test_one_report_on_a_terminal(qcli: Cli, clicks: str, args: list[str]) -> None:
     with qcli.on_terminal("stat", clicks, *args) as terminal:
@@ -332,3 +173,140 @@ def test_dumb_terminal_gets_one_report(qcli: Cli, clicks: str) -> None:
 
 def test_once_and_count_exclude_each_other(qcli: Cli) -> None:
     assert qcli("stat", "--once", "--count", "2").code == 2
+
+
+# ---------------------------------------------------------------------- which rows, in which order
+
+
+@pytest.fixture(scope="module")
+def mails(broker: Broker) -> str:
+    """Topics `mails.1` to `mails.3`, with 1 to 3 messages in a channel `c`, and an empty channel `d`."""
+    qcli = Cli(broker.tcp_address, broker.http_address)
+    for number in (1, 2, 3):
+        broker.create(f"mails.{number}", "c")
+        qcli.publish(f"mails.{number}", [b"x"] * number)
+    for number in (1, 2, 3):
+        qcli.wait_until(f"mails.{number}/c", lambda record: record["depth"] == int(record["topic"][-1]))
+        broker.create(f"mails.{number}", "d")
+    return "mails.*"
+
+
+@pytest.fixture
+def here(qcli: Cli, run_here: Run) -> Cli:
+    """Runs commands in this process."""
+    return CliHere(qcli.tcp_address, qcli.http_address, run=run_here)
+
+
+def shown(here: Cli, *args: str) -> list[str]:
+    """Return the names of the rows of a report."""
+    result = here("stat", *args, "--format", "json")
+    assert (result.code, result.err) == (0, "")
+    return [f"{row['topic']}/{row['channel']}" if row["channel"] else row["topic"] for row in result.records]
+
+
+def test_patterns(here: Cli, mails: str) -> None:
+    assert shown(here, "mails.[12]/c", "mails.3") == [
+        "mails.1/c",
+        "mails.2/c",
+        "mails.3",
+        "mails.3/c",
+        "mails.3/d",
+    ]
+    assert shown(here, "mail*/d") == ["mails.1/d", "mails.2/d", "mails.3/d"]
+
+
+@pytest.mark.parametrize("pattern", ["nothing*", "nothing*/c", "mails.?/nothing*"])
+def test_pattern_without_a_match_is_a_failure(here: Cli, mails: str, pattern: str) -> None:
+    result = here("stat", mails, pattern)
+    assert (result.code, result.out) == (1, b"")
+    assert result.err == (
+        f"Error: No topic or channel matches {pattern!r} on {here.http_address}. "
+        "'qcli topic list' lists their names.\n"
+    )
+
+
+def test_missing_name_among_others_is_a_failure(here: Cli, mails: str) -> None:
+    result = here("stat", mails, "nothing")
+    assert (result.code, result.out) == (1, b"")
+    assert without_suggestion(result.err) == does_not_exist("nothing", here.http_address)
+
+
+@pytest.mark.parametrize("text", ["a*b/", "/c*", "a*/b/c", "a b"])
+def test_invalid_pattern_is_a_usage_error(nowhere: Cli, text: str) -> None:
+    assert nowhere("stat", text).code == 2
+
+
+def test_filter(here: Cli, mails: str) -> None:
+    assert shown(here, mails, "--filter", "depth>1") == ["mails.2/c", "mails.3/c"]
+    assert shown(here, mails, "--filter", "depth>1", "--filter", "depth<3") == ["mails.2/c"]
+    assert shown(here, mails, "--filter", "clients>0") == []
+    assert shown(here, mails, "--filter", "paused") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("depth", "'depth' is not a condition. Write 'depth>0'"),
+        ("size>1", "'size' is not a column. Columns: depth, backend, in-flight,"),
+        ("depth>many", "'many' is not a number"),
+        ("age>5", "'5' has no unit"),
+    ],
+)
+def test_invalid_filter_is_a_usage_error(nowhere: Cli, value: str, reason: str) -> None:
+    result = nowhere("stat", "--filter", value)
+    assert (result.code, reason in result.err) == (2, True)
+
+
+def test_sort(here: Cli, mails: str) -> None:
+    by_depth = shown(here, mails, "--sort", "depth")
+    assert by_depth[:4] == ["mails.3", "mails.3/c", "mails.3/d", "mails.2"]
+    assert shown(here, "mails.*/c", "--sort", "depth", "--reverse") == ["mails.1/c", "mails.2/c", "mails.3/c"]
+    assert shown(here, "mails.*/c", "--reverse") == ["mails.3/c", "mails.2/c", "mails.1/c"]
+    for other_name in ("message_count", "messages", "age"):
+        assert len(shown(here, mails, "--sort", other_name)) == 9
+    assert here("stat", "--sort", "size").code == 2
+
+
+def test_total(here: Cli, mails: str) -> None:
+    *_, total = here("stat", mails).out.decode().splitlines()
+    assert total.split()[:2] == ["total", "6"]
+    *_, row = here("stat", "mails.1/c").out.decode().splitlines()
+    assert row.startswith("mails.1")  # no total of one row
+
+
+@only_ours
+def test_age_of_the_oldest_message(here: Cli, mails: str) -> None:
+    topic, full, empty = here("stat", "mails.1", "--format", "json").records
+    assert (topic["oldest_message_age_ms"], empty["oldest_message_age_ms"]) == (None, 0)
+    assert 0 <= full["oldest_message_age_ms"] < 600_000
+    assert shown(here, mails, "--filter", "age>1h") == []
+    assert len(shown(here, mails, "--filter", "age<1h")) == 6
+
+
+def test_by_broker_with_one_broker(here: Cli, mails: str) -> None:
+    found = here("stat", "mails.1/c", "--by-broker", "--format", "json").records
+    assert [(row["broker"], row["depth"]) for row in found] == [(None, 1), (here.http_address, 1)]
+
+
+def test_table_on_a_terminal_is_a_tree(qcli: Cli, mails: str) -> None:
+    with qcli.on_terminal("stat", "mails.1", "--once", columns=80) as terminal:
+        assert terminal.end() == 0
+    heading, topic, first, second, total = terminal.shown.decode().replace("\r", "").splitlines()
+    assert heading.split()[:2] == ["topic/channel", "depth"]
+    assert [line.split()[0] for line in (topic, first, second, total)] == ["mails.1", "c", "d", "total"]
+    assert first.startswith("  c ")
+
+
+@pytest.mark.parametrize(("locale", "sign"), [("C.UTF-8", "…"), ("C", "~")])
+def test_long_names_are_cut_and_numbers_stay(
+    qcli: Cli, broker: Broker, topic: str, locale: str, sign: str
+) -> None:
+    name = f"{topic}-with-a-name-that-is-much-too-long-for-the-screen-v2"
+    broker.create(name)
+    qcli.publish(name, [b"x"] * 12_345)
+    with qcli.on_terminal("stat", name, "--once", columns=60, LC_ALL=locale) as terminal:
+        assert terminal.end() == 0
+    _, row = terminal.shown.decode().replace("\r", "").splitlines()
+    shown_name, depth, *_ = row.split()
+    assert (sign in shown_name, shown_name.endswith("v2"), depth) == (True, True, "12k")
+    assert len(qcli("stat", name, "--once").out.splitlines()[0]) > 80  # without a terminal it is complete

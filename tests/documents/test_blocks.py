@@ -1,8 +1,8 @@
 """Run the blocks of README and docs as they are: in order, in a fresh folder, with a real broker.
 
 - `sh` blocks are command lines.
-- `console` blocks are command lines after `$ ` and their output. Output is compared except for numbers, ids and
-  spacing. A line `...` stands for any lines.
+- `console` blocks are command lines after `$ ` and their output. Output is compared except for numbers, ages, ids
+  and spacing. A line `...` stands for any lines.
 - `python` blocks run if they are complete programs, that is, if they import something.
 
 The comment `<!-- not run: REASON -->` before a block excludes it. tests/client runs the programs of python-client.md
@@ -43,7 +43,9 @@ _FENCE = re.compile(
     r"(?P<skip><!-- not run: [^\n]+ -->\n)?^```(?P<kind>sh|console|python)\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-_NUMBER = re.compile(r"\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\d[T ][\d:.]+Z?|\d[\d,.]*(?: (?:[KMG]i)?B\b)?")
+_NUMBER = re.compile(
+    r"\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\d[T ][\d:.]+Z?|\d[\d,.]*(?:[smhd](?:\d\d[smh])?\b| (?:[KMG]i)?B\b)?"
+)
 _PORTS = (4150, 4151, 4152, 4160, 4161)
 _END = "--end-of-command--"
 
