@@ -7,15 +7,18 @@ import pyte
 
 from cli.support import DEADLINE_S, Terminal
 
+END_OF_FRAME = b"\x1b[?2026l"
+
 
 class ScreenReader:
-    """The screen of a command on a `Terminal` of this size."""
+    """The screen of a command on a `Terminal` of this size. It changes by whole frames."""
 
     def __init__(self, terminal: Terminal, rows: int = 24, columns: int = 80) -> None:
         self.screen = pyte.Screen(columns, rows)
         self._terminal = terminal
         self._stream = pyte.ByteStream(self.screen)
-        self._stream.feed(terminal.shown)
+        self._rest = b""
+        self._feed(terminal.shown)
 
     @property
     def lines(self) -> list[str]:
@@ -28,8 +31,13 @@ class ScreenReader:
         while not condition(self.lines):
             if not (data := self._terminal.read(deadline)):
                 raise EOFError("the command has ended: " + "\n".join(self.lines))
-            self._stream.feed(data)
+            self._feed(data)
         return self.lines
+
+    def _feed(self, data: bytes) -> None:
+        frames, end, rest = (self._rest + data).rpartition(END_OF_FRAME)
+        self._stream.feed(frames + end)
+        self._rest = rest
 
     def wait_for(self, text: str) -> list[str]:
         """Wait until a line has this text, and return the lines."""

@@ -23,6 +23,9 @@ _LEAVE = "\x1b[H\x1b[J\x1b[?25h\x1b[?1049l"
 _HOME = "\x1b[H"
 _ERASE_LINE = "\x1b[K"
 _ERASE_BELOW = "\x1b[J"
+_BEGIN_FRAME = "\x1b[?2026h"
+_END_FRAME = "\x1b[?2026l"
+"""Terminals that know these show a frame at once; others ignore them."""
 _ESCAPE_S = 0.05
 """After the byte of the Escape key, the rest of another key arrives within this time."""
 _SIGNALS = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
@@ -74,7 +77,8 @@ class FullScreen:
         """Show these lines, which must not be wider than the screen, nor more than its height."""
         # Erase each line before writing it: after a full line, the cursor would still be on its last character.
         text = _HOME + "\n".join(_ERASE_LINE + line for line in lines)
-        write(text + ("\n" + _ERASE_BELOW if len(lines) < self.size()[1] else ""))
+        below = "\n" + _ERASE_BELOW if len(lines) < self.size()[1] else ""
+        write(_BEGIN_FRAME + text + below + _END_FRAME)
 
     @staticmethod
     def size() -> tuple[int, int]:
