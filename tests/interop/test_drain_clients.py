@@ -1,14 +1,16 @@
 """Stock NSQ clients and a broker that drains."""
 
+import http.client
 import importlib.util
 import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from interop.peers import CLIENTS, Broker, Child, Client, qcli_serve
+from interop.peers import CLIENTS, Broker, Child, Client, nsqadmin, qcli_lookupd, qcli_serve
 
 pytestmark = pytest.mark.interop
 
@@ -68,3 +70,40 @@ def test_pynsq_goes_to_the_other_broker(tmp_path: Path) -> None:
         assert sorted([*before, *stored(two, "t")]) == sorted(bodies)
         refusals = [line for line in one.log() if "E_PUB_FAILED" in line]
         assert refusals  # pynsq connects again, and is refused again
+
+
+def test_nsqs_tools_and_consumers_find_a_draining_broker(tmp_path: Path) -> None:
+    """nsqadmin and go-nsq ignore the field `draining` in the answers of the broker and of `qcli lookupd`."""
+    go_nsq = next(client for client in CLIENTS if client.name == "go-nsq")
+    with (
+        qcli_lookupd() as lookupd,
+        qcli_serve(
+            tmp_path / "d", f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1"
+        ) as broker,
+        nsqadmin([lookupd.http_address]) as admin,
+    ):
+        broker.post("/mpub", b"1\n2", topic="t")
+        broker.post("/pub", b"later", topic="t", defer=3_600_000)
+        drain(broker)
+        deadline = time.monotonic() + PATIENCE_S
+        while not any(node.get("draining") for node in get(lookupd.http_address, "/nodes")["producers"]):
+            assert time.monotonic() < deadline
+        (node,) = get(admin, "/api/nodes")["nodes"]
+        assert node["topics"] == [{"topic": "t", "tombstoned": False}]
+        assert get(admin, "/api/topics/t")["depth"] == 2
+        asking = [f"--lookupd={lookupd.http_address}"]
+        with go_nsq.subscribe("", "t", "c", 2, connection=asking) as subscriber:
+            assert {delivery.body for delivery in subscriber.rest()} == {b"1", b"2"}
+        found = get(admin, "/api/topics/t/c")
+        assert (found["depth"], found["deferred_count"]) == (0, 1)
+
+
+def get(address: str, path: str) -> Any:
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        return json.loads(answer.read())
+    finally:
+        connection.close()
