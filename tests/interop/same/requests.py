@@ -46,6 +46,7 @@ def normal(content: bytes) -> str:
     content = re.sub(rb'("count":)[0-9]+(,"percentiles")', rb"\1N\2", content)
     content = re.sub(rb'("(?:heap|gc|next_gc)_[a-z0-9_]+":)[0-9]+', rb"\1N", content)
     content = re.sub(rb'("quantile":[0-9.]+,"value":)[0-9.e+]+', rb"\1N", content)
+    content = re.sub(rb',"oldest_message_age_ms":(?:[0-9]+|null)', b"", content)  # only ours: row stats-age
     return content.decode("utf-8", "backslashreplace")
 
 
@@ -129,6 +130,13 @@ def producers(stage: Stage) -> None:
     for producer in json.loads(content)["producers"]:
         counts = sorted((each["topic"], each["count"]) for each in producer["pub_counts"])
         stage.http_answers.append(f"{producer['client_id']}: {counts}")
+
+
+def waiting(stage: Stage) -> None:
+    """Record how many messages wait for the topic's first channel."""
+    topic = stats(stage)
+    assert topic is not None
+    stage.http_answers.append(f"depth {topic['depth']}, deferred {topic.get('deferred_count')}")
 
 
 def suites(stage: Stage) -> None:
@@ -643,6 +651,11 @@ STATS_SCRIPTS: dict[str, Script] = {
     "producers and consumers": same(
         *(identify(**ABOUT) + b"SUB T c\n", 2, client("b"), identify(**ABOUT) + pub(b"x", b"y"), 3),
         *(settles(depth=2), ask("GET", STATS), ask("GET", TEXT), b"NOPE\n", client(""), b"NOPE\n"),
+    ),
+    "deferred messages without a channel": differs(
+        "stats-deferred",
+        *(pub(b"x") + b"DPUB T 3600000\n" + pack(">i", 1) + b"y", 2, waiting, b"NOPE\n"),
+        here=["OK", "OK", "error E_INVALID invalid command NOPE", "depth 1, deferred 1"],
     ),
     "a producer of two topics": differs(
         "stats-pub-counts",

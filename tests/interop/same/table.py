@@ -39,6 +39,7 @@ NOT_BY_SCRIPT = {
     "body-room": "tests/broker/test_bodies.py",
     "unix-stale": "tests/broker/test_listening.py",
     "unix-path": "tests/broker/test_listening.py",
+    "stats-age": "tests/broker/test_stats_age.py",
     "draining": "tests/broker/test_drain.py",
     "http-log": "tests/broker/test_http_log.py",
     "option-values": "tests/cli/test_serve_options.py",
