@@ -40,6 +40,7 @@ _MODULES = {
     "topic": "qcli.commands.topic",
     "channel": "qcli.commands.channel",
     "tombstone": "qcli.commands.tombstone",
+    "drain": "qcli.commands.drain.command",
     "dlq": "qcli.commands.dlq.command",
     "deferred": "qcli.commands.deferred",
     "log": "qcli.commands.log.command",

@@ -73,6 +73,21 @@ def tcp_addresses(text: str) -> Decorator:
     )
 
 
+unused_tcp_addresses = option(
+    BROKER,
+    TCP_OPTION,
+    multiple=True,
+    default=(DEFAULT_TCP_ADDRESS,),
+    show_default=False,
+    envvar=TCP_VARIABLE,
+    metavar="HOST:PORT",
+    expose_value=False,
+    hidden=True,
+    help="Accepted, not used.",
+)
+"""Every command accepts both addresses, so that scripts can call all of them in the same way."""
+
+
 def check_tcp_address(text: str) -> None:
     """Raises BadParameter if the text is no TCP address."""
     try:

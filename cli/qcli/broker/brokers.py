@@ -12,16 +12,13 @@ from click.core import ParameterSource
 
 from ..contexts.choice import chosen_context, require_address
 from ..framework.errors import ExitCode, Failure
-from ..framework.options import all_of, option
+from ..framework.options import all_of
 from ..framework.output import print_diagnostic
 from .address_options import (
-    BROKER,
-    DEFAULT_TCP_ADDRESS,
     HTTP_OPTION,
-    TCP_OPTION,
-    TCP_VARIABLE,
     http_addresses,
     lookupd_addresses,
+    unused_tcp_addresses,
 )
 from .at_once import at_once
 from .connection_options import http_connection, refuse_plain_http
@@ -326,19 +323,7 @@ def _with_brokers(command: _F) -> _F:
 
 
 _options = all_of(
-    # Every command accepts both addresses, so that scripts can call all of them in the same way.
-    option(
-        BROKER,
-        TCP_OPTION,
-        multiple=True,
-        default=(DEFAULT_TCP_ADDRESS,),
-        show_default=False,
-        envvar=TCP_VARIABLE,
-        metavar="HOST:PORT",
-        expose_value=False,
-        hidden=True,
-        help="Accepted, not used.",
-    ),
+    unused_tcp_addresses,
     http_addresses("Connect to the brokers at these HTTP addresses."),
     lookupd_addresses("Connect to all brokers that these nsqlookupd list."),
     http_connection,

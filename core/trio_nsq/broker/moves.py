@@ -4,10 +4,11 @@ The two brokers do not talk to each other: a program such as `qcli drain --move-
 """
 
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from weakref import WeakKeyDictionary
 
 import trio
@@ -38,6 +39,8 @@ _MAX_SPANS = 10_000
 _READ_S = 1.0
 """A batch is ended after this time."""
 _LONG_SPAN = 64
+"""Messages of a span from which on the log is read in large pieces."""
+_SIZE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,7 @@ class Moves:
         through = -1
         for start, end in list(islice(plan.spans, _MAX_SPANS)):
             while start < end:
-                start = through = await found.add(builder, plan, start, end)
+                start = through = await found.add(builder, plan, start, end, max_bytes - builder.size)
                 if (
                     builder.size >= max_bytes
                     or builder.groups >= _MAX_GROUPS
@@ -247,8 +250,11 @@ class _Records:
         self._oldest_ns = now_ns - topic.view.ttl_ns if topic.view.ttl_ns else 0
         self._found: list[RecordBatch] = []  # ascending
 
-    async def add(self, builder: GroupBuilder, plan: MovePlan, start: int, end: int) -> int:
-        """Add messages from `start` on, up to `end`, of one record. Returns the sequence to continue from."""
+    async def add(self, builder: GroupBuilder, plan: MovePlan, start: int, end: int, max_bytes: int) -> int:
+        """Add messages of one record from `start` on, up to `end`: at least one, and beyond that at most `max_bytes`.
+
+        Returns the sequence to continue from.
+        """
         record = self._holding(start)
         if record is None:
             record = await self._read(start, end)
@@ -261,6 +267,9 @@ class _Records:
             self.damaged += record.base_sequence - start
             start = record.base_sequence
         stop = min(end, record.next_sequence)
+        sizes = record.messages.sizes[start - record.base_sequence : stop - record.base_sequence]
+        ends = list(accumulate(size + _SIZE_BYTES for size in sizes))
+        stop = start + max(1, bisect_right(ends, max_bytes))
         if record.timestamp_ns < self._oldest_ns:
             self.expired += stop - start
         else:

@@ -12,6 +12,7 @@ from ...http import HTTPError, Request, Response, given
 from ...protocol import CommandError
 from ..moved_groups import Group, decode_groups
 from ..server import Server
+from ..state.move import Move, MoveStream
 from ..state.topic import Topic
 from .targets import FALSE, find_channel, find_topic, producer_given, whole_number
 
@@ -72,15 +73,13 @@ def _status(topic: Topic) -> dict[str, Any]:
     move = topic.moving.current
     if move is None:
         return {"topic": topic.name, "move": None}
-    streams: list[dict[str, Any]] = [
-        {"channel": None, "producer": move.producer(None), "left": topic.moving.left(None)}
-    ]
+    streams = [_stream(topic, move, None, topic.moving.stream)]
     for channel in topic.moving.channels:
+        if channel.stream is None:
+            continue
         streams.append(
-            {
-                "channel": channel.name,
-                "producer": move.producer(channel.name),
-                "left": topic.moving.left(channel.name),
+            _stream(topic, move, channel.name, channel.stream)
+            | {
                 "in_flight": channel.in_flight_count,
                 "withdrawn": len(channel.messages.withdrawn),
                 "dead_letter_topic": channel.settings.dead_letter_topic,
@@ -93,6 +92,16 @@ def _status(topic: Topic) -> dict[str, Any]:
         "end_sequence": move.end,
         "began_ns": move.began_ns,
         "streams": streams,
+    }
+
+
+def _stream(topic: Topic, move: Move, name: str | None, stream: MoveStream) -> dict[str, Any]:
+    return {
+        "channel": name,
+        "producer": move.producer(name),
+        "begun": name is None or stream.is_fixed,
+        "moved": stream.moved if stream.moved >= 0 else None,
+        "left": topic.moving.left(name),
     }
 
 

@@ -1,0 +1,141 @@
+"""The HTTP requests of a drain, to the broker that drains and to the one that gets its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trio_nsq.client import BrokerUnreachable, RequestRefused
+from trio_nsq.client.http.broker_http import BrokerHTTP
+from trio_nsq.secret import Secret
+from trio_nsq.untrusted_json import decode_json
+
+from ...broker.connection_options import ConnectOptions, refuse_plain_http
+from ...broker.failures import http_failure, not_a_broker
+from ...framework.errors import Failure
+
+_CONNECT_TIMEOUT_S = 2.0
+_ANSWER_TIMEOUT_S = 30.0
+"""Long, because a target may wait for its disk."""
+_KEEP_ALIVE_S = 4.0
+Error = RequestRefused | BrokerUnreachable
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The next messages of a stream.
+
+    Attributes:
+        through: The last sequence; None: the stream has ended.
+    """
+
+    body: bytes
+    through: int | None
+    messages: int
+    damaged: int
+    expired: int
+
+
+class DrainClient:
+    """Makes requests to one broker; raises RequestRefused and BrokerUnreachable.
+
+    Args:
+        secret: Instead of the one of the connection options.
+
+    Raises:
+        click.UsageError: The command line asks for TLS, and the address is not https.
+        Failure: A file for TLS or the secret cannot be used.
+    """
+
+    def __init__(self, address: str, secret: Secret | None = None) -> None:
+        refuse_plain_http(address)
+        connecting = ConnectOptions.of_command()
+        self.address = address
+        self._http = BrokerHTTP(
+            address,
+            connecting.https_context(address),
+            secret or connecting.secret,
+            connect_timeout_s=_CONNECT_TIMEOUT_S,
+            answer_timeout_s=_ANSWER_TIMEOUT_S,
+            keep_alive_s=_KEEP_ALIVE_S,
+        )
+
+    def close(self) -> None:
+        """Close the kept connection."""
+        self._http.close()
+
+    def call(
+        self, method: str, path: str, params: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> bytes:
+        """Make a request, and return the body of the answer."""
+        return self._http.request(method, path, params or {}, body)
+
+    def json(
+        self, method: str, path: str, params: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> Any:
+        """As `call`, for an answer in JSON. Raises Failure: it is not JSON, and so not from a broker."""
+        try:
+            return decode_json(self.call(method, path, params, body))
+        except ValueError as error:
+            raise not_a_broker(self.address) from error
+
+    def stats(self, **params: str) -> dict[str, Any]:
+        """Return `/stats`. Raises Failure: it is not from a broker."""
+        usual = {"format": "json", "include_mem": "false", "include_clients": "false"}
+        stats = self.json("GET", "/stats", usual | params)
+        if not isinstance(stats, dict) or "topics" not in stats:
+            raise not_a_broker(self.address)
+        return stats | {"topics": stats["topics"] or []}
+
+    def info(self) -> dict[str, Any]:
+        """Return `/info`. Raises Failure: it is not from a broker."""
+        info = self.json("GET", "/info")
+        if not isinstance(info, dict):
+            raise not_a_broker(self.address)
+        return info
+
+    # ------------------------------------------------------------------ at the source
+
+    def set_draining(self, draining: bool) -> None:
+        """Switch the drain mode on or off."""
+        self.call("PUT", "/config/draining", body=b"true" if draining else b"false")
+
+    def move_of(self, topic: str) -> dict[str, Any] | None:
+        """Return the status of a topic's move; None if there is none."""
+        status: dict[str, Any] = self.json("GET", "/topic/move", {"topic": topic})
+        return status if status["move"] is not None else None
+
+    def next(self, topic: str, move: str, channel: str | None, moved: int | None, max_bytes: int) -> Batch:
+        """Confirm the messages up to `moved`, and return the next ones of a stream."""
+        params = {"topic": topic, "move": move, "max_bytes": str(max_bytes)}
+        params |= {"channel": channel} if channel is not None else {}
+        params |= {"moved": str(moved)} if moved is not None else {}
+        with self._http.stream("POST", "/topic/move/next", params) as answer:
+            body = answer.read()
+            through = answer.headers.get("NSQ-Move-Through")
+            counts = [
+                int(answer.headers.get(f"NSQ-Move-{name}", "0"))
+                for name in ("Messages", "Damaged", "Expired")
+            ]
+        return Batch(body, int(through) if through is not None else None, *counts)
+
+    # ------------------------------------------------------------------ at the target
+
+    def store(self, topic: str, producer: str, body: bytes = b"") -> int | None:
+        """Store a batch, and return how far the stream is stored; None: no message of it is."""
+        answer = self.json("POST", "/topic/move/store", {"topic": topic, "producer": producer}, body)
+        number: int | None = answer["number"]
+        return number
+
+
+def code_of(error: Error) -> str:
+    """Return the code of a refusal; empty for other errors."""
+    return error.text.partition(":")[0] if isinstance(error, RequestRefused) else ""
+
+
+def failure_of(error: Error) -> Failure:
+    """Return the failure for an error. The texts of refusals to move are for the user."""
+    if isinstance(error, RequestRefused) and error.status == 409:
+        return Failure(f"{error.text.partition(': ')[2] or error.text}.")
+    return http_failure(error)

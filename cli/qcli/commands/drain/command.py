@@ -1,0 +1,325 @@
+"""`qcli drain`: takes a broker out of service without losing or delaying its messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from ...broker.address_options import HTTP_OPTION, http_address, unused_tcp_addresses
+from ...broker.connection_options import http_connection, read_secret
+from ...contexts.choice import require_address
+from ...framework import params
+from ...framework.command import DocumentedCommand
+from ...framework.errors import ExitCode, Failure, Terminated
+from ...framework.options import option, output_format
+from ...framework.output import json_lines, print_diagnostic, write
+from .left import Left, named
+from .report import Progress, Show, reporter
+
+if TYPE_CHECKING:
+    from .clients import DrainClient
+    from .move import Mover
+
+_POLL_S = 0.5
+
+
+@click.command(
+    "drain",
+    cls=DocumentedCommand,
+    short_help="Take a broker out of service.",
+    examples={
+        "let consumers empty a broker, then stop it": "qcli drain --nsqd-http-address 10.0.0.7:4151 && "
+        "ssh 10.0.0.7 systemctl stop trio-nsq",
+        "move what is left to another broker": "qcli drain --nsqd-http-address 10.0.0.7:4151 --move-to 10.0.0.8:4151",
+        "give consumers ten minutes, then move the rest": "qcli drain --timeout 10m || qcli drain --move-to "
+        "10.0.0.8:4151",
+        "accept publishes again": "qcli drain --stop",
+    },
+    exits={
+        ExitCode.OK: "The broker is empty; with --stop: it accepts publishes again.",
+        ExitCode.FAILURE: "The broker cannot drain, as an nsqd, or a broker refused.",
+        ExitCode.UNREACHABLE: "The broker, or the one of --move-to, does not answer.",
+        ExitCode.PARTIAL: "Messages are left: --timeout is over, or a move has stopped. Standard error says what to "
+        "do.",
+        ExitCode.INTERRUPTED: "Interrupted (SIGINT). The broker still drains.",
+    },
+    details={
+        "Effect": "The broker refuses publishes, and clients publish to another broker. Consumers stay connected and "
+        "get what is left: ready and deferred messages, and those in flight. The broker is empty when no topic or "
+        "channel has a message, dead letters included. The command does not stop the broker. A restart of the "
+        "broker, or --stop, ends the drain mode.",
+        "Moving": "With --move-to, each durable channel stops delivering. When its messages in flight are answered "
+        "or timed out, they go to the same channel of the other broker, which gets missing topics and channels. Each "
+        "message is stored there exactly once per channel, also if a broker or this command is killed: run the same "
+        "command again. Deferred messages keep their due time, and dead letters their origins; ids, timestamps and "
+        "attempts are new. Settings and pauses are not moved. Ephemeral topics and channels stay. A move survives a "
+        "restart of the broker: until it is continued or ended with --stop, its channels deliver nothing.",
+        "Access": "The broker requires the role admin, and for --move-to also manage and read on each topic. The other "
+        "broker requires manage and publish.",
+        "Keys": "broker, state (draining, moving, empty, timeout), messages, moved (with --move-to), per_second, "
+        "seconds_left, waits_for (if a move waits), left: topic, channel (null: messages that no channel has), depth, "
+        "in_flight, deferred, clients; unavailable: topics whose messages cannot be counted.",
+    },
+)
+@unused_tcp_addresses
+@http_address("Drain the broker at this HTTP address.")
+@http_connection
+@option(
+    "Options",
+    "--move-to",
+    type=params.http_address,
+    metavar="[https://]HOST:PORT",
+    help="Move what is left to the broker at this HTTP address, exactly once.",
+)
+@option(
+    "Options",
+    "--move-to-auth-secret-file",
+    metavar="FILE",
+    brief=True,
+    help="Authenticate to the broker of --move-to with the secret in this file. By default both get the same.",
+)
+@option(
+    "Options",
+    "--timeout",
+    type=params.positive_duration,
+    help="If messages are left after this time, end with exit code 4 and list them. The broker still drains.",
+)
+@option("Options", "--stop", is_flag=True, help="End the drain mode and moves: accept and deliver again.")
+@option(
+    "Options",
+    "--force",
+    is_flag=True,
+    help="Continue or end a move although the other broker cannot tell what it has: messages may be delivered twice.",
+)
+@option("Output", "--quiet", "-q", is_flag=True, help="Show no progress.")
+@output_format("text: progress on standard error. json: an object per report.", "text", "json")
+def command(
+    nsqd_http_address: str,
+    move_to: str | None,
+    move_to_auth_secret_file: str | None,
+    timeout: int | None,
+    stop: bool,
+    force: bool,
+    quiet: bool,
+    form: str,
+) -> None:
+    """Refuse publishes, and wait until consumers have emptied the broker.
+
+    Shows what is left, and which channels have no consumer. With --move-to, moves what is left to another broker.
+    """
+    from .clients import DrainClient
+
+    if stop and (move_to or timeout is not None):
+        raise click.UsageError("--stop excludes --move-to and --timeout.")
+    if move_to_auth_secret_file and not (move_to or stop):
+        raise click.UsageError("--move-to-auth-secret-file needs --move-to or --stop.")
+    if force and not (move_to or stop):
+        raise click.UsageError("--force needs --move-to or --stop.")
+    require_address(nsqd_http_address, HTTP_OPTION)
+    clients = ExitStack()
+    click.get_current_context().call_on_close(clients.close)
+    source = clients.enter_context(closing(DrainClient(nsqd_http_address)))
+
+    @cache
+    def connect(address: str) -> DrainClient:
+        secret = None
+        if move_to_auth_secret_file:
+            from trio_nsq.secret import Secret
+
+            secret = Secret(read_secret(move_to_auth_secret_file))
+        return clients.enter_context(closing(DrainClient(address, secret)))
+
+    with _failures():
+        if stop:
+            _stop(source, connect, force)
+            return
+        deadline_s = None if timeout is None else time.monotonic() + timeout / 1000
+        progress = Progress(source.address, moved=None if move_to is None else 0)
+        mover = None
+        if move_to is not None:
+            mover = _mover(source, connect(move_to), progress, force, deadline_s)
+        _begin(source)
+    try:
+        with reporter(form, quiet) as show:
+            if mover is None:
+                _wait(source, progress, show, deadline_s)
+            else:
+                mover.show = show
+                _move(mover, progress)
+    except (KeyboardInterrupt, Terminated):
+        print_diagnostic(_still_draining(source.address, mover))
+        raise
+    if form == "json":
+        write(json_lines([progress.record("empty")]))
+    _report_end(progress, mover, quiet)
+
+
+# ---------------------------------------------------------------------- draining
+
+
+def _begin(source: DrainClient) -> None:
+    from trio_nsq.client import RequestRefused
+
+    try:
+        source.set_draining(True)
+    except RequestRefused as error:
+        if error.text not in ("INVALID_OPTION", "NOT_FOUND"):
+            raise
+        raise _cannot_drain(source.address) from error
+
+
+def _cannot_drain(address: str) -> Failure:
+    return Failure(
+        f"The broker at {address} cannot drain: it is an nsqd, or an older 'qcli serve'. Instead, have producers "
+        f"publish to another broker, and stop it when 'qcli stat --once {HTTP_OPTION} {address}' shows no messages."
+    )
+
+
+def _wait(source: DrainClient, progress: Progress, show: Show, deadline_s: float | None) -> None:
+    """Wait until consumers have emptied the broker. Raises Failure: the time is over, or the broker does not answer."""
+    with _failures():
+        started = None
+        while True:
+            stats = source.stats()
+            if started not in (None, stats.get("start_time")):
+                source.set_draining(True)  # a restart has ended the drain mode
+            started = stats.get("start_time")
+            progress.update(Left.of(stats), time.monotonic())
+            if not progress.messages:
+                return
+            show(progress)
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                _time_out(progress, None)
+            time.sleep(_POLL_S)
+
+
+def _stop(source: DrainClient, connect: Callable[[str], DrainClient], force: bool) -> None:
+    from trio_nsq.client import RequestRefused
+
+    from .move import end_moves
+
+    stats = source.stats()
+    names = [topic["topic_name"] for topic in stats["topics"] if not topic.get("unavailable")]
+    try:
+        for topic in end_moves(source, connect, names, force=force):
+            print_diagnostic(f"{topic}: the move has ended; what was not moved is delivered here.")
+        source.set_draining(False)
+    except RequestRefused as error:
+        if error.text not in ("INVALID_OPTION", "NOT_FOUND"):
+            raise
+        raise _cannot_drain(source.address) from error
+    print_diagnostic(f"{source.address} accepts publishes.")
+
+
+# ---------------------------------------------------------------------- moving
+
+
+def _mover(
+    source: DrainClient, target: DrainClient, progress: Progress, force: bool, deadline_s: float | None
+) -> Mover:
+    """Check both brokers before anything is changed."""
+    from trio_nsq.client import RequestRefused
+
+    from .move import Mover
+
+    same = ("hostname", "broadcast_address", "http_port", "tcp_port", "start_time")
+    with _failures():
+        about = target.info()
+    with _failures():
+        here = source.info()
+    if [here.get(each) for each in same] == [about.get(each) for each in same]:
+        raise Failure(f"{target.address} is the broker that drains. Name another one: --move-to.")
+    if about.get("draining"):
+        raise Failure(f"{target.address} drains too: it accepts no messages. Name another broker: --move-to.")
+    for client in (source, target):
+        try:
+            with _failures():
+                client.call("GET", "/topic/move", {"topic": "none"})
+        except Failure as error:
+            cause = error.__cause__
+            text = cause.text if isinstance(cause, RequestRefused) else ""
+            if text == "NOT_FOUND":  # that is, the endpoint
+                raise Failure(
+                    f"The broker at {client.address} cannot move messages: it is an nsqd, or an older 'qcli serve'."
+                ) from error
+            if text == "TOPIC_NOT_FOUND" or text.startswith("FORBIDDEN"):
+                continue  # the role may be on some topics only
+            raise
+    return Mover(source, target, progress, lambda _progress: None, force, deadline_s)
+
+
+def _move(mover: Mover, progress: Progress) -> None:
+    from .move import TimedOut
+
+    with _failures():
+        try:
+            mover.run()
+        except TimedOut:
+            _time_out(progress, mover)
+
+
+# ---------------------------------------------------------------------- results
+
+
+def _time_out(progress: Progress, mover: Mover | None) -> NoReturn:
+    ctx = click.get_current_context()
+    if ctx.params["form"] == "json":
+        write(json_lines([progress.record("timeout")]))
+    else:
+        write(progress.table())
+    waits = f" {progress.waits_for}." if progress.waits_for else ""
+    still = _still_draining(progress.address, mover)
+    raise Failure(
+        f"{progress.messages:,} messages are left on {progress.address}.{waits} {still}", ExitCode.PARTIAL
+    )
+
+
+def _still_draining(address: str, mover: Mover | None) -> str:
+    text = f"{address} still drains: it refuses publishes."
+    if mover is not None and mover.begun:
+        topics = ", ".join(sorted(mover.begun)[:3]) + (" and others" if len(mover.begun) > 3 else "")
+        text += f" The move of {topics} is not complete: the channels deliver nothing until it is."
+    return f"{text} Continue with the same command, or end it with 'qcli drain --stop'."
+
+
+def _report_end(progress: Progress, mover: Mover | None, quiet: bool) -> None:
+    """Report the end on standard error. Raises Failure: something is left that could not be moved or counted."""
+    if mover is not None:
+        if mover.damaged or mover.expired:
+            print_diagnostic(
+                f"Warning: {mover.damaged:,} damaged and {mover.expired:,} expired messages could not be moved."
+            )
+        if progress.left.rows:
+            print_diagnostic(
+                f"Note: ephemeral topics and channels are not moved; their messages are lost when the broker stops: "
+                f"{named(progress.left.rows)}."
+            )
+    if progress.left.unavailable:
+        raise Failure(
+            f"All other topics of {progress.address} are empty, but these are unavailable, and may have messages: "
+            f"{', '.join(progress.left.unavailable)}. See the broker's log.",
+            ExitCode.PARTIAL,
+        )
+    if not quiet:
+        moved = f"{mover.progress.moved or 0:,} messages moved to {mover.target.address}. " if mover else ""
+        print_diagnostic(
+            f"{moved}{progress.address} is empty, and still refuses publishes: it can be stopped."
+        )
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn the errors of requests into failures."""
+    from trio_nsq.client import BrokerUnreachable, RequestRefused
+
+    from .clients import failure_of
+
+    try:
+        yield
+    except (RequestRefused, BrokerUnreachable) as error:
+        raise failure_of(error) from error

@@ -1,0 +1,302 @@
+"""Moves what is left on a broker to another one, exactly once per channel.
+
+The brokers know how far a move is (see `trio_nsq.broker.state.move`), so this program keeps no state: it may be killed
+at any time, and the next one continues.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trio_nsq.client import BrokerUnreachable, RequestRefused
+
+from ...framework.errors import ExitCode, Failure
+from ...framework.output import print_diagnostic
+from .clients import DrainClient, Error, code_of, failure_of
+from .left import Left
+from .report import Progress, Show
+
+PATIENCE_S = 30.0
+"""A broker that does not answer, or that cannot store, gets this time to recover, as after a restart."""
+_RETRY_S = 0.5
+_SHOW_S = 0.2
+_BATCH_BYTES = 1024 * 1024
+_SMALLEST_BATCH = 1024
+_REMEMBERED_NS = 3600 * 1_000_000_000
+"""A target remembers a stream for an hour after its last message, and then until 10,000 others are newer."""
+
+
+class TimedOut(Exception):
+    """The time of `--timeout` is over."""
+
+
+@dataclass(slots=True)
+class Mover:
+    """Moves the messages of one broker.
+
+    Attributes:
+        force: Continue although it is not known whether the target has the last messages of a stream.
+        deadline_s: By `time.monotonic`; None: no limit.
+        begun: Topics whose move has begun and not ended.
+        damaged, expired: Messages that were left out.
+    """
+
+    source: DrainClient
+    target: DrainClient
+    progress: Progress
+    show: Show
+    force: bool = False
+    deadline_s: float | None = None
+    begun: set[str] = field(default_factory=set)
+    damaged: int = 0
+    expired: int = 0
+    _started: int | None = None
+    _created: set[tuple[str, str | None]] = field(default_factory=set)
+    _moved: dict[str, int | None] = field(default_factory=dict)
+    _batch_bytes: int = _BATCH_BYTES
+    _progress_s: float = field(default_factory=time.monotonic)
+    _shown_s: float = 0.0
+
+    def run(self) -> None:
+        """Move until nothing is left that can be moved.
+
+        Raises:
+            Failure: A broker refused, or did not recover.
+            TimedOut: The deadline has passed.
+        """
+        while True:
+            try:
+                if self._run_once():
+                    return
+            except (RequestRefused, BrokerUnreachable) as error:
+                self._recover(error)
+
+    def _run_once(self) -> bool:
+        """Move what can be moved now. Returns whether nothing is left."""
+        left = self._look()
+        topics = dict.fromkeys([*left.topics, *sorted(self.begun)])
+        if not topics:
+            return True
+        waits = list(filter(None, [self._move_topic(topic) for topic in topics]))
+        self.progress.waits_for = "; ".join(waits)
+        if waits:
+            self._show(now=True)
+            self._sleep()
+        return False
+
+    def _look(self) -> Left:
+        stats = self.source.stats()
+        if self._started != stats.get("start_time"):  # a restart ends the drain mode
+            self._started = stats.get("start_time")
+            self.source.set_draining(True)
+            names = [topic["topic_name"] for topic in stats["topics"] if not topic.get("unavailable")]
+            self.begun = {name for name in names if self.source.move_of(name) is not None}
+            stats = self.source.stats()
+        left = Left.of(stats)
+        self.progress.update(left, time.monotonic())
+        if left.rows:
+            self._show()
+        return left.durable
+
+    # ------------------------------------------------------------------ topics and streams
+
+    def _move_topic(self, topic: str) -> str:
+        """Move a topic as far as possible. Returns what it waits for; empty: it is done."""
+        try:
+            status = self.source.json(
+                "POST", "/topic/move/begin", {"topic": topic, "to": self.target.address}
+            )
+            self.begun.add(topic)
+            waits = self._move_streams(topic, status)
+            if waits:
+                return waits
+            self.source.call("POST", "/topic/move/end", {"topic": topic, "move": status["move"]})
+        except RequestRefused as error:
+            if code_of(error) not in ("NOT_MOVED", "TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
+                raise
+            # NOT_MOVED: a channel was created meanwhile. Others: an operator has deleted it.
+            if code_of(error) == "TOPIC_NOT_FOUND" and error.address == self.source.address:
+                self.begun.discard(topic)
+            self._created.clear()
+            return f"{topic}: trying again"
+        self.begun.discard(topic)
+        return ""
+
+    def _move_streams(self, topic: str, status: dict[str, Any]) -> str:
+        streams = status["streams"]
+        self._create(topic, None)
+        for stream in streams:
+            if stream["channel"] is not None:
+                self._create(topic, stream["channel"])
+        waits = []
+        # Messages that no channel has are the newest: they are last.
+        for stream in sorted(streams, key=lambda each: each["channel"] is None):
+            if stream["left"] and not self._move_stream(topic, status, stream):
+                waits.append(self._what_holds(topic, stream))
+        return "; ".join(waits)
+
+    def _create(self, topic: str, channel: str | None) -> None:
+        if (topic, channel) not in self._created:
+            if channel is None:
+                self.target.call("POST", "/topic/create", {"topic": topic})
+            else:
+                self.target.call("POST", "/channel/create", {"topic": topic, "channel": channel})
+            self._created.add((topic, channel))
+
+    def _move_stream(self, topic: str, status: dict[str, Any], stream: dict[str, Any]) -> bool:
+        """Move a stream. Returns False if it cannot begin yet."""
+        producer, channel = stream["producer"], stream["channel"]
+        if producer not in self._moved:
+            number = self.target.store(topic, producer)
+            self._check_memory(topic, status, stream, number)
+            self._moved[producer] = number
+        while True:
+            try:
+                batch = self.source.next(
+                    topic, status["move"], channel, self._moved[producer], self._batch_bytes
+                )
+            except RequestRefused as error:
+                if code_of(error) == "IN_FLIGHT":
+                    return False
+                raise
+            self.damaged += batch.damaged
+            self.expired += batch.expired
+            if batch.through is None:
+                return True
+            if not batch.body or self._store(topic, producer, batch.body):
+                self._moved[producer] = batch.through
+                self._count(batch.messages)
+
+    def _store(self, topic: str, producer: str, body: bytes) -> bool:
+        """Store a batch. Returns False if the next one must be smaller, or begin elsewhere."""
+        try:
+            self.target.store(topic, producer, body)
+        except RequestRefused as error:
+            if code_of(error) == "OVERLAP":  # another program moves the same stream
+                self._moved[producer] = self.target.store(topic, producer)
+                return False
+            if code_of(error) == "BODY_TOO_BIG" and self._batch_bytes > _SMALLEST_BATCH:
+                self._batch_bytes //= 2
+                return False
+            raise
+        return True
+
+    def _check_memory(
+        self, topic: str, status: dict[str, Any], stream: dict[str, Any], number: int | None
+    ) -> None:
+        """Raise Failure if the target may have forgotten the stream."""
+        known: int | None = stream["moved"]
+        is_old = stream["begun"] and time.time_ns() - status["began_ns"] > _REMEMBERED_NS
+        if number is None and not self.force and (known is not None or is_old):
+            name = topic if stream["channel"] is None else f"{topic}/{stream['channel']}"
+            raise Failure(
+                f"{self.target.address} does not know how far the move of {name} is: its topic was deleted or restored "
+                "from a backup, or the move has rested for more than an hour. The last messages may be there already. "
+                "To continue all the same, and possibly store them twice, use --force.",
+                ExitCode.PARTIAL,
+            )
+
+    def _what_holds(self, topic: str, stream: dict[str, Any]) -> str:
+        """Return why a stream cannot begin: who has its messages in flight."""
+        name = f"{topic}/{stream['channel']}"
+        if stream["withdrawn"]:
+            where = stream["dead_letter_topic"] or "no topic"
+            return f"{name}: {stream['withdrawn']:,} on the way to dead-letter topic {where}"
+        stats = self.source.stats(topic=topic, channel=stream["channel"], include_clients="true")
+        channels = [channel for found in stats["topics"] for channel in found["channels"] or []]
+        holders = [
+            f"{client['client_id']} at {client['remote_address']}"
+            for channel in channels
+            for client in channel["clients"] or []
+            if client["in_flight_count"]
+        ]
+        count = sum(channel["in_flight_count"] for channel in channels)
+        more = f" and {len(holders) - 2} more" if len(holders) > 2 else ""
+        return f"{name}: {count:,} in flight to {', '.join(holders[:2])}{more}"
+
+    # ------------------------------------------------------------------ time and errors
+
+    def _count(self, messages: int) -> None:
+        self.progress.record_moved(messages, time.monotonic())
+        self._progress_s = time.monotonic()
+        self._show()
+        self._check_time()
+
+    def _show(self, *, now: bool = False) -> None:
+        now_s = time.monotonic()
+        if now or now_s - self._shown_s >= _SHOW_S:
+            self._shown_s = now_s
+            self.show(self.progress)
+
+    def _sleep(self) -> None:
+        self._check_time()
+        time.sleep(_RETRY_S)
+
+    def _check_time(self) -> None:
+        if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
+            raise TimedOut
+
+    def _recover(self, error: Error) -> None:
+        """Wait after an error that may pass, and ask both brokers again how far they are.
+
+        Raises the failure if the error stays.
+        """
+        self._moved.clear()
+        self._created.clear()
+        passes = isinstance(error, BrokerUnreachable) or error.status == 503 or code_of(error) == "NO_CHANNEL"
+        if not passes or time.monotonic() - self._progress_s > PATIENCE_S:
+            failure = failure_of(error)
+            if not self.begun:
+                raise failure
+            raise Failure(
+                f"The move has stopped: {failure.brief} Nothing is lost: continue with the same command, or end the "
+                "move with 'qcli drain --stop'.",
+                ExitCode.PARTIAL,
+            )
+        self.progress.waits_for = failure_of(error).brief.rstrip(".")
+        self._show(now=True)
+        self._sleep()
+
+
+def end_moves(
+    source: DrainClient, connect: Callable[[str], DrainClient], topics: list[str], *, force: bool
+) -> list[str]:
+    """End the moves of these topics: what the target does not have stays at the source, and is delivered again.
+
+    Args:
+        connect: Returns the client of a target.
+        force: End a move also if its target does not answer: the last messages may be on both brokers.
+
+    Returns:
+        The topics whose moves were ended.
+
+    Raises Failure: a target does not answer, or a broker refused.
+    """
+    ended = []
+    for topic in topics:
+        status = source.move_of(topic)
+        if status is None:
+            continue
+        for stream in status["streams"]:
+            try:
+                number = connect(status["to"]).store(topic, stream["producer"])
+            except (RequestRefused, BrokerUnreachable) as error:
+                if code_of(error) == "TOPIC_NOT_FOUND":
+                    continue  # it has no message
+                if force:
+                    print_diagnostic(f"Warning: {topic}: {failure_of(error).brief}")
+                    continue
+                raise Failure(
+                    f"Topic {topic} is being moved to {status['to']}, which has to say what it has: "
+                    f"{failure_of(error).brief} To end the move without it, and possibly deliver messages twice, use "
+                    "--force.",
+                    ExitCode.PARTIAL,
+                ) from error
+            if number is not None:
+                source.next(topic, status["move"], stream["channel"], number, 1)
+        source.call("POST", "/topic/move/end", {"topic": topic, "move": status["move"], "cancel": "true"})
+        ended.append(topic)
+    return ended
