@@ -19,7 +19,7 @@ from broker.support import connected, refusal, running_broker
 from lookup.support import Lookupd, grant, ours, producer, real, token_of, watched_log, write_auth_file
 from trio_nsq.broker import BrokerOptions, serve
 from trio_nsq.lookup.protocol import PeerInfo
-from trio_nsq.lookup.query import LookupFailed, lookup_topic
+from trio_nsq.lookup.query import LookupFailed, lookup_nodes, lookup_topic
 from trio_nsq.lookup.registration import LookupRegistration
 from trio_nsq.secret import Secret
 
@@ -215,6 +215,21 @@ async def test_revoked_while_connected(auth_file: Path, tmp_path: Path, clock: M
             )
             file.write_bytes(token_of("new"))
             await log.until("DB: client(", after=await log.until("IDENTIFY Address", after=refused))
+
+
+async def test_drain_mode_is_told_over_tls_with_a_token(auth_file: Path, certificates: Certificates) -> None:
+    tls = certificates.client_context()
+    async with ours(auth_file=auth_file, tls_required=True, **certificates.options) as lookupd:
+        with watched_log() as log:
+            async with registration(lookupd, tls=tls, secret=secret_of("broker")) as lookup:
+                seen = await log.until("REGISTER t")
+                for draining in (True, False):
+                    lookup.set_draining(draining)
+                    seen = await log.until("REGISTER t", after=await log.until("disconnected, ", after=seen))
+                    url, token = f"https://{lookupd.http_address}", token_of("reader").decode()
+                    (node,) = await lookup_nodes(url, timeout_s=5, tls=tls, token=token)
+                    assert node.draining is draining
+        assert not [line for line in log.lines if "error" in line.lower()]
 
 
 async def test_reconnect_after_a_restart(
