@@ -83,7 +83,9 @@ def test_help_names_every_option(ctx: click.Context) -> None:
 
 def test_manual_pages_have_all_examples_exit_codes_and_details() -> None:
     page = man_pages()["qcli-pub.1"]
-    assert page.count("\n.EX\n") == 6
+    (pub,) = (ctx.command for ctx in all_contexts() if ctx.command_path == "qcli pub")
+    assert isinstance(pub, DocumentedCommand)
+    assert page.count("\n.EX\n") == len(pub.examples) > 6
     for text in (".SH SEVERAL BROKERS", ".SH EXIT STATUS\n.TP\n.B 0\n", "\\-\\-tls\\-root\\-ca\\-file"):
         assert text in page
 
