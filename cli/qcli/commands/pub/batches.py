@@ -1,6 +1,6 @@
 """Batches of messages, and their making from lines."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,20 +19,22 @@ class Batch:
         bodies: The messages, at least one.
         defer_ms: The delay; 0: no delay.
         due_ns: Until when the messages are deferred, Unix nanoseconds, instead of `defer_ms`; 0: `defer_ms` counts.
+        keys: The key of each message, if the input had keys.
     """
 
     topic: str
     bodies: list[bytes]
     defer_ms: int = 0
     due_ns: int = 0
+    keys: Sequence[bytes | None] | None = None
 
     def delay_ms(self, now_ns: int) -> int:
         """Return the delay of messages that are sent now; never too short."""
         return max(0, -(-(self.due_ns - now_ns) // _NS_PER_MS)) if self.due_ns else self.defer_ms
 
     def with_bodies(self, bodies: list[bytes]) -> "Batch":
-        """Return a batch with the same topic and delay."""
-        return replace(self, bodies=bodies)
+        """Return a batch with the same topic and delay, without keys."""
+        return replace(self, bodies=bodies, keys=None)
 
 
 class BatchSource(Protocol):

@@ -6,6 +6,7 @@ from ...broker.address_options import (
     HTTP_OPTION,
     TCP_OPTION,
     http_addresses,
+    lookupd_addresses,
     note_default_tcp_address,
     tcp_addresses,
 )
@@ -15,9 +16,9 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import delimiter_options, max_msg_size_option, option, options_as, rate_option
 from ...framework.params import long_duration, topic_name
-from .options import PubOptions
+from .options import ALL, HASH, ROUND_ROBIN, PubOptions, field_path, pattern
 
-INPUT, SENDING = "Input", "Sending"
+INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
 
 
 @click.command(
@@ -30,6 +31,9 @@ INPUT, SENDING = "Input", "Sending"
         "publish names that are separated by NUL": "find . -name '*.json' -print0 | qcli pub -0 names",
         "publish files at 500 messages per second": "qcli pub clicks --rate 500 monday.log tuesday.log",
         "publish each message to two brokers": "qcli pub clicks --nsqd-tcp-address a:4150,b:4150 < access.log",
+        "divide messages among all brokers": "qcli pub clicks --lookupd-http-address 127.0.0.1:4161 < access.log",
+        "keep messages of a user together": "qcli pub clicks --nsqd-tcp-address a:4150,b:4150 --strategy hash "
+        "--key-field user < access.log",
         "copy a topic to another broker, with bodies, topic and delays": "qcli tail clicks --from earliest --to latest "
         "--format json | qcli pub --format json --nsqd-tcp-address b:4150",
         "deliver a message in 90 seconds": "echo later | qcli pub reminders --defer 1m30s",
@@ -66,13 +70,19 @@ INPUT, SENDING = "Input", "Sending"
         "same broker as --nsqd-tcp-address, and https:// or a unix socket if TLS is on. With nsqd, another HTTP "
         "address, --snappy or --deflate, messages go over TCP, and some may be stored twice after a lost connection; "
         "standard error says how many at most.",
-        "Several brokers": f"With several addresses of {TCP_OPTION}, every message goes to every broker. The first "
-        f"address of {HTTP_OPTION} belongs to the first broker, the second to the second, and so on. The input "
-        "is read once, at the speed of the slowest broker. While one broker is unreachable, the others get no new "
-        "messages. If a broker is unreachable at the start, nothing is published. If a broker fails later, the "
-        "others still get the messages that had been read, and the command ends, without a retry at other "
-        "unreachable brokers. The report counts the messages that all brokers acknowledged; if the counts differ, the "
-        "error has the count of each broker.",
+        "Several brokers": f"With --strategy all, every message goes to every broker: the input is read once, at the "
+        "speed of the slowest broker. While one broker is unreachable, the others get no new messages. If a broker is "
+        "unreachable at the start, nothing is published. If a broker fails later, the others still get the messages "
+        "that had been read, and the command ends, without a retry at other unreachable brokers. The report counts the "
+        "messages that all brokers acknowledged; if the counts differ, the error has the count of each broker. "
+        f"The first address of {HTTP_OPTION} belongs to the first one of {TCP_OPTION}, and so on.",
+        "Round-robin and hash": "Each message goes to one broker: in turn, or to the one that the CRC-32 of its key, "
+        "modulo the number of brokers, selects in the order of the addresses (of nsqlookupd: sorted). If a broker is "
+        "unreachable, drains or cannot store messages, its messages go to the others, with hash to the next one in the "
+        "order; a warning says so, and the broker is tried again after up to 5 s. One reachable broker is enough. "
+        "Numbered batches in doubt wait for their broker, as another one would store them again: at the end the "
+        "command waits for it, and a signal ends the wait, with the number of messages in doubt. The report has the "
+        "count of each broker. Messages without a key go to the brokers in turn.",
         "Interruption": "At a signal the command stops reading and publishes the messages that it has read. It does "
         "not publish an incomplete message, nor, with --rate, messages that are not due yet; the report counts "
         "both. If the broker is unreachable, a signal ends the command at once, without publishing what was read.",
@@ -86,8 +96,32 @@ INPUT, SENDING = "Input", "Sending"
     type=click.Path(readable=False, allow_dash=True),  # `PubOptions.check` checks that they can be read
 )
 @http_addresses("Publish numbered batches to these HTTP addresses, in the order of the TCP addresses.")
-@tcp_addresses("Publish to these brokers; each gets every message.")
+@tcp_addresses("Publish to these brokers.")
+@lookupd_addresses("Publish to the brokers that these nsqlookupd list.")
 @tcp_connection
+@option(
+    STRATEGY,
+    "--strategy",
+    type=click.Choice([ALL, ROUND_ROBIN, HASH]),
+    show_default="all, or round-robin with nsqlookupd",
+    help="all: each broker gets every message. round-robin: the brokers get messages in turn. hash: messages with the "
+    "same key go to the same broker.",
+)
+@option(
+    STRATEGY,
+    "--key",
+    type=pattern,
+    metavar="REGEX",
+    help="The key is what this regular expression finds: its first group, or else the match. Default: the message.",
+)
+@option(
+    STRATEGY,
+    "--key-field",
+    type=field_path,
+    default="",
+    metavar="FIELD",
+    help="The key is this field of JSON messages, or with --format json of the records, such as user or user.id.",
+)
 @delimiter_options(INPUT, "Split the input into messages at this text", "for find -print0")
 @option(
     INPUT,
@@ -141,9 +175,10 @@ INPUT, SENDING = "Input", "Sending"
 def command(options: PubOptions) -> int:
     """Publish standard input, or files, to a topic: one message per line.
 
-    Messages are published in order, to every broker if there are several. If the connection is lost, the command
-    reconnects and continues. At the end it reports messages, bytes and the rate on standard error.
+    Messages are published in order, to every broker if there are several: see --strategy. If the connection is lost,
+    the command reconnects and continues. At the end it reports messages, bytes and the rate on standard error.
     """
+    options = options.resolve()
     options.check()
     brokers = options.brokers()
     note_default_tcp_address("messages go to")
@@ -152,7 +187,8 @@ def command(options: PubOptions) -> int:
 
     import trio
 
-    from .run import conclude, publish
+    from .report import conclude
+    from .run import publish
 
     begun_s = time.monotonic()
     result = trio.run(publish, options, brokers)

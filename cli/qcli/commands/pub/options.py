@@ -2,10 +2,11 @@
 
 import errno
 import os
+import re
 import shlex
 import stat
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -14,10 +15,30 @@ from click.core import ParameterSource
 from trio_nsq.wording import count_of
 
 from ...broker.address_options import HTTP_OPTION, HTTP_VARIABLE, TCP_OPTION, TCP_VARIABLE, check_tcp_address
-from ...contexts.choice import require_address
+from ...broker.brokers import Brokers, chosen
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import delimiter_of, given
 from ...framework.output import is_live_terminal, is_terminal, print_diagnostic
+
+ALL, ROUND_ROBIN, HASH = "all", "round-robin", "hash"
+SPREADING = (ROUND_ROBIN, HASH)
+"""The strategies in which each message goes to one broker."""
+
+
+def pattern(text: str) -> re.Pattern[bytes]:
+    """Parse a regular expression for bytes."""
+    try:
+        return re.compile(os.fsencode(text))
+    except re.error as error:
+        raise click.BadParameter(f"{text!r} is not a regular expression: {error}.") from None
+
+
+def field_path(text: str) -> tuple[str, ...]:
+    """Parse the name of a field, or several that lead to a nested one, such as `user.id`; an empty text is none."""
+    path = tuple(text.removeprefix(".").split(".")) if text else ()
+    if not all(path):
+        raise click.BadParameter(f"{text!r} is not a field such as user or user.id.")
+    return path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +49,11 @@ class PubOptions:
     files: tuple[str, ...]
     nsqd_tcp_addresses: tuple[str, ...]
     nsqd_http_addresses: tuple[str, ...]
+    lookupd_addresses: tuple[str, ...]
+    lookupd_allowed_hosts: tuple[str, ...]
+    strategy: str | None
+    key: re.Pattern[bytes] | None
+    key_field: tuple[str, ...]
     separator: bytes
     null: bool
     form: str
@@ -72,6 +98,11 @@ class PubOptions:
 
     def check(self) -> None:
         """Raises UsageError if options exclude each other, Failure if a file cannot be read."""
+        for name, value in (("--key", self.key), ("--key-field", self.key_field)):
+            if value and self.strategy != HASH:
+                raise click.UsageError(f"{name} is for --strategy hash.")
+        if self.key and self.key_field:
+            raise click.UsageError("--key and --key-field exclude each other.")
         if self.reads_json:
             self._check_json()
         else:
@@ -99,15 +130,52 @@ class PubOptions:
         if self.delimiter != b"\n" and self.strip_cr:
             raise click.UsageError("--strip-cr is for lines: leave out --delimiter and --null.")
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether each message goes to one of the brokers."""
+        return self.strategy in SPREADING
+
+    def resolve(self) -> "PubOptions":
+        """Return the options with a `strategy`: brokers of discovery services each get a part of the messages."""
+        listed = chosen(click.get_current_context(), "nsqd_tcp_addresses")[1]
+        return replace(self, strategy=self.strategy or (ROUND_ROBIN if listed else ALL))
+
     def brokers(self) -> dict[str, str]:
         """Return the HTTP address of each broker, for its numbered batches, by its TCP address.
 
-        The HTTP address is empty if a context has none.
+        The HTTP address is empty if it is unknown. Discovery services are asked for their brokers.
 
-        Raises UsageError: the numbers of addresses differ, or a TCP address is wrong.
+        Raises:
+            UsageError: The numbers of addresses differ, or a TCP address is wrong.
+            Failure: No discovery service answers, or none lists a broker that accepts the messages.
         """
-        tcp, http = self.nsqd_tcp_addresses, self.nsqd_http_addresses or ("",)
-        require_address(tcp, TCP_OPTION)
+        tcp, lookupds = chosen(click.get_current_context(), "nsqd_tcp_addresses")
+        found = self._given_brokers(tcp) if tcp else {}
+        if lookupds:
+            found = self._listed_brokers(lookupds) | found
+        return found
+
+    def _listed_brokers(self, lookupds: tuple[str, ...]) -> dict[str, str]:
+        """Return the brokers that discovery services list, without those that take no messages of the topic."""
+        brokers = Brokers((), lookupds, self.lookupd_allowed_hosts)
+        found = {}
+        for node in brokers.nodes():
+            if node.tcp_address is None:
+                continue
+            if node.draining:
+                print_diagnostic(f"Note: the broker at {node.tcp_address} drains; left out.")
+            elif self.common_topic in node.tombstoned:
+                print_diagnostic(
+                    f"Note: {self.common_topic} has a tombstone for the broker at {node.tcp_address}; left out."
+                )
+            else:
+                found[node.tcp_address] = node.http_address or ""
+        if not found:
+            raise brokers.none_listed(TCP_OPTION)
+        return dict(sorted(found.items()))
+
+    def _given_brokers(self, tcp: tuple[str, ...]) -> dict[str, str]:
+        http = self.nsqd_http_addresses or ("",)
         ctx = click.get_current_context()
         for address in tcp:
             check_tcp_address(address)

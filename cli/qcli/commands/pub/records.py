@@ -3,7 +3,7 @@
 import binascii
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
 from ...framework.output import print_diagnostic
 from .batches import Batch
 from .input import Splitter
+from .keys import key_of
 
 MAX_WARNINGS = 10
 """Later bad lines are only counted."""
@@ -33,6 +34,7 @@ class Record(NamedTuple):
     body: bytes
     defer_ms: int
     due_ns: int
+    key: bytes | None
 
 
 class RecordParser:
@@ -42,9 +44,13 @@ class RecordParser:
         topic: The topic of all messages; None: that of each record.
         defer_ms: The delay of all messages; None: that of each record.
         max_msg_size: The maximum size of a body.
+        key_field: The path of the field with the key; empty: none.
     """
 
-    def __init__(self, topic: str | None, defer_ms: int | None, max_msg_size: int) -> None:
+    def __init__(
+        self, topic: str | None, defer_ms: int | None, max_msg_size: int, key_field: Sequence[str] = ()
+    ) -> None:
+        self._key_field = key_field
         self._topic = topic
         self._defer_ms = defer_ms
         self._max_msg_size = max_msg_size
@@ -77,10 +83,11 @@ class RecordParser:
         topic = self._topic
         if topic is None:
             topic = self._topic_of(fields)
+        key = key_of(fields, self._key_field) if self._key_field else None
         if self._defer_ms is not None:
-            return Record(topic, body, self._defer_ms, 0)
+            return Record(topic, body, self._defer_ms, 0, key)
         defer_ms, due_ns = _number(fields, "defer_ms"), _number(fields, "due_ns")
-        return Record(topic, body, defer_ms, 0 if defer_ms or due_ns <= now_ns else due_ns)
+        return Record(topic, body, defer_ms, 0 if defer_ms or due_ns <= now_ns else due_ns, key)
 
     def _topic_of(self, fields: dict[str, Any]) -> str:
         topic = fields.get("topic")
@@ -122,10 +129,11 @@ class _Run:
 
     first: Record
     bodies: list[bytes] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
     body_bytes: int = 0
 
     def batch(self) -> Batch:
-        return Batch(self.first.topic, self.bodies, self.first.defer_ms, self.first.due_ns)
+        return Batch(self.first.topic, self.bodies, self.first.defer_ms, self.first.due_ns, self.keys)
 
 
 class Records:
@@ -201,6 +209,7 @@ class Records:
             if run is None:
                 run = runs[record.topic] = _Run(record)
             run.bodies.append(body)
+            run.keys.append(record.key)
             run.body_bytes += len(body)
         if self._splitter.too_long is not None:
             self.error = (

@@ -217,7 +217,10 @@ async def numbered_sender(
         )
 
     first = producer(topic)
-    if not await trio.to_thread.run_sync(_is_possible, tcp_address, http_address, connecting, first):
+    possible = await trio.to_thread.run_sync(
+        _is_possible, tcp_address, http_address, connecting, first, abandon_on_cancel=True
+    )
+    if not possible:
         return None
     return NumberedSender(lambda name: first if name == topic else producer(name), tcp_address, fallback)
 

@@ -1,11 +1,13 @@
 """Which of several brokers gets which messages."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from zlib import crc32
 
 import trio
 
 from .batches import Batch
+from .keys import Keys
 from .publisher import Publisher
 
 
@@ -50,3 +52,86 @@ class AllBrokers(Strategy):
     def meanwhile(self, publisher: Publisher) -> str:
         alone = len(self._publishers) == 1
         return "" if alone else " Until then, the other brokers get no new messages."
+
+
+class OneBroker(Strategy):
+    """Each message goes to one broker; if that is unavailable, to the next one in the order of the addresses."""
+
+    is_spread = True
+
+    def other(self, publisher: Publisher) -> Publisher | None:
+        place = self._publishers.index(publisher)
+        following = [*self._publishers[place + 1 :], *self._publishers[:place]]
+        return next((each for each in following if each.is_usable), None)
+
+    async def distribute(self, batch: Batch) -> None:
+        # Concurrently: a slow broker delays only the next batch.
+        async with trio.open_nursery() as nursery:
+            for publisher, bodies in self._parts(batch):
+                if bodies:
+                    nursery.start_soon(self._offer, publisher, batch.with_bodies(bodies))
+
+    @abstractmethod
+    def _parts(self, batch: Batch) -> Iterable[tuple[Publisher, list[bytes]]]:
+        """Divide the messages of a batch."""
+
+    async def _offer(self, publisher: Publisher, batch: Batch) -> None:
+        while True:
+            target = publisher if publisher.is_usable else self.other(publisher)
+            if target is None:
+                await publisher.offer(batch)
+                return
+            if await target.offer_briefly(batch):
+                return
+
+
+class RoundRobin(OneBroker):
+    """The brokers get messages in turn. While one is unavailable, the others get all."""
+
+    def __init__(self, publishers: Sequence[Publisher]) -> None:
+        super().__init__(publishers)
+        self._next = 0
+
+    def _parts(self, batch: Batch) -> Iterable[tuple[Publisher, list[bytes]]]:
+        usable = [each for each in self._publishers if each.is_usable] or self._publishers
+        count, first = len(usable), self._next
+        self._next += len(batch.bodies)
+        return [(each, batch.bodies[(place - first) % count :: count]) for place, each in enumerate(usable)]
+
+    def meanwhile(self, publisher: Publisher) -> str:
+        return " Meanwhile its messages go to the other brokers." if self.other(publisher) else _NO_OTHER
+
+
+class KeyHash(OneBroker):
+    """Messages with the same key go to the same broker: the CRC-32 of the key, modulo the number of brokers.
+
+    While that is unavailable, they go to the next one. Messages without a key go to the brokers in turn.
+
+    Args:
+        keys: Returns the keys of a batch.
+    """
+
+    def __init__(self, publishers: Sequence[Publisher], keys: Callable[[Batch], Keys]) -> None:
+        super().__init__(publishers)
+        self._keys = keys
+        self._next = 0
+
+    def _parts(self, batch: Batch) -> Iterable[tuple[Publisher, list[bytes]]]:
+        count = len(self._publishers)
+        parts: list[list[bytes]] = [[] for _ in self._publishers]
+        for body, key in zip(batch.bodies, self._keys(batch), strict=True):
+            if key is None:
+                self._next += 1
+                parts[self._next % count].append(body)
+            else:
+                parts[crc32(key) % count].append(body)
+        return zip(self._publishers, parts, strict=True)
+
+    def meanwhile(self, publisher: Publisher) -> str:
+        other = self.other(publisher)
+        if other is None:
+            return _NO_OTHER
+        return f" Meanwhile messages with its keys go to the next broker, {other.result.address}."
+
+
+_NO_OTHER = " No other broker accepts messages."
