@@ -16,7 +16,7 @@ from typing import Any
 def parse() -> argparse.Namespace:
     """Parse and return the options, and start the clock of ``--timeout``. README.md describes the options."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("command", choices=["pub", "sub"])
+    parser.add_argument("command", choices=["pub", "sub", "fail-over"])
     parser.add_argument("--addr", required=True)
     parser.add_argument("--topic", required=True)
     parser.add_argument("--channel")

@@ -475,6 +475,26 @@ class Subscriber:
         return deliveries
 
 
+class PersistentPublisher:
+    """A running publisher that publishes each message until one of its brokers accepts it."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def publish(self, body: bytes) -> list[str]:
+        """Publish a message; return the errors of the attempts that failed."""
+        self._child.stdin.write(base64.b64encode(body) + b"\n")
+        self._child.stdin.flush()
+        try:
+            line = self._child.stdout.next(time.monotonic() + CLIENT_DEADLINE_S)
+        except TimeoutError:
+            self._child.fail(f"did not publish within {CLIENT_DEADLINE_S:g} s")
+        if line is None:
+            self._child.fail("ended")
+        failures: list[str] = json.loads(line)["failures"]
+        return failures
+
+
 @dataclass(frozen=True)
 class Client:
     """A client library, used through a small program; README.md in this folder describes the programs."""
@@ -503,6 +523,15 @@ class Client:
             child.send(base64.b64encode(body).decode() for body in bodies)
             if code := child.wait(CLIENT_DEADLINE_S + STOP_DEADLINE_S):
                 child.fail(f"ended with exit code {code}")
+        finally:
+            child.close()
+
+    @contextmanager
+    def fail_over(self, addresses: Iterable[str], topic: str) -> Iterator["PersistentPublisher"]:
+        """Run a publisher of these brokers until the block exits; go-nsq and pynsq only."""
+        child = self._start("fail-over", ",".join(addresses), topic)
+        try:
+            yield PersistentPublisher(child)
         finally:
             child.close()
 

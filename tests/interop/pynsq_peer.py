@@ -2,6 +2,9 @@
 
 import argparse
 import asyncio
+import base64
+import functools
+import json
 import logging
 import sys
 from typing import Any
@@ -42,6 +45,28 @@ async def pub(options: argparse.Namespace) -> None:
         else:
             writer.pub(options.topic, bodies[i], callback=reply())
     await asyncio.gather(*replies)
+
+
+async def fail_over(options: argparse.Namespace) -> None:
+    """Publish each message until a broker has accepted it, with one Writer for all brokers; print its failures."""
+    addresses = options.addr.split(",")
+    writer = nsq.Writer(addresses, **peer_options.connection(options))
+    while len(writer.conns) < len(addresses):
+        await asyncio.sleep(0.005)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        failures: list[str] = []
+        while True:
+            reply: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            callback = functools.partial(_set_reply, reply)
+            writer.pub(options.topic, base64.b64decode(line), callback=callback)
+            if (answer := await reply) == b"OK":
+                break
+            failures.append(str(answer))
+        print(json.dumps({"failures": failures}), flush=True)
+
+
+def _set_reply(reply: asyncio.Future[object], _conn: object, data: object) -> None:
+    reply.set_result(data)
 
 
 async def sub(options: argparse.Namespace) -> None:
@@ -87,6 +112,7 @@ async def sub(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.ERROR, handlers=[peer_options.Fatal()])
     chosen = peer_options.parse()
-    asyncio.run(pub(chosen) if chosen.command == "pub" else sub(chosen))
+    handler = logging.NullHandler() if chosen.command == "fail-over" else peer_options.Fatal()
+    logging.basicConfig(level=logging.ERROR, handlers=[handler])
+    asyncio.run({"pub": pub, "sub": sub, "fail-over": fail_over}[chosen.command](chosen))

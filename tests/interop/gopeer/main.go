@@ -3,7 +3,8 @@
 //	gopeer pub --addr A --topic T [--batch N] [--defer MS]
 //	gopeer sub --addr A --topic T --channel C --n N [--max-in-flight M] [--requeue-first] [--touch] [--hold-first] [--fail-first]
 //	gopeer sub --lookupd A --topic T ...
-//	both: [--tls --ca FILE [--cert FILE --key FILE]] [--snappy | --deflate] [--auth SECRET]
+//	gopeer fail-over --addr A,B,... --topic T
+//	all: [--tls --ca FILE [--cert FILE --key FILE]] [--snappy | --deflate] [--auth SECRET]
 //
 // README.md beside this folder says what each flag means; all peers take the same ones.
 package main
@@ -52,7 +53,7 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("gopeer: ")
 	if len(os.Args) < 2 {
-		log.Fatal("usage: gopeer pub|sub ...")
+		log.Fatal("usage: gopeer pub|sub|fail-over ...")
 	}
 	_ = flags.Parse(os.Args[2:])
 	time.AfterFunc(time.Duration(*timeout*float64(time.Second)), func() {
@@ -63,6 +64,8 @@ func main() {
 		pub()
 	case "sub":
 		sub()
+	case "fail-over":
+		failOver()
 	default:
 		log.Fatalf("no such command: %s", os.Args[1])
 	}
