@@ -1,5 +1,7 @@
 """Publish lines of stdin to the available brokers: python examples/producer.py TOPIC ADDRESS... < FILE
 
+An address is that of a broker, host:port, or of a discovery service, http://host:port, which knows brokers.
+
 Each line is one message; many are published concurrently, and the client batches them. If a message was certainly not
 stored, it is published again; if it may have been stored, it is only reported, so that there are no silent duplicates.
 """
@@ -22,7 +24,12 @@ async def main(topic: str, addresses: Sequence[str]) -> int:
     outcome: Counter[str] = Counter()
     places = trio.Semaphore(AT_ONCE)
     try:
-        async with trio_nsq.Producer(addresses) as producer, trio.open_nursery() as nursery:
+        services = [address for address in addresses if "://" in address]
+        brokers = [address for address in addresses if "://" not in address]
+        async with (
+            trio_nsq.Producer(brokers, lookupd_http_addresses=services) as producer,
+            trio.open_nursery() as nursery,
+        ):
             async for line in trio.wrap_file(sys.stdin.buffer):
                 if body := line.removesuffix(b"\n"):  # NSQ has no empty messages
                     await places.acquire()

@@ -1,5 +1,6 @@
 """Run the programs of docs/how-to/python-client.md and examples/, and check their output."""
 
+import dataclasses
 import io
 import re
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from interop.peers import Broker, qcli_serve
+from interop.peers import Broker, nsqlookupd, qcli_serve
+from trio_nsq.client import DiscoverySettings, ProducerSettings
 
 pytestmark = pytest.mark.slow  # to start a broker
 
@@ -42,6 +44,19 @@ def test_all_programs_of_the_page_have_a_test() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     programs = [block for block in blocks if "import " in block]
     assert len(programs) == 5  # four have a test below, and one in test_consumer_document.py
+
+
+def test_table_of_producer_options() -> None:
+    text = DOCUMENT.read_text()
+    section = text[text.index("### Producer options") : text.index("## Consume messages")]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE))
+    shared = {field.name for field in dataclasses.fields(DiscoverySettings)}
+    own = {
+        each.name: each.default for each in dataclasses.fields(ProducerSettings) if each.name not in shared
+    }
+    assert rows == {
+        name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in own.items()
+    }
 
 
 def depth(broker: Broker, channel: str) -> int:
@@ -107,6 +122,16 @@ def test_examples(broker: Broker, tmp_path: Path) -> None:
         archived.stderr
     )
     assert sorted(file.read_bytes().splitlines()) == sorted(lines.splitlines())
+
+
+def test_example_of_a_producer_with_a_discovery_service(tmp_path: Path) -> None:
+    with nsqlookupd() as lookupd:
+        known = f"--lookupd-tcp-address={lookupd.tcp_address}"
+        with qcli_serve(tmp_path / "d", known, "--broadcast-address=127.0.0.1") as broker:
+            while broker.tcp_address.rpartition(":")[2] not in lookupd.http("GET", "/nodes").decode():
+                pass
+            done = run_example("producer.py", "lines", f"http://{lookupd.http_address}", stdin=b"1\n2\n")
+            assert (done.stdout, done.returncode) == ("2 stored\n", 0), done.stderr
 
 
 def test_examples_explain_themselves() -> None:
