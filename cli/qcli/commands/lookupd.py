@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..framework.daemon import kinds
+from ..framework.daemon.checking import CHECK_CONFIG, check_config
 from ..framework.daemon.config_file import CONFIG
 from ..framework.daemon.security_settings import (
     audit_log_setting,
@@ -118,7 +119,7 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
 @click.command(
     "lookupd",
     cls=GoFlagsCommand,
-    params=[CONFIG, *SETTINGS],
+    params=[CONFIG, CHECK_CONFIG, *SETTINGS],
     short_help="Run a discovery service.",
     examples={
         "run it on this machine only": "qcli lookupd",
@@ -130,7 +131,7 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
         "remember topics that no broker has at the time": "qcli lookupd --data-path /var/lib/qcli-lookupd",
     },
     exits={
-        ExitCode.OK: "SIGINT or SIGTERM stopped the service in an orderly way.",
+        ExitCode.OK: "SIGINT or SIGTERM stopped the service in an orderly way; or --check-config found no problem.",
         ExitCode.FAILURE: "The service could not start (an address is in use, the folder is in use or cannot be "
         "written, the configuration file is wrong), or it failed.",
         ExitCode.USAGE: "The command line or an environment variable is wrong.",
@@ -182,6 +183,10 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     if values["data_path"] is not None:
         # An absolute path, because the log names it.
         values["data_path"] = values["data_path"].absolute()
+    if values["check_config"]:
+        from trio_nsq.lookup.service.startup_check import startup_problems
+
+        return check_config(ctx, values["address_file"], lambda: startup_problems(lookupd_options(values)))
     options = lookupd_options(values)
     raise_file_limit()
     run_server(ctx, serve, options, "trio_nsq.lookup", lambda bound: _described(bound, options))

@@ -179,7 +179,7 @@ def origin_of(ctx: click.Context, param: GroupedOption) -> str:
     """Return where the value of an option of a command is from, for people."""
     source = ctx.get_parameter_source(param.name) if param.name else None
     if source is ParameterSource.ENVIRONMENT:
-        return next(filter(os.environ.get, param.variables(ctx)), "")
+        return param.variable_in_use(ctx)
     chosen = chosen_context(ctx)
     if source is ParameterSource.DEFAULT_MAP and chosen is not None:
         return f"context {chosen.name}"

@@ -66,13 +66,18 @@ class GroupedOption(click.Option):
 
     def variables(self, ctx: click.Context) -> tuple[str, ...]:
         """Return the environment variables that set this option of a command; the first one that is set counts."""
+        if self.name in ctx.meta.get(IGNORED_VARIABLES, ()):
+            return ()
         return (self.envvar,) if isinstance(self.envvar, str) else ()
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the text in the environment; an empty one counts as none."""
-        if self.name in ctx.meta.get(IGNORED_VARIABLES, ()):
-            return None
-        return next(filter(None, map(os.environ.get, self.variables(ctx))), None)
+        variable = self.variable_in_use(ctx)
+        return os.environ[variable] if variable else None
+
+    def variable_in_use(self, ctx: click.Context) -> str:
+        """Return the environment variable that sets this option; "": none is set, or the variables are ignored."""
+        return next(filter(os.environ.get, self.variables(ctx)), "")
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
         """Return the text in the environment, split at commas if the option takes several values."""
@@ -85,7 +90,7 @@ class GroupedOption(click.Option):
         """Return where the user gave a bad value: the option, or its environment variable."""
         source = ctx.get_parameter_source(self.name) if ctx and self.name else None
         if ctx and source is ParameterSource.ENVIRONMENT:
-            return f"'{next(filter(os.environ.get, self.variables(ctx)))}' in the environment"
+            return f"'{self.variable_in_use(ctx)}' in the environment"
         # click.Option would name the variable in either case.
         hint = click.Parameter.get_error_hint(self, ctx)
         if ctx and source is ParameterSource.DEFAULT_MAP and DEFAULTS_ORIGIN in ctx.meta:

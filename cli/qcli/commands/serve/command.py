@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...framework.daemon.checking import CHECK_CONFIG, check_config
 from ...framework.daemon.config_file import CONFIG
 from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @click.command(
     "serve",
     cls=GoFlagsCommand,
-    params=[CONFIG, *SETTINGS],
+    params=[CONFIG, CHECK_CONFIG, *SETTINGS],
     short_help="Run a broker.",
     examples={
         "run it on this machine only, with its messages in ./data": "qcli serve --data-path ./data",
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
         "publish faster, if messages may be lost in a power failure": "qcli serve --data-path ./data --sync interval",
     },
     exits={
-        ExitCode.OK: "SIGINT or SIGTERM stopped the broker in an orderly way.",
+        ExitCode.OK: "SIGINT or SIGTERM stopped the broker in an orderly way; or --check-config found no problem.",
         ExitCode.FAILURE: "The broker could not start (the folder is in use or cannot be written, an address is in "
         "use, the data is damaged, the configuration file is wrong), or it failed.",
         ExitCode.USAGE: "The command line or an environment variable is wrong.",
@@ -84,6 +85,10 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
     # An absolute path, because logs and HTTP clients see it.
     values["data_path"] = (values["data_path"] or Path()).absolute()
+    if values["check_config"]:
+        from trio_nsq.broker.startup_check import startup_problems
+
+        return check_config(ctx, values["address_file"], lambda: startup_problems(broker_options(values)))
     options = broker_options(values)
     raise_file_limit()
     describe = partial(_described, data_path=options.data_path)

@@ -13,7 +13,7 @@ import click
 
 from ..errors import Failure
 from . import kinds
-from .setting import Setting
+from .setting import PROBLEMS, Problem, Setting
 
 
 class ConfigFile(NamedTuple):
@@ -27,8 +27,16 @@ class ConfigFile(NamedTuple):
     """The file's path."""
 
 
-def read_config(ctx: click.Context, path: Path) -> ConfigFile:
-    """Read a file. Raises Failure: it cannot be read, is not TOML, or a value is not valid for its key."""
+def read_config(ctx: click.Context, path: Path, problems: list[Problem] | None = None) -> ConfigFile:
+    """Read a file.
+
+    Args:
+        ctx: The context of the command that has the settings.
+        path: The file.
+        problems: Gets the values that are not valid for their keys; these are left out. None: they raise Failure.
+
+    Raises Failure: it cannot be read, is not TOML, or a value is not valid for its key.
+    """
     try:
         with open(path, "rb") as file:
             data = tomllib.load(file)
@@ -47,7 +55,11 @@ def read_config(ctx: click.Context, path: Path) -> ConfigFile:
                 text = _as_text(setting, value)
                 setting.type_cast_value(ctx, text)
             except click.BadParameter as error:
-                raise Failure(f"--config: {path}: {key}: {error.message}") from error
+                failure = Failure(f"--config: {path}: {key}: {error.message}")
+                if problems is None:
+                    raise failure from error
+                problems.append(Problem(failure.exit_code, failure.message))
+                continue
             assert setting.name
             config.values[setting.name] = text
     return config
@@ -78,7 +90,7 @@ def _shown(value: object) -> str:
 def _use(ctx: click.Context, _param: click.Parameter, path: Path | None) -> ConfigFile | None:
     if path is None:
         return None
-    config = read_config(ctx, path)
+    config = read_config(ctx, path, ctx.meta.get(PROBLEMS))
     ctx.default_map = config.values
     return config
 
@@ -89,6 +101,6 @@ CONFIG = Setting(
     section="Configuration",
     is_eager=True,
     callback=_use,
-    help="Read options from this TOML file, such as the configuration file of NSQ's own server.",
+    help="Read options from this TOML file, such as that of NSQ's own server.",
 )
 """Makes the values of the file the defaults of the other options, before click processes those."""

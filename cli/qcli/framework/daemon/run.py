@@ -16,12 +16,11 @@ import click
 import trio
 from click.core import ParameterSource
 
-from ..command import alike
 from ..errors import ExitCode, Failure
-from ..go_flags import REPEATED
 from ..signals import watch_signal, watch_signals
 from .config_file import ConfigFile, read_config
 from .log_format import LIBRARY, log_to_stderr
+from .notes import ignored_settings
 from .service_manager import notify_ready, notify_reloading, notify_stopping
 from .setting import LOG_LEVELS, Setting
 
@@ -53,7 +52,8 @@ def run_server(
     log_line = log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"], values["log_format"])
     config: ConfigFile | None = values["config"]
     log = logging.getLogger(logger)
-    _log_ignored_settings(ctx, config, log)
+    for text in ignored_settings(ctx, config):
+        log.warning("%s", text)
 
     send, receive = trio.open_memory_channel[None](1)
     send_drain, drains = trio.open_memory_channel[None](1)
@@ -134,21 +134,6 @@ def _write_addresses(path: Path, bound: Any) -> None:
         temporary.replace(path)
     except OSError as error:
         raise Failure(f"--address-file: cannot write {path}: {os.strerror(error.errno or 0)}.") from error
-
-
-def _log_ignored_settings(ctx: click.Context, config: ConfigFile | None, logger: logging.Logger) -> None:
-    """Log which options have no effect or were repeated, and which keys of the configuration file are unknown."""
-    for text in ctx.meta.get(REPEATED, ()):
-        logger.warning("%s: the last value is used", text)
-    settings = [param for param in ctx.command.params if isinstance(param, Setting)]
-    for setting in settings:
-        if setting.ignored and ctx.get_parameter_source(setting.name) is not ParameterSource.DEFAULT:
-            logger.warning("%s has no effect here: %s", setting.opts[0], setting.ignored)
-    keys = {name: setting.key for setting in settings for name in (setting.key, setting.name or "")}
-    for key in config.unknown if config else ():
-        near = alike(key.replace("-", "_"), list(keys))
-        hint = f" (did you mean {keys[near]}?)" if near else ""
-        logger.warning("configuration: unknown key %s is ignored%s", key, hint)
 
 
 def _reload_log_level(ctx: click.Context, config: ConfigFile | None, logger: logging.Logger) -> None:

@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
+from ..errors import ExitCode, Failure
 from ..options import OTHER_OPTIONS, GroupedOption
 from ..params import Word
 from . import kinds
@@ -15,7 +16,17 @@ PREFIX = "QCLI_"
 SERVE_PREFIX = "QCLI_SERVE_"
 """The prefix of the variables that `lookupd` does not read."""
 
+PROBLEMS = "qcli.problems"
+"""Key in a context's `meta`: with `--check-config`, the problems found while values are processed."""
+
 LOG_LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
+
+
+class Problem(NamedTuple):
+    """What is wrong with a configuration, and the exit code for it."""
+
+    code: ExitCode
+    text: str
 
 
 class Setting(GroupedOption):
@@ -62,6 +73,23 @@ class Setting(GroupedOption):
         """Return the variables of this option: `serve` has one more than `lookupd`, for itself alone."""
         variables = super().variables(ctx)
         return (self._of_serve, *variables) if ctx.command.name == "serve" else variables
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """Process the value. With `--check-config`, record what is wrong, and use the default."""
+        if "check_config" not in opts or ctx.resilient_parsing:
+            return super().handle_parse_result(ctx, opts, args)
+        problems: list[Problem] = ctx.meta.setdefault(PROBLEMS, [])
+        try:
+            return super().handle_parse_result(ctx, opts, args)
+        except click.UsageError as error:
+            problems.append(Problem(ExitCode.USAGE, error.format_message()))
+        except Failure as error:
+            problems.append(Problem(error.exit_code, error.message))
+        assert self.name is not None
+        value = ctx.params[self.name] = self.type_cast_value(ctx, self.default)
+        return value, args
 
 
 LOG_SETTINGS = [

@@ -63,6 +63,15 @@ ID_RESERVE = 2**32
 """Ids reserved at a time. After a crash, ids continue above the reserved ones, so none repeats."""
 
 
+def refuse_nsqd_folder(path: Path) -> None:
+    """Raises StartupError: the folder is that of an nsqd."""
+    if (path / NSQD_FILE).exists() and not (path / BROKER_FILE).exists():
+        raise StartupError(
+            f"--data-path: {path} holds the queues of an nsqd. Choose another folder; to bring the queues over, stop "
+            f"nsqd and run 'qcli log import {path} --data-path ANOTHER' first"
+        )
+
+
 class DataFolder:
     """A data folder, locked against other brokers until `close`.
 
@@ -106,11 +115,7 @@ class DataFolder:
                 f"--data-path: {self.path} is in use by {lock_holder(self._lock_fd)}, probably another broker. Stop "
                 "it, or choose another --data-path"
             ) from exc
-        if (self.path / NSQD_FILE).exists() and not (self.path / BROKER_FILE).exists():
-            raise StartupError(
-                f"--data-path: {self.path} holds the queues of an nsqd. Choose another folder; to bring the queues "
-                f"over, stop nsqd and run 'qcli log import {self.path} --data-path ANOTHER' first"
-            )
+        refuse_nsqd_folder(self.path)
         topics = self.path / "topics"
         try:
             self.files.make_folder(topics)

@@ -53,17 +53,7 @@ class NamesFile:
 
     def load(self) -> dict[str, list[str]]:
         """Load the channels of each topic; empty if there is no file yet. Raises StartupError."""
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            return {}
-        except OSError as exc:
-            raise StartupError(f"cannot read {self.path}: {exc.strerror}") from exc
-        try:
-            return _decode(content)
-        except ValueError as exc:
-            advice = "restore it, or move it away and lose the topics that no broker has"
-            raise StartupError(f"{self.path} is damaged: {exc}; {advice}") from exc
+        return read_names(self.path)
 
     def try_to_save(self, names: Mapping[str, list[str]]) -> None:
         """Write the loaded names again, to detect at startup that the folder is not writable.
@@ -88,6 +78,21 @@ class NamesFile:
     def close(self) -> None:
         """Unlock the folder."""
         os.close(self._lock_fd)
+
+
+def read_names(path: Path) -> dict[str, list[str]]:
+    """Read the channels of each topic from a file; empty if it does not exist. Raises StartupError."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as exc:
+        raise StartupError(f"cannot read {path}: {exc.strerror}") from exc
+    try:
+        return _decode(content)
+    except ValueError as exc:
+        advice = "restore it, or move it away and lose the topics that no broker has"
+        raise StartupError(f"{path} is damaged: {exc}; {advice}") from exc
 
 
 def _decode(content: bytes) -> dict[str, list[str]]:

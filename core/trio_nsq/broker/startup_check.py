@@ -1,0 +1,83 @@
+"""Checks whether a broker could start, without starting it."""
+
+from functools import partial
+from pathlib import Path
+
+from ..listening import StartupError
+from ..secret import Secret, SecretFileError
+from ..startup_checks import (
+    check_auth_file,
+    check_data_folder,
+    check_different,
+    check_listen_address,
+    check_tls,
+    check_written_file,
+    problems_of,
+)
+from ..tls.client import client_context
+from .options import BrokerOptions
+from .session.auth_service import AuthClient
+from .storage.data_folder import (
+    BROKER_COPY_FILE,
+    BROKER_FILE,
+    MAX_BROKER_BYTES,
+    decode_ids,
+    refuse_nsqd_folder,
+)
+
+
+def startup_problems(options: BrokerOptions) -> list[str]:
+    """Return why a broker could not start with these options; empty: it could.
+
+    Files are read, and not changed. Whether a port is free, and whether the logs of topics are intact, is not checked.
+    """
+    listeners = [("--tcp-address", options.tcp_address), ("--http-address", options.http_address)]
+    if options.tls.cert is not None:
+        listeners.append(("--https-address", options.https_address))
+    return problems_of(
+        [
+            partial(check_tls, options.tls),
+            partial(check_auth_file, options.auth_file, options.tls),
+            partial(_check_auth_servers, options),
+            partial(_check_lookup, options),
+            *(partial(check_listen_address, flag, address) for flag, address in listeners),
+            partial(check_different, listeners),
+            partial(check_written_file, "--audit-log", options.audit_log),
+            partial(check_data_folder, options.data_path, "broker"),
+            partial(_check_contents, options.data_path),
+        ]
+    )
+
+
+def _check_auth_servers(options: BrokerOptions) -> None:
+    if options.auth_http_addresses:
+        AuthClient(options)
+
+
+def _check_lookup(options: BrokerOptions) -> None:
+    if options.lookupd_tls:
+        client_context(options.tls, with_certificate=True)
+    try:
+        Secret(file=options.lookupd_auth_secret_file).read()
+    except SecretFileError as exc:
+        reason = str(exc).removeprefix("auth_secret_file ")
+        raise StartupError(f"--lookupd-auth-secret-file: {reason}") from exc
+
+
+def _check_contents(path: Path) -> None:
+    """Raises StartupError: the folder is of an nsqd, or neither file with the reserved ids can be used."""
+    if not path.is_dir():
+        return
+    refuse_nsqd_folder(path)
+    problems = []
+    for file in (path / BROKER_FILE, path / BROKER_COPY_FILE):
+        try:
+            with file.open("rb") as stream:
+                decode_ids(stream.read(MAX_BROKER_BYTES + 1))
+            return
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as exc:
+            problems.append(f"{file}: {exc.strerror if isinstance(exc, OSError) else exc}")
+    if problems:
+        raise StartupError(f"--data-path: {problems[0]}")

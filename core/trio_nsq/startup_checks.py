@@ -1,0 +1,132 @@
+"""Checks of what a server needs at its start, without starting it: they change no file and open no port."""
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from .access.audit_writer import STDOUT
+from .access.authentication import Authentication
+from .folder_locks import lock_holder
+from .listening import StartupError, is_unix_path
+from .tls.settings import TLSSettings
+
+Check = Callable[[], object]
+"""Raises StartupError."""
+
+
+def problems_of(checks: Iterable[Check]) -> list[str]:
+    """Run all checks, and return the problems that they found."""
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except StartupError as exc:
+            problems.append(str(exc))
+    return problems
+
+
+def check_tls(settings: TLSSettings) -> None:
+    """Raises StartupError: the certificate, its key or the CAs cannot be used, or do not belong together."""
+    if settings.is_used:
+        from .tls.context import server_context  # imports OpenSSL
+
+        server_context(settings)
+
+
+def check_auth_file(path: Path | None, settings: TLSSettings) -> None:
+    """Raises StartupError: the auth file cannot be used."""
+    Authentication(path, verifies_clients=settings.verifies_clients)
+
+
+def check_listen_address(flag: str, address: str | None) -> None:
+    """Raises StartupError: the host of an address is unknown, or the path of a unix socket cannot be used."""
+    if not address:
+        return
+    if is_unix_path(address):
+        path = Path(address)
+        if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
+            raise StartupError(f"{flag}: {path} already exists and is not a socket")
+        _check_writable(flag, path.parent)
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as exc:
+        raise StartupError(f"{flag}: cannot listen on {address}: {exc.strerror or exc}") from exc
+
+
+def check_different(addresses: Iterable[tuple[str, str | None]]) -> None:
+    """Raises StartupError: two listeners have the same address. Each item is an option and its value."""
+    seen: dict[str, str] = {}
+    for flag, address in addresses:
+        if not address or address.endswith(":0"):
+            continue  # port 0 is a free port
+        if address in seen:
+            raise StartupError(f"{flag}: {address} is also the address of {seen[address]}")
+        seen[address] = flag
+
+
+def check_written_file(flag: str, path: Path | str | None) -> None:
+    """Raises StartupError: a file that the server would write cannot be written. `-` is standard output."""
+    if not path or path == STDOUT:
+        return
+    path = Path(path)
+    if path.is_dir():
+        raise StartupError(f"{flag}: {path} is a folder")
+    if not path.exists():
+        _check_writable(flag, path.parent)
+    elif not os.access(path, os.W_OK):
+        raise StartupError(f"{flag}: cannot write {path}: {os.strerror(errno.EACCES)}")
+
+
+def check_data_folder(path: Path, server: str) -> None:
+    """Check a data folder, which the server would create if it is missing.
+
+    Args:
+        path: The folder.
+        server: What may have locked it, such as `broker`.
+
+    Raises:
+        StartupError: It cannot be read or written, or a server has locked it.
+    """
+    flag = "--data-path"
+    if not path.parent.is_dir():
+        raise StartupError(f"{flag}: the folder {path.parent} does not exist")
+    if not path.exists():
+        _check_writable(flag, path.parent)
+        return
+    if not path.is_dir():
+        raise StartupError(f"{flag}: {path} is not a folder")
+    _check_writable(flag, path)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise StartupError(f"{flag}: cannot use {path}: {exc.strerror}") from exc
+    try:
+        # A shared lock, for as short as possible: a server that starts meanwhile could not lock the folder.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as exc:
+        raise StartupError(
+            f"{flag}: {path} is in use by {lock_holder(fd)}, probably another {server}. Stop it, or choose another "
+            f"{flag}"
+        ) from exc
+    finally:
+        os.close(fd)
+
+
+def _check_writable(flag: str, folder: Path) -> None:
+    if not folder.is_dir():
+        raise StartupError(f"{flag}: the folder {folder} does not exist")
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise StartupError(f"{flag}: cannot write to {folder}: {_why_not_writable(folder)}")
+
+
+def _why_not_writable(folder: Path) -> str:
+    read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+    return os.strerror(errno.EROFS if read_only else errno.EACCES)

@@ -1,0 +1,293 @@
+"""Tests for `serve --check-config` and `lookupd --check-config`: what is wrong is named, and nothing is changed."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from broker.certificates import Certificates
+from cli.support import FREE_PORTS, Cli, CliHere, Run, command_line, lines_until_ready, options, serving
+from client.support.tokens import AuthFile
+from interop.peers import qcli_lookupd
+
+VALID = "The configuration is valid.\n"
+
+
+@pytest.fixture
+def cli(run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Runs commands in this process, in a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+    return CliHere("", "", run=run_here)
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int, int, bytes]]:
+    """Return everything about a folder that a program may change."""
+    return {
+        str(path): (path.stat().st_mtime_ns, path.stat().st_ctime_ns, path.stat().st_mode, read(path))
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+def read(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def errors(cli: Cli, *args: str, code: int = 1, **env: str) -> list[str]:
+    """Return the problems of a configuration."""
+    result = cli(*args, "--check-config", env=env)
+    assert (result.code, result.out) == (code, b""), result.err
+    lines = result.err.splitlines()
+    assert all(line.startswith("Error: ") for line in lines), result.err
+    return [line.removeprefix("Error: ") for line in lines]
+
+
+@pytest.mark.parametrize("server", ["serve", "lookupd"])
+def test_defaults_are_valid(cli: Cli, tmp_path: Path, server: str) -> None:
+    for spelling in ("--check-config", "-check-config", "--check-config=true"):
+        result = cli(server, "--data-path", "data", spelling)
+        assert (result.code, result.out, result.err) == (0, b"", VALID)
+    assert list(tmp_path.iterdir()) == []
+    assert cli(server, "--check-config=nonsense").code == 2
+
+
+def test_everything_that_is_valid_stays_as_it_is(cli: Cli, tmp_path: Path) -> None:
+    certificates, auth_file = Certificates(tmp_path), AuthFile(tmp_path)
+    flags = [f"--{name.replace('_', '-')}={path}" for name, path in certificates.options.items()]
+    flags += [
+        f"--auth-file={auth_file.path}",
+        "--tls-required",
+        f"--audit-log={tmp_path}/audit",
+        "--address-file=addresses",
+    ]
+    with serving(tmp_path, *flags) as broker:
+        lines_until_ready(broker)
+    # the broker was killed: its data folder is as a crash leaves it
+    (tmp_path / "addresses").unlink()
+    before = contents(tmp_path)
+    result = cli("serve", *flags, "--data-path=data", "--check-config")
+    assert (result.code, result.err) == (0, VALID)
+    assert contents(tmp_path) == before
+    with qcli_lookupd(f"--data-path={tmp_path}/names", *flags[:-1]):
+        pass
+    before = contents(tmp_path)
+    assert cli("lookupd", *flags, "--data-path=names", "--check-config").err == VALID
+    assert contents(tmp_path) == before
+
+
+def test_no_port_is_opened(cli: Cli, tmp_path: Path) -> None:
+    with serving(tmp_path) as broker:
+        ready = lines_until_ready(broker)[-1]
+        tcp, http = ready.split()[2].rstrip(","), ready.split()[4].rstrip(",")
+        result = cli(
+            "serve", f"--tcp-address={tcp}", f"--http-address={http}", "--data-path=x", "--check-config"
+        )
+        assert (result.code, result.err) == (0, VALID)
+
+
+def test_all_problems_are_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        'sync = "never"\nmsg_timeout = true\nmax_rdy_count = 5\nlog_levl = "x"\n'
+    )
+    result = cli(
+        *(
+            "serve",
+            "--config=c.toml",
+            "--check-config",
+            "--tcp-address=x",
+            "--auth-file=auth.toml",
+            "--max-topics=-1",
+        ),
+        *(
+            "--data-path=missing/data",
+            "--tls-cert=cert.pem",
+            "--tls-key=key.pem",
+            "--audit-log=missing/audit",
+        ),
+        *("--lookupd-auth-secret-file=secret", "--address-file=missing/a.json"),
+        env={"QCLI_SYNC_TIMEOUT": "5"},
+    )
+    assert (result.code, result.out) == (2, b"")
+    assert result.err.splitlines() == [
+        "Warning: configuration: unknown key log_levl is ignored (did you mean log_level?)",
+        "Error: --config: c.toml: sync: 'never' is not one of 'always', 'interval'.",
+        'Error: --config: c.toml: msg_timeout: true is not a duration such as "1m30s", or an integer, milliseconds.',
+        "Error: Invalid value for '--tcp-address': 'x' is not host:port, such as 127.0.0.1:4150.",
+        "Error: Invalid value for '--max-topics': -1 is not in the range x>=0.",
+        "Error: Invalid value for 'QCLI_SYNC_TIMEOUT' in the environment: '5' has no unit: write 5s for seconds, or "
+        "ms, m, h.",
+        "Error: --address-file: the folder missing does not exist.",
+        "Error: --tls-cert: cannot read cert.pem: No such file or directory.",
+        "Error: --auth-file: cannot read the auth file auth.toml: No such file or directory; 'qcli token create' "
+        "creates it.",
+        "Error: --lookupd-auth-secret-file: secret: No such file or directory.",
+        "Error: --audit-log: the folder missing does not exist.",
+        f"Error: --data-path: the folder {tmp_path}/missing does not exist.",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.toml"]
+
+
+@pytest.mark.parametrize("server", ["serve", "lookupd"])
+def test_configuration_file(cli: Cli, tmp_path: Path, server: str) -> None:
+    assert errors(cli, server, "--config=c.toml") == [
+        "--config: cannot read c.toml: No such file or directory."
+    ]
+    (tmp_path / "c.toml").write_text("a b")
+    assert errors(cli, server, QCLI_CONFIG="c.toml")[0].startswith("--config: c.toml is not valid TOML: ")
+    (tmp_path / "c.toml").write_text("tcp_address = 1\nhttp_address = 2\n")
+    assert errors(cli, server, "--config=c.toml") == [
+        f"--config: c.toml: {name}: {value} is not a string."
+        for name, value in (("tcp_address", 1), ("http_address", 2))
+    ]
+
+
+@pytest.mark.parametrize("server", ["serve", "lookupd"])
+def test_certificate_and_key(cli: Cli, tmp_path: Path, server: str) -> None:
+    (tmp_path / "other").mkdir()
+    certificates, other = Certificates(tmp_path), Certificates(tmp_path / "other")
+    cert, key = certificates.options["tls_cert"], other.options["tls_key"]
+    assert (
+        f"--tls-key: {key} is not the key of {cert}"
+        in errors(cli, server, f"--tls-cert={cert}", f"--tls-key={key}")[0]
+    )
+    assert errors(cli, server, f"--tls-cert={cert}") == ["--tls-cert and --tls-key go together: give both."]
+    (tmp_path / "ca.pem").write_text("nonsense")
+    flags = [
+        f"--tls-cert={cert}",
+        f"--tls-key={certificates.options['tls_key']}",
+        "--tls-root-ca-file=ca.pem",
+    ]
+    assert (
+        "ca.pem has no PEM certificate"
+        in errors(cli, server, *flags, "--tls-client-auth-policy=require-verify")[0]
+    )
+
+
+@pytest.mark.parametrize("server", ["serve", "lookupd"])
+def test_auth_file(cli: Cli, tmp_path: Path, server: str) -> None:
+    (tmp_path / "auth.toml").write_text("[[token]]\nname = 1\n")
+    assert "auth.toml is not valid: line 1:" in errors(cli, server, "--auth-file=auth.toml")[0]
+
+
+@pytest.mark.parametrize("server", ["serve", "lookupd"])
+def test_addresses(cli: Cli, tmp_path: Path, server: str) -> None:
+    same = ("--tcp-address=127.0.0.1:4250", "--http-address=127.0.0.1:4250")
+    assert errors(cli, server, *same) == [
+        "--http-address: 127.0.0.1:4250 is also the address of --tcp-address."
+    ]
+    assert errors(cli, server, "--tcp-address=host.invalid:1")[0].startswith(
+        "--tcp-address: cannot listen on host.invalid:1: "
+    )
+    assert cli(server, *FREE_PORTS, "--data-path=data", "--check-config").err == VALID
+
+
+def test_unix_sockets(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert errors(cli, "serve", "--tcp-address=./missing/socket", "--http-address=./file") == [
+        "--tcp-address: the folder missing does not exist.",
+        "--http-address: file already exists and is not a socket.",
+    ]
+    assert cli("serve", "--http-address=./socket", "--data-path=data", "--check-config").err == VALID
+
+
+@pytest.mark.parametrize("server", ["serve", "lookupd"])
+def test_data_folder(cli: Cli, tmp_path: Path, server: str) -> None:
+    (tmp_path / "file").touch()
+    assert errors(cli, server, "--data-path=file") == [f"--data-path: {tmp_path}/file is not a folder."]
+    (tmp_path / "data").mkdir()
+    for name in ("broker.json", "lookupd.json"):
+        (tmp_path / "data" / name).write_text("{}")
+    (problem,) = errors(cli, server, "--data-path=data")
+    assert ("broker.json" if server == "serve" else "lookupd.json is damaged") in problem
+
+
+def test_data_folder_of_nsqd(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "nsqd.dat").touch()
+    assert "holds the queues of an nsqd" in errors(cli, "serve", "--data-path=.")[0]
+
+
+def test_data_folder_of_a_running_server(cli: Cli, tmp_path: Path) -> None:
+    with serving(tmp_path) as broker:
+        lines_until_ready(broker)
+        (problem,) = errors(cli, "serve", "--data-path=data")
+        assert "/data is in use by process " in problem
+        assert "probably another broker. Stop it, or choose another --data-path" in problem
+    with qcli_lookupd(f"--data-path={tmp_path}/names"):
+        assert "/names is in use by process " in errors(cli, "lookupd", "--data-path=names")[0]
+    assert cli("serve", "--data-path=data", "--check-config").err == VALID
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folders_without_permission(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "read").mkdir(mode=0o500)
+    for flag in (
+        "--data-path=read",
+        "--data-path=read/data",
+        "--audit-log=read/audit",
+        "--address-file=read/file",
+    ):
+        assert (
+            "cannot write to "
+            in errors(cli, "serve", flag, *([] if "data" in flag else ["--data-path=d"]))[0]
+        )
+
+
+def test_contradictions(cli: Cli) -> None:
+    assert errors(cli, "serve", "--min-output-buffer-timeout=1h") == [
+        "--min-output-buffer-timeout is longer than --max-output-buffer-timeout."
+    ]
+
+
+def test_options_without_effect_are_warnings(cli: Cli) -> None:
+    result = cli(
+        "serve", "--worker-id=7", "--log-level=info", "--log-level=warn", "--data-path=d", "--check-config"
+    )
+    assert result.code == 0
+    assert result.err.splitlines() == [
+        "Warning: --log-level is given 2 times: the last value is used",
+        "Warning: --worker-id has no effect here: see --node-id",
+        VALID.strip(),
+    ]
+
+
+def test_usage_errors_end_the_check(cli: Cli) -> None:
+    for args in (["--nonsense"], ["extra"]):
+        result = cli("serve", *args, "--check-config")
+        assert (result.code, "Usage: " in result.err) == (2, True)
+
+
+def test_options_in_effect(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        'retention_time = "forever"\nsync_timeout = 5\nnsqlookupd_tcp_addresses = ["a:1"]\n'
+    )
+    flags = ["--config=c.toml", "--retention-bytes=unlimited", "--e2e-processing-latency-percentile=0.99,0.5"]
+    shown = cli("serve", *flags, "--check-config=show", env={"QCLI_SERVE_MAX_TOPICS": "3"})
+    assert (shown.code, shown.err) == (0, VALID)
+    lines = shown.out.decode().splitlines()
+    for line in (
+        'retention_time = "forever"  # c.toml',
+        "sync_timeout = 5  # c.toml",
+        'nsqlookupd_tcp_addresses = ["a:1"]  # c.toml',
+        'retention_bytes = "unlimited"  # command line',
+        "e2e_processing_latency_percentiles = [0.99, 0.5]  # command line",
+        "max_topics = 3  # QCLI_SERVE_MAX_TOPICS",
+        'sync = "always"  # default',
+    ):
+        assert line in lines
+    (tmp_path / "effective.toml").write_bytes(shown.out)
+    assert options("--config=effective.toml") == options(*flags, "--max-topics=3")
+    assert b"# default" in cli("lookupd", "--check-config=show").out
+
+
+def test_process_exits_with_the_code(tmp_path: Path) -> None:
+    environment = Cli("", "").environment()
+    for flags, code in (([], 0), (["--data-path=/nowhere/x"], 1), (["--sync=x"], 2)):
+        done = subprocess.run(
+            command_line("serve", "--check-config", *flags),
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            timeout=30,
+        )
+        assert done.returncode == code, done.stderr
+    assert list(tmp_path.iterdir()) == []
