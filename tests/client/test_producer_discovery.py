@@ -140,6 +140,36 @@ async def test_brokers_of_several_services_come_and_go(tmp_path: Path) -> None:
 
 
 @bounded
+async def test_broker_that_begins_to_drain_is_left_without_a_failure(tmp_path: Path) -> None:
+    async with ours() as lookupd:
+        options: Any = {"nsqlookupd_tcp_addresses": (lookupd.tcp_address,), "broadcast_address": "127.0.0.1"}
+        async with (
+            running_broker(tmp_path / "1", **options) as one,
+            running_broker(tmp_path / "2", **options) as two,
+        ):
+            await registered(lookupd, 2)
+            async with (
+                Producer(
+                    lookupd_http_addresses=lookupd.http_address, lookupd_poll_interval_s=POLL_S
+                ) as producer,
+                httpx.AsyncClient(base_url=f"http://{one.http_address}") as http,
+            ):
+                for broker in (one, two):
+                    while not await message_count(broker):
+                        await producer.publish("t", b"x")
+                (await http.put("/config/draining", content=b"true")).raise_for_status()
+                kept, stored = await message_count(one), await message_count(two)
+                for _ in range(20):
+                    await producer.publish("t", b"x")
+                assert (await message_count(one), await message_count(two)) == (kept, stored + 20)
+                while (await http.get("/stats?format=json")).json()["producers"]:
+                    await trio.sleep(0.01)
+                (await http.put("/config/draining", content=b"false")).raise_for_status()
+                while await message_count(one) == kept:
+                    await producer.publish("t", b"x")
+
+
+@bounded
 async def test_synchronous_producer(tmp_path: Path) -> None:
     async with ours() as lookupd:
         options: Any = {"nsqlookupd_tcp_addresses": (lookupd.tcp_address,), "broadcast_address": "127.0.0.1"}
