@@ -319,12 +319,8 @@ def test_only_a_discovery_service(tmp_path: Path, cli: Cli) -> None:
         cli("context", "save", "fleet", "--lookupd-http-address", lookupd.http_address, "--use")
         records = cli("stat", "--format", "json", "--wait", "20s").records
         assert {each["topic"] for each in records} == {"clicks"}
-        no_tcp = cli("pub", "clicks", stdin=b"x\n")
-    assert no_tcp.code == 2
-    assert no_tcp.err.endswith(
-        "Error: The context fleet has no address for this command: --nsqd-tcp-address. Add one: qcli context save "
-        "fleet --nsqd-tcp-address HOST:PORT\n"
-    )
+        assert cli("pub", "clicks", stdin=b"x\n").code == 0
+        assert cli("tail", "clicks/archive", "-n", "1").out == b"x\n"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +332,7 @@ def test_only_a_discovery_service(tmp_path: Path, cli: Cli) -> None:
         ("nsqd_tcp_address", ["replay", "t", "u"], "--nsqd-http-address or --lookupd-http-address"),
         ("nsqd_tcp_address", ["to-parquet", "t", "/nowhere/x"], "--nsqd-http-address or --lookupd-http-address"),
         ("nsqd_http_address", ["tail", "t"], "--nsqd-tcp-address or --lookupd-http-address"),
-        ("nsqd_http_address", ["pub", "t"], "--nsqd-tcp-address"),
+        ("nsqd_http_address", ["pub", "t"], "--nsqd-tcp-address or --lookupd-http-address"),
         ("nsqd_http_address", ["replay", "t", "u"], "--nsqd-tcp-address"),
         ("nsqd_http_address", ["to-parquet", "t", "/nowhere/x", "--consume", "--channel", "c"], "--nsqd-tcp-address or "
          "--lookupd-http-address"),
