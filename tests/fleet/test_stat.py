@@ -1,0 +1,170 @@
+"""Tests for `qcli stat` with several brokers: sums, partial answers, and a screen that a hung broker does not block."""
+
+import contextlib
+import csv
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.screens import ScreenReader
+from cli.support import Cli, Result, Run, Terminal
+from fleet.support import Fleet, cli_of, hung, refusing_broker, running_fleet, take_down
+from qcli.framework.errors import ExitCode
+
+ANSWER_TIMEOUT_S = 5.0
+
+
+def fill(fleet: Fleet, topic: str) -> None:
+    """Create a channel `c`, and publish 1 message to the first broker, 2 to the second, and so on."""
+    fleet.create(topic, "c")
+    for number, broker in enumerate(fleet.brokers, 1):
+        for _ in range(number):
+            broker.post("/pub", b"x", topic=topic)
+
+
+def depths(result: Result) -> dict[str | None, int]:
+    """Return the depths of the channels of a JSON report, by broker."""
+    return {row["broker"]: row["depth"] for row in result.records if row["channel"]}
+
+
+def test_sum_and_the_brokers_below(run_here: Run, fleet: Fleet, topic: str) -> None:
+    fill(fleet, topic)
+    result = run_here(fleet.cli, "stat", topic, "--by-broker", "--format", "json")
+    assert (result.code, result.err) == (0, "")
+    assert depths(result) == {None: 10} | dict(zip(fleet.http_addresses, (1, 2, 3, 4), strict=True))
+    ages = {row["broker"]: row["oldest_message_age_ms"] for row in result.records if row["channel"]}
+    known = [ages[broker.http_address] for broker in fleet.ours]
+    assert (ages[fleet.nsqd.http_address], ages[None]) == (None, max(known))
+    table = run_here(fleet.cli, "stat", topic, "--by-broker").out.decode()
+    assert [
+        line.split()[2] for line in table.splitlines() if fleet.http_addresses[2] in line and " c " in line
+    ] == [fleet.http_addresses[2]]
+    assert depths(run_here(fleet.cli, "stat", topic, "--format", "json")) == {None: 10}
+
+
+def test_brokers_of_discovery_services(run_here: Run, fleet: Fleet, topic: str) -> None:
+    fill(fleet, topic)
+    result = run_here(fleet.discovering, "stat", topic, "--by-broker", "--format", "json")
+    found = depths(result)
+    assert (result.code, found.pop(None), sorted(found.values())) == (0, 10, [1, 2, 3, 4])
+
+
+@pytest.fixture
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the timeout of requests, but for brokers on a loaded machine."""
+    monkeypatch.setattr("qcli.broker.admin_client.REQUEST_TIMEOUT_S", 2.0)
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_hung_broker_is_named_after_the_numbers_of_the_others(
+    run_here: Run, fleet: Fleet, topic: str, form: str, short_timeout: None
+) -> None:
+    fill(fleet, topic)
+    silent = fleet.ours[1]
+    with hung(silent):
+        begun_s = time.monotonic()
+        result = run_here(fleet.cli, "stat", topic, "--format", form)
+        assert time.monotonic() - begun_s < 2 * ANSWER_TIMEOUT_S
+    assert result.code == ExitCode.PARTIAL
+    assert silent.http_address in result.err
+    assert fleet.ours[0].http_address not in result.err
+    if form == "json":
+        assert depths(result) == {None: 8}
+    elif form == "csv":
+        row = list(csv.DictReader(io.StringIO(result.out.decode())))[-1]
+        assert (row["channel"], row["depth"]) == ("c", "8")
+    else:
+        assert result.out.decode().splitlines()[-1].split()[:2] == ["total", "8"]
+
+
+def test_broker_that_is_down_and_one_that_refuses(tmp_path: Path, run_here: Run, topic: str) -> None:
+    with (
+        running_fleet(tmp_path / "fleet", ours=2) as fleet,
+        refusing_broker(tmp_path / "refusing") as refusing,
+    ):
+        fill(fleet, topic)
+        down = fleet.ours[0]
+        take_down(down)
+        cli = cli_of(*fleet.brokers, refusing)
+        result = run_here(cli, "stat", topic, "--format", "json")
+        assert (result.code, depths(result)) == (ExitCode.PARTIAL, {None: 5})
+        assert f"No broker answers at {down.http_address}" in result.err
+        assert f"{refusing.http_address} requires a secret" in result.err
+        absent = run_here(cli, "stat", "absent")
+        assert (absent.code, absent.out) == (ExitCode.PARTIAL, b"")
+        assert down.http_address in absent.err
+        # Its topics may be those that the broker that is down has.
+        some = run_here(cli, "stat", topic, "absent*", "--format", "json")
+        assert (some.code, depths(some)) == (ExitCode.PARTIAL, {None: 5})
+        none = run_here(cli_of(down), "stat")
+        assert none.code == ExitCode.UNREACHABLE
+
+
+def test_failures_between_reports_are_warnings(fleet: Fleet, topic: str) -> None:
+    fill(fleet, topic)
+    cli = Cli("", f"{fleet.ours[0].http_address},127.0.0.1:1")
+    result = cli("stat", topic, "--format", "json", "--count", "3", "--interval", "10ms")
+    assert (result.code, len(result.records)) == (ExitCode.PARTIAL, 6)
+    warning, error = result.err.splitlines()
+    assert warning.startswith("Warning: No broker answers at 127.0.0.1:1")
+    assert error.startswith("Error: No broker answers at 127.0.0.1:1")
+
+
+# ---------------------------------------------------------------------- the live screen
+
+
+@contextlib.contextmanager
+def live(cli: Cli, *args: str) -> Iterator[tuple[ScreenReader, Terminal]]:
+    with cli.on_terminal("stat", *args, "--interval", "100ms", rows=24, columns=80) as terminal:
+        screen = ScreenReader(terminal)
+        screen.wait_for("topic/channel")
+        yield screen, terminal
+
+
+def test_keys_work_while_a_broker_hangs(fleet: Fleet, topic: str) -> None:
+    fill(fleet, topic)
+    silent = fleet.ours[2]
+    with live(fleet.cli, topic) as (screen, terminal):
+        screen.wait(lambda lines: lines[-3].split()[:2] == ["total", "10"])
+        with hung(silent):
+            lines = screen.wait_for(f"no answer from {silent.http_address}: not in these numbers")
+            assert lines[-3].split()[:2] == ["total", "7"]
+            begun_s = time.monotonic()
+            for keys, text in (("s", "by depth"), ("r", "by depth, reversed"), ("\x1b[B", f"{topic}  in")):
+                screen.press(keys, text)
+            assert time.monotonic() - begun_s < ANSWER_TIMEOUT_S - 2
+            fleet.ours[0].post("/pub", b"x", topic=topic)  # the others' numbers go on
+            screen.wait(lambda lines: lines[-3].split()[:2] == ["total", "8"])
+        screen.wait_without("no answer")
+        screen.wait(lambda lines: lines[-3].split()[:2] == ["total", "11"])
+        terminal.type(b"q")
+        assert terminal.end() == 0
+
+
+def test_screen_starts_without_a_hung_broker_and_ends_at_once(fleet: Fleet, topic: str) -> None:
+    fill(fleet, topic)
+    with hung(fleet.ours[0]), live(fleet.cli, topic) as (screen, terminal):
+        assert screen.wait_for("no answer from")[-3].split()[:2] == ["total", "9"]
+        begun_s = time.monotonic()
+        terminal.type(b"q")
+        assert terminal.end() == 0
+        assert time.monotonic() - begun_s < ANSWER_TIMEOUT_S - 2
+
+
+def test_enter_shows_the_brokers_of_a_topic(fleet: Fleet, topic: str) -> None:
+    fill(fleet, topic)
+    with live(fleet.cli, f"{topic}*") as (screen, _):
+        screen.wait(lambda lines: "4 brokers" in lines[0] and lines[-3].split()[:2] == ["total", "10"])
+        screen.press("\x1b[B\r", f"topic {topic}")
+        lines = screen.wait_for(f"    {fleet.nsqd.http_address}")
+        assert [line.split()[1] for line in lines if line.startswith("    ")] == ["1", "2", "3", "4"]
+
+
+def test_refusal_is_shown_in_its_own_words(tmp_path: Path, fleet: Fleet, topic: str) -> None:
+    fill(fleet, topic)
+    with refusing_broker(tmp_path) as refusing, live(cli_of(fleet.ours[0], refusing), topic) as (screen, _):
+        lines = screen.wait_for(f"The broker at {refusing.http_address} requires a secret")
+        assert lines[-3].split()[:2] == ["total", "1"]
