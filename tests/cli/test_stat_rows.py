@@ -103,7 +103,7 @@ def test_numbers_are_added_up_and_the_highest_age_counts() -> None:
         4,
     )
     assert (topic.paused, row.paused, row.broker) == (False, True, None)
-    assert [(part.broker, part.values["depth"]) for part in found.parts["t", "c"]] == [
+    assert [(part.broker, part.values["depth"]) for part in found.parts["t/c"]] == [
         ("a", 2),
         ("b", 3),
         ("c", 0),

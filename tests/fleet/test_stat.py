@@ -12,6 +12,7 @@ import pytest
 from cli.screens import ScreenReader
 from cli.support import Cli, Result, Run, Terminal
 from fleet.support import Fleet, cli_of, hung, refusing_broker, running_fleet, take_down
+from interop.peers import qcli_serve
 from qcli.framework.errors import ExitCode
 
 ANSWER_TIMEOUT_S = 5.0
@@ -168,3 +169,10 @@ def test_refusal_is_shown_in_its_own_words(tmp_path: Path, fleet: Fleet, topic: 
     with refusing_broker(tmp_path) as refusing, live(cli_of(fleet.ours[0], refusing), topic) as (screen, _):
         lines = screen.wait_for(f"The broker at {refusing.http_address} requires a secret")
         assert lines[-3].split()[:2] == ["total", "1"]
+
+
+def test_broker_without_topics_beside_one_that_is_down(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        with live(Cli("", f"{broker.http_address},127.0.0.1:1")) as (screen, _):
+            screen.wait_for("no topics yet")
+            screen.wait_for("no answer from 127.0.0.1:1")

@@ -170,8 +170,9 @@ def command(
 
 def _show_live(brokers: Brokers, selection: Selection, by_broker: bool, interval_ms: int) -> None:
     from ...broker.admin_client import AdminClient
+    from .drawing import Drawing
     from .live import Live
-    from .view import View
+    from .settings import Settings
 
     asks = {
         address: functools.partial(ask, AdminClient(address), selection.patterns)
@@ -181,7 +182,8 @@ def _show_live(brokers: Brokers, selection: Selection, by_broker: bool, interval
     first = live.start()
     if live.all_answered:
         check_names(selection, first)
-    live.run(View(selection, by_broker=by_broker, unicode=speaks_unicode()))
+    settings = Settings(selection, by_broker)
+    live.run(settings, Drawing(settings, unicode=speaks_unicode()))
 
 
 def _wait(brokers: Iterable[AdminClient], deadline_s: float) -> None:

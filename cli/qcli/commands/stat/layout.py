@@ -135,11 +135,15 @@ def lay_out(rows: Sequence[Row], total: Row, width: int, *, unicode: bool, trend
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Row], *, short: bool) -> list[tuple[Column, int]]:
-    return [
-        (column, max(LEAST_WIDTH, len(heading), *(len(_text(row, column, short=short)) for row in rows)))
-        for column in columns
-        for heading in [column.short_heading if short else column.heading]
-    ]
+    widths = []
+    for column in columns:
+        values = {row.values.get(column.key) for row in rows} - {None}
+        texts = [column.short_heading if short else column.heading]
+        texts += [
+            (column.short_text if short else column.text)(value) for value in values if value is not None
+        ]
+        widths.append((column, max(LEAST_WIDTH, *map(len, texts))))
+    return widths
 
 
 def _text(row: Row, column: Column, *, short: bool = False) -> str:

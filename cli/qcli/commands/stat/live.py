@@ -11,15 +11,20 @@ from typing import Any
 from ...broker.brokers import combined
 from ...framework.errors import ExitCode, Failure
 from ...terminal.fullscreen import FullScreen
+from .drawing import Drawing, Picture
 from .history import History
 from .polling import Poller
 from .rows import Report, Row, combine
-from .view import Picture, View
+from .settings import Settings
 
 FIRST_WAIT_S = 1.0
 """Wait this long for slow brokers at the start, if another one has answered."""
 REFRESH_S = 1.0
 """Draw again after this time: a broker may have become silent."""
+
+
+_REST = 3
+"""Adding up the numbers of thousands of channels takes time: rest this many times as long, so that keys work."""
 
 
 class Live:
@@ -37,7 +42,9 @@ class Live:
         self._shown: list[list[Row] | None] = []
         self._history = History()
         self._recorded_s = 0.0
-        self._picture = Picture("", Report(), self._history)
+        self._title = ""
+        self._report = Report()
+        self._next_s = 0.0
 
     def start(self) -> Report:
         """Ask the brokers, and return the first report: of all brokers, or without those that are slow.
@@ -51,7 +58,8 @@ class Live:
             self._news.wait(max(0.0, deadline_s - time.monotonic()) or None)
             self._news.clear()
         self._check_errors()
-        if not any(self._rows().values()) and (failures := self._failures()):
+        failures = self._failures()
+        if len(failures) == len(self._pollers):
             raise combined(failures.values(), partial=False)
         return self.picture().report
 
@@ -60,20 +68,20 @@ class Live:
         """Whether every broker has answered."""
         return all(rows is not None for rows in self._rows().values())
 
-    def run(self, view: View) -> None:
+    def run(self, settings: Settings, drawing: Drawing) -> None:
         """Show the screen until the user quits. The last table stays on the terminal."""
         with self._on_screen() as screen:
             picture = self.picture()
             try:
-                while not view.quits:
+                while not settings.quits:
                     self._check_errors()
-                    if not view.stopped:
+                    if not settings.stopped:
                         picture = self.picture()
-                    screen.draw(view.lines(picture, *screen.size()))
-                    for key in screen.wait(REFRESH_S):
-                        view.press(key)
+                    screen.draw(drawing.lines(picture, *screen.size()))
+                    for key in screen.wait(REFRESH_S if settings.stopped else self._timeout_s()):
+                        settings.press(key)
             finally:
-                screen.farewell = view.farewell(picture, *screen.size())
+                screen.farewell = drawing.farewell(picture, *screen.size())
 
     @contextmanager
     def _on_screen(self) -> Iterator[FullScreen]:
@@ -120,22 +128,31 @@ class Live:
     def picture(self) -> Picture:
         """Return the current numbers: those of the brokers that answer, or, if none does, the last ones."""
         rows = self._rows()
-        fresh = {address: each for address, each in rows.items() if each is not None}
-        changed = len(rows) != len(self._shown) or any(
-            old is not new for old, new in zip(self._shown, rows.values(), strict=True)
-        )
-        if changed and fresh:
-            report = combine(fresh)
-            now_s = time.monotonic()
-            # All brokers answer once in an interval; record them together.
-            if now_s >= self._recorded_s + 0.9 * self._interval_s:
+        if self._differs(rows) and time.monotonic() >= self._next_s:
+            begun_s = time.monotonic()
+            report = combine({address: each for address, each in rows.items() if each is not None})
+            # All brokers answer once in an interval: record them together.
+            if begun_s >= self._recorded_s + 0.9 * self._interval_s:
                 self._history.add([*report.sums, *(row for parts in report.parts.values() for row in parts)])
-                self._recorded_s = now_s
-            title = f"{_addresses(list(rows))}  {time.strftime('%H:%M:%S')}"
-            self._picture = Picture(title, report, self._history)
-        self._shown = list(rows.values())
-        problems = self._problems(rows)
-        return Picture(self._picture.title, self._picture.report, self._history, problems)
+                self._recorded_s = begun_s
+            self._title = f"{_addresses(list(rows))}  {time.strftime('%H:%M:%S')}"
+            self._report = report
+            self._shown = list(rows.values())
+            self._next_s = time.monotonic() + _REST * (time.monotonic() - begun_s)
+        return Picture(self._title, self._report, self._history, self._problems(rows))
+
+    def _differs(self, rows: Mapping[str, list[Row] | None]) -> bool:
+        """Return whether a report of these rows would differ; if no broker answers, the last report stays."""
+        if not any(each is not None for each in rows.values()):
+            return False
+        shown = self._shown or [None] * len(rows)
+        return any(old is not new for old, new in zip(shown, rows.values(), strict=True))
+
+    def _timeout_s(self) -> float:
+        """Return how long the screen may stay as it is."""
+        if self._differs(self._rows()):
+            return min(REFRESH_S, max(0.0, self._next_s - time.monotonic()))
+        return REFRESH_S
 
     def _problems(self, rows: Mapping[str, list[Row] | None]) -> list[str]:
         failures = self._failures()

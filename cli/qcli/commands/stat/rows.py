@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .columns import AGE, COLUMNS, PUBLISHED, RECORD_KEYS, Column
+from .columns import AGE, COLUMNS, PUBLISHED, RATES, RECORD_KEYS
 
-Key = tuple[str, str | None]
+RowKey = tuple[str, str | None, str | None]
+"""The topic, channel and broker of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class Row:
     broker: str | None = None
 
     @property
-    def key(self) -> Key:
-        return self.topic, self.channel
+    def key(self) -> RowKey:
+        return self.topic, self.channel, self.broker
 
     @property
     def name(self) -> str:
@@ -56,7 +57,7 @@ class Sampler:
     """Converts successive statistics of one broker to rows."""
 
     def __init__(self) -> None:
-        self._before: dict[Key, Mapping[str, Any]] = {}
+        self._before: dict[tuple[str, str | None], Mapping[str, Any]] = {}
         self._before_s = 0.0
 
     def rows(self, topics: Iterable[Mapping[str, Any]], now_s: float) -> list[Row]:
@@ -65,7 +66,7 @@ class Sampler:
         `now_s` is the time of the statistics, on a monotonic clock.
         """
         elapsed_s = now_s - self._before_s
-        seen: dict[Key, Mapping[str, Any]] = {}
+        seen: dict[tuple[str, str | None], Mapping[str, Any]] = {}
         for topic in sorted(topics, key=lambda topic: str(topic["topic_name"])):
             seen[topic["topic_name"], None] = topic
             for channel in sorted(topic["channels"] or [], key=lambda channel: str(channel["channel_name"])):
@@ -75,7 +76,9 @@ class Sampler:
         return rows
 
 
-def _row(key: Key, stats: Mapping[str, Any], before: Mapping[str, Any] | None, elapsed_s: float) -> Row:
+def _row(
+    key: tuple[str, str | None], stats: Mapping[str, Any], before: Mapping[str, Any] | None, elapsed_s: float
+) -> Row:
     values: dict[str, float | None] = {column.key: stats.get(column.key) for column in COLUMNS}
     # A lower count means that the broker was restarted.
     if before is not None and elapsed_s > 0 and stats["message_count"] >= before["message_count"]:
@@ -101,36 +104,45 @@ class Report:
     Attributes:
         brokers: The addresses of these brokers.
         sums: A row for each topic and channel.
-        parts: The rows of the brokers, in the order of `brokers`.
+        parts: By name, the rows of the brokers, in the order of `brokers`.
     """
 
     brokers: Sequence[str] = ()
     sums: Sequence[Row] = ()
-    parts: Mapping[Key, Sequence[Row]] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[Row]] = field(default_factory=dict)
 
 
 def combine(rows_by_broker: Mapping[str, Iterable[Row]]) -> Report:
     """Add up the rows of brokers; paused or unavailable on one broker counts for all."""
-    parts: dict[Key, list[Row]] = {}
+    parts: dict[str, list[Row]] = {}
     for broker, rows in rows_by_broker.items():
         for row in rows:
-            parts.setdefault(row.key, []).append(replace(row, broker=broker))
-    return Report(list(rows_by_broker), [_sum(key, rows) for key, rows in parts.items()], parts)
+            part = Row(row.topic, row.channel, row.values, row.paused, row.unavailable, broker)
+            parts.setdefault(row.name, []).append(part)
+    return Report(list(rows_by_broker), [_sum(rows) for rows in parts.values()], parts)
 
 
-def _sum(key: Key, rows: Sequence[Row]) -> Row:
+def _sum(rows: Sequence[Row]) -> Row:
+    first, *others = rows
+    if not others:
+        return replace(first, broker=None)
     reasons = dict.fromkeys(row.unavailable for row in rows if row.unavailable is not None)
-    return Row(*key, _add_up(rows), any(row.paused for row in rows), "; ".join(reasons) or None)
+    paused = any(row.paused for row in rows)
+    return Row(first.topic, first.channel, _add_up(rows), paused, "; ".join(reasons) or None)
 
 
-def _add_up(rows: Sequence[Row]) -> dict[str, float | None]:
-    """Return the sum of each number, but the highest age."""
-    return {column.key: _sum_of(column, rows) for column in COLUMNS}
-
-
-def _sum_of(column: Column, rows: Iterable[Row]) -> float | None:
-    known = [value for row in rows if (value := row.values.get(column.key)) is not None]
-    return None if not known else max(known) if column is AGE else round(sum(known), 1)
+def _add_up(rows: Iterable[Row]) -> dict[str, float | None]:
+    """Return the sum of each number, but the highest age; None if no row has the number."""
+    sums: dict[str, float | None] = dict.fromkeys(column.key for column in COLUMNS)
+    for row in rows:
+        for key, value in row.values.items():
+            if value is not None:
+                known = sums[key]
+                sums[key] = value if known is None else max(known, value) if key == AGE.key else known + value
+    for column in RATES:
+        if (known := sums[column.key]) is not None:
+            sums[column.key] = round(known, 1)
+    return sums
 
 
 def published(rows: Sequence[Row]) -> list[Row]:
@@ -157,8 +169,5 @@ def total(rows: Sequence[Row]) -> Row:
     Messages and their rate are counted once, as they were published. The other numbers count the copies in all
     channels.
     """
-    values = _add_up(rows)
-    once = published(rows)
-    for column in PUBLISHED:
-        values[column.key] = _sum_of(column, once)
-    return Row("", None, values)
+    once = _add_up(published(rows))
+    return Row("", None, _add_up(rows) | {column.key: once[column.key] for column in PUBLISHED})

@@ -201,4 +201,4 @@ class Selection:
 
 def with_parts(rows: Sequence[Row], report: Report) -> list[Row]:
     """Return the rows, each followed by its brokers' rows."""
-    return [each for row in rows for each in (row, *report.parts[row.key])]
+    return [each for row in rows for each in (row, *report.parts[row.name])]
