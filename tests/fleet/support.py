@@ -1,7 +1,8 @@
 """A fleet for tests: brokers of ours, a real nsqd, and two discovery services where all of them are registered.
 
 - `running_fleet` starts a fleet, with all its processes at the same time.
-- `hung` stops a broker or service with SIGSTOP for a block; `take_down` ends one.
+- `hung` stops a broker with SIGSTOP for a block, `service_hung` a discovery service; `take_down` ends one.
+- `wrecked_fleet` starts one, and breaks some of its brokers.
 - `subscribed` is a consumer.
 - `refusing_broker` runs a broker that refuses all requests; `read_only_broker` one that refuses changes.
 """
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from struct import pack, unpack
@@ -120,6 +121,58 @@ def running_fleet(folder: Path, *flags: str, ours: int = 3) -> Iterator[Fleet]:
             yield Fleet(tuple(brokers[:-1]), brokers[-1], tuple(lookupds))
 
 
+@dataclass(frozen=True)
+class Wreck:
+    """A fleet in which some servers do not work; the others are `well` and `nsqd`.
+
+    Attributes:
+        silent: A broker that is hung.
+        down: A broker that has ended.
+        refusing: A broker that requires a secret.
+        lookupds: Discovery services; all brokers but `down` are registered there.
+    """
+
+    well: Broker
+    nsqd: Broker
+    silent: Broker
+    down: Broker
+    refusing: Broker
+    lookupds: tuple[Broker, ...]
+
+    @property
+    def failing(self) -> tuple[Broker, ...]:
+        """The brokers that do not work."""
+        return self.silent, self.down, self.refusing
+
+    @property
+    def cli(self) -> Cli:
+        """Runs commands that have the addresses of all brokers."""
+        return cli_of(self.well, self.nsqd, *self.failing)
+
+    @property
+    def discovering(self) -> Cli:
+        """Runs commands that have the addresses of the discovery services, and those of all brokers over TCP."""
+        lookupds = ",".join(lookupd.http_address for lookupd in self.lookupds)
+        return Cli(self.cli.tcp_address, "", {"QCLI_LOOKUPD_HTTP_ADDRESS": lookupds})
+
+
+@contextmanager
+def wrecked_fleet(folder: Path, prepare: Callable[[Sequence[Broker]], None]) -> Iterator[Wreck]:
+    """Run a fleet, and break three of its brokers until the block exits.
+
+    Args:
+        prepare: Called with all brokers while all of them work.
+    """
+    with running_fleet(folder) as fleet, refusing_broker(folder / "refusing", fleet.lookupds) as refusing:
+        prepare([*fleet.brokers, refusing])
+        well, silent, down = fleet.ours
+        take_down(down)
+        with hung(silent):
+            for lookupd in fleet.lookupds:
+                await_nodes(lookupd, 4)
+            yield Wreck(well, fleet.nsqd, silent, down, refusing, fleet.lookupds)
+
+
 @contextmanager
 def together(starts: Sequence[Callable[[], AbstractContextManager[Broker]]]) -> Iterator[list[Broker]]:
     """Enter context managers at the same time, and leave them together at the end of the block."""
@@ -175,6 +228,17 @@ def hung(*servers: Broker) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def service_hung(fleet: Fleet, lookupd: Broker) -> Iterator[None]:
+    """Stop a discovery service as `hung` does. At the end, wait until all brokers are registered there again.
+
+    nsqd disconnects from a service that does not answer its ping. It connects again with the next one, 15 s later.
+    """
+    with hung(lookupd):
+        yield
+    await_nodes(lookupd, len(fleet.brokers))
+
+
 def _await_stopped(process: subprocess.Popen[bytes]) -> None:
     """Wait until SIGSTOP took effect, which this process is told as the parent."""
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -188,14 +252,14 @@ def take_down(server: Broker) -> None:
 
 @contextmanager
 def refusing_broker(folder: Path, lookupds: Sequence[Broker] = (), *flags: str) -> Iterator[Broker]:
-    """Run a broker of ours that refuses all requests but `/ping` without `SECRET`."""
+    """Run a broker of ours that refuses all requests but `/ping` without `SECRET`; the yielded one sends it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = AuthFile(folder / "auth.toml")
     file.add_token("operator", everything(*ALL_ROLES), secret=SECRET)
     path = file.write()
     with qcli_serve(folder / "data", f"--auth-file={path}", *lookupd_flags(lookupds), *flags) as broker:
         await_peers(broker, lookupds)
-        yield broker
+        yield replace(broker, secret=SECRET)
 
 
 @contextmanager

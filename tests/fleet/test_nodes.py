@@ -18,6 +18,7 @@ from fleet.support import (
     nodes,
     refusing_broker,
     running_fleet,
+    service_hung,
     subscribed,
     take_down,
     wait_until,
@@ -114,14 +115,14 @@ def test_registered_broker_that_hangs(run_here: Run, fleet: Fleet) -> None:
     assert [each["status"] for each in shown.records].count("ok") == 5
     assert shown.err.startswith(f"Error: The broker at {silent.http_address} does not answer")
     assert table.code == ExitCode.PARTIAL
-    (line,) = [line for line in table.out.decode().splitlines() if line.startswith(silent.http_address)]
+    line = next(line for line in table.out.decode().splitlines() if line.startswith(silent.http_address))
     assert line.split() == [silent.http_address, "no", "answer", "0.1.0", str(record["topics"]), "2/2"]
 
 
 @pytest.mark.usefixtures("impatient")
 def test_service_that_hangs(run_here: Run, fleet: Fleet) -> None:
     for silent, other in (fleet.lookupds, fleet.lookupds[::-1]):
-        with hung(silent):
+        with service_hung(fleet, silent):
             shown = run_here(fleet.discovering, *NODES)
         assert shown.code == ExitCode.PARTIAL
         records = by_address(shown)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.support import Cli, Result, Run
-from fleet.support import Fleet, cli_of, hung, read_only_broker, refusing_broker, wait_until
+from fleet.support import Fleet, cli_of, hung, read_only_broker, refusing_broker, service_hung, wait_until
 from interop.peers import Broker, qcli_serve
 from qcli.framework.errors import ExitCode
 
@@ -106,7 +106,7 @@ def test_exit_codes_of_servers_that_do_not_answer(
         some = run_here(fleet.discovering, *CHECK, "--format", "json", "--min-brokers", "4")
     assert (some.code, problems(some)) == (ExitCode.PARTIAL, [("reachable", ""), ("brokers", "")])
     assert some.records[0]["address"] == fleet.ours[0].http_address
-    with hung(fleet.lookupds[0]):
+    with service_hung(fleet, fleet.lookupds[0]):
         service = run_here(fleet.discovering, *CHECK, "--format", "json")
     assert (service.code, problems(service)) == (ExitCode.PARTIAL, [("reachable", "")])
     none = run_here(Cli("", "127.0.0.1:1"), *CHECK)
