@@ -13,14 +13,9 @@ from trio.testing import MockClock
 
 from lookup.fake_lookupd import PATIENCE_S, fake_lookupd
 from trio_nsq.http import Response
+from trio_nsq.lookup.peer import MAX_DELAY_S, MIN_DELAY_S, PING_INTERVAL_S, STEP_TIMEOUT_S
 from trio_nsq.lookup.protocol import MAX_RESPONSE_BYTES, PeerInfo
-from trio_nsq.lookup.registration import (
-    MAX_DELAY_S,
-    MIN_DELAY_S,
-    PING_INTERVAL_S,
-    STEP_TIMEOUT_S,
-    LookupRegistration,
-)
+from trio_nsq.lookup.registration import LookupRegistration
 
 INFO = PeerInfo("127.0.0.1", "here", 4151, 4150, "0.1")
 
