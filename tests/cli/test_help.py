@@ -4,7 +4,7 @@ import pytest
 
 from cli.support import Cli, Run
 
-TOPICS = ["connection", "environment", "positions", "durations", "exit-codes"]
+TOPICS = ["connection", "environment", "positions", "format-strings", "durations", "exit-codes"]
 
 
 @pytest.mark.parametrize("words", ["pub", "channel", "channel seek", "serve", "help"])

@@ -12,9 +12,10 @@ from ..broker.requests import request_json
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import count_option, output_format
-from ..framework.output import json_lines, plain_table, print_diagnostic, write
+from ..framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
 from ..framework.params import Source, channel_source, message_id
 from ..framework.positions import short_time
+from .shared.format_string import FormatString, columns_of, format_string_option, refuse_other_formats
 from .shared.messages import with_body_column
 
 _WHAT = "has no list of deferred messages"
@@ -60,8 +61,13 @@ def command() -> None:
     "Which messages", "List at most N messages, those that are due first.", most=10_000, default=100
 )
 @output_format("table: shorten bodies; times are UTC. json: write an object per line.", "table", "json")
-def list_deferred(wanted: Source, brokers: Brokers, count: int, form: str) -> None:
+@format_string_option("Output")
+def list_deferred(
+    wanted: Source, brokers: Brokers, count: int, form: str, format_string: FormatString | None
+) -> None:
     """List the deferred messages of a channel, the earliest first."""
+    if format_string is not None:
+        refuse_other_formats("form")
     params = {"max_messages": str(count)}
     try:
         answers = brokers.read(
@@ -77,7 +83,10 @@ def list_deferred(wanted: Source, brokers: Brokers, count: int, form: str) -> No
     lines = brokers.merge(answers)
     messages = [line for line in lines if "gap" not in line]  # damaged messages, which 'peek' reports
     messages = sorted(messages, key=lambda message: int(message["due_ns"]))[:count]
-    if form == "json":
+    if format_string is not None:
+        columns = columns_of(messages, "".join(brokers.addresses[:1]))
+        RawOutput().write(format_string.render(columns, len(messages)))
+    elif form == "json":
         write(json_lines(messages))
     elif messages:
         headings, rows = ("DUE", "ID", "ATTEMPTS", "PUBLISHED"), [_row(message) for message in messages]

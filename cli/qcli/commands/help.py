@@ -19,6 +19,7 @@ from ..framework.errors import ExitCode
 from ..framework.options import CONNECTION_OPTIONS
 from ..framework.output import write
 from ..framework.positions import POSITIONS_NOTE
+from .shared.format_string import LETTERS
 
 _SHORTEST_SEARCHED = 3
 """Shorter words are in the help of too many commands."""
@@ -85,6 +86,17 @@ _TOPICS = {
             POSITIONS_NOTE,
             "'qcli log dump' reads files without a broker and takes sequences, times and how long ago.",
         ),
+    ),
+    "format-strings": _Topic(
+        "Format strings of messages",
+        (
+            "tail, peek, dlq show and deferred list write messages with -f FORMAT. Text is written as it is; nothing "
+            "is added between messages, so end the format with \\n. Escapes are \\n, \\r, \\t, \\0 and so on, \\xNN "
+            "for any byte, and \\\\ for a backslash. %% is a percent sign.",
+            "Letters of kcat have its meaning: %s, %S, %R, %t, %o and %T. Messages of NSQ have no key, partition and "
+            "headers: %k, %K, %p and %h are errors.",
+        ),
+        lambda _top: [(f"%{letter}", each.text) for letter, each in LETTERS.items()],
     ),
     "durations": _Topic(
         "Durations and sizes",

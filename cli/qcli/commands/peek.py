@@ -17,6 +17,7 @@ from ..framework.options import count_option, option, output_format
 from ..framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
 from ..framework.params import Source, source
 from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, refuse_sequence, short_time
+from .shared.format_string import FormatString, columns_of, format_string_option, refuse_other_formats
 from .shared.messages import body_of, with_body_column
 
 DEFAULT_COUNT = 10
@@ -69,6 +70,7 @@ STATES = ("requeued", "fresh", "deferred")
     "json",
     "raw",
 )
+@format_string_option(OUTPUT)
 def command(
     wanted: Source,
     brokers: Brokers,
@@ -76,6 +78,7 @@ def command(
     first: str | None,
     states: Sequence[str],
     form: str,
+    format_string: FormatString | None,
 ) -> int:
     """Show the next messages of a channel, or the newest of a topic, without taking them.
 
@@ -85,6 +88,8 @@ def command(
         raise click.UsageError("--from is for topics: a channel begins with its next message.")
     if wanted.channel is None and states:
         raise click.UsageError("--state is for channels: write TOPIC/CHANNEL.")
+    if format_string is not None:
+        refuse_other_formats("form")
     refuse_sequence(first, brokers.addresses)
 
     def ask(address: str) -> Any:
@@ -103,7 +108,10 @@ def command(
     if brokers.is_fleet:
         messages = _merged(messages, count, newest=first is None)
     damaged = _report_gaps(line for line in lines if "gap" in line)
-    if form == "raw":
+    if format_string is not None:
+        columns = columns_of(messages, "".join(brokers.addresses[:1]))
+        RawOutput().write(format_string.render(columns, len(messages)))
+    elif form == "raw":
         RawOutput().write(b"".join(body_of(message) + b"\n" for message in messages))
     elif form == "json":
         write(json_lines(messages))

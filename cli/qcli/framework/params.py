@@ -282,12 +282,13 @@ class PathOrNothing(click.Path):
         return Path(value) if str(value) else None
 
 
-_ESCAPE = re.compile(r"""\\([\\'"abfnrtv]|x[0-9a-fA-F]{2}|(?![4-7][0-7]{2})[0-7]{1,3})""")
+ESCAPE = r"""\\([\\'"abfnrtv]|x[0-9a-fA-F]{2}|(?![4-7][0-7]{2})[0-7]{1,3})"""
+"""A regular expression for the escapes that `unescape` knows."""
 
 
-def delimiter(text: str) -> bytes:
-    r"""Parse a delimiter with escapes such as `\n`, `\t`, `\0` and `\xNN` to bytes."""
-    if "\\" in (rest := _ESCAPE.sub("", text)):
+def unescape(text: str) -> bytes:
+    r"""Replace escapes such as `\n`, `\t`, `\0` and `\xNN`. Raises BadParameter: an escape is unknown."""
+    if "\\" in (rest := re.sub(ESCAPE, "", text)):
         unknown = rest[rest.index("\\") :][:2]
         raise click.BadParameter(
             f"{unknown} is not an escape. Escapes are \\n, \\r, \\t, \\0 and so on, \\xNN for any byte, and \\\\ for a "
@@ -295,9 +296,14 @@ def delimiter(text: str) -> bytes:
         )
     # Python decodes arguments that are not UTF-8 with surrogateescape.
     value, _ = codecs.escape_decode(text.encode("utf-8", "surrogateescape"))
-    if not value:
-        raise click.BadParameter("It must not be empty.")
     assert isinstance(value, bytes)
+    return value
+
+
+def delimiter(text: str) -> bytes:
+    """Parse a delimiter with escapes to bytes."""
+    if not (value := unescape(text)):
+        raise click.BadParameter("It must not be empty.")
     return value
 
 

@@ -14,6 +14,7 @@ from ...framework.options import count_option, output_format
 from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
 from ...framework.params import Source, topic_name
 from ...framework.positions import short_time
+from ..shared.format_string import FormatString, columns_of, format_string_option, refuse_other_formats
 from ..shared.messages import body_of, with_body_column
 from .move import drop, requeue
 from .selection import (
@@ -157,16 +158,22 @@ _PAGE = 1000
     "json",
     "raw",
 )
-def show(form: str, **selected: Any) -> None:
+@format_string_option("Output")
+def show(form: str, format_string: FormatString | None, **selected: Any) -> None:
     """Show dead letters with their origin, the oldest first. They stay in the dead-letter topic.
 
     With several brokers, the dead letters of one follow those of another.
     """
+    if format_string is not None:
+        refuse_other_formats("form")
     selection = Selection(**selected)
     pages, answers = _read_all(selection)
     begun = False
     for messages in pages:
-        if form == "raw":
+        if format_string is not None:
+            columns = columns_of(messages, "".join(selection.brokers.addresses[:1]))
+            RawOutput().write(format_string.render(columns, len(messages)))
+        elif form == "raw":
             RawOutput().write(b"".join(body_of(message) + b"\n" for message in messages))
         elif form == "json":
             write(json_lines(messages))

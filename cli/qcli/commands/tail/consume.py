@@ -5,6 +5,7 @@ Without a channel, on a broker without private channels such as nsqd, it first c
 
 import dataclasses
 import random
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 
@@ -30,6 +31,7 @@ from ...framework.output import (
 from ...framework.params import is_https, is_unix_path
 from ...framework.signals import watch_signals
 from ...framework.times import rfc3339
+from ..shared.format_string import MessageColumns
 from .options import TAKE_BACKLOG, TailOptions
 from .printer import Printer
 
@@ -54,13 +56,36 @@ def _json(topic: str, batch: MessageBatch, count: int) -> bytes:
     return json_lines(records, have_times=True).encode()
 
 
+def _columns(topic: str, channel: str, batch: MessageBatch) -> MessageColumns:
+    """Return the messages for a format string."""
+    return MessageColumns(
+        bodies=batch.bodies,
+        ids=batch.ids,
+        topics=topic.encode(),
+        channels=channel.encode(),
+        timestamps_ns=batch.timestamps_ns,
+        attempts=batch.attempts,
+        brokers=[message.nsqd_address.encode() for message in batch]
+        if "," in batch.nsqd_address
+        else batch.nsqd_address.encode(),
+    )
+
+
 class ConsumerPrinter(Printer[Consumer]):
-    """Writes the messages of consumers, then finishes them."""
+    """Writes the messages of consumers, then finishes them.
+
+    Args:
+        channels: The channel of each consumer, as the user named it; empty: none.
+    """
+
+    def __init__(self, options: TailOptions, channels: Mapping[Consumer, str]) -> None:
+        super().__init__(options)
+        self._channels = channels
 
     async def pass_on(self, topic: str, source: Consumer) -> None:
         """Print the messages of a consumer."""
         async for batch in source.batches():
-            count = await self.print(len(batch), partial(self._render, topic, batch))
+            count = await self.print(len(batch), partial(self._render, topic, source, batch))
             # Before finishing, which lets the broker deliver more: each delivery counts as an attempt.
             source.max_in_flight = int(min(source.max_in_flight, self.messages_left))
             if count == len(batch):
@@ -69,10 +94,12 @@ class ConsumerPrinter(Printer[Consumer]):
                 for message in islice(batch, count):
                     message.finish()
 
-    def _render(self, topic: str, batch: MessageBatch, count: int) -> bytes:
+    def _render(self, topic: str, source: Consumer, batch: MessageBatch, count: int) -> bytes:
         """Return the output for the first messages of a batch."""
         if self.as_json:
             return _json(topic, batch, count)
+        if self.template is not None:
+            return self.template.render(_columns(topic, self._channels[source], batch), count)
         return self.raw(topic, batch.bodies if count == len(batch) else batch.bodies[:count])
 
 
@@ -104,7 +131,10 @@ async def tail_channels(options: TailOptions) -> ExitCode:
         )
         consumer.without_private_channels = SharedChannel(options, each.topic, channel).check
         consumers.append((each.topic, consumer))
-    printer = ConsumerPrinter(options)
+    channels = {
+        consumer: each.channel or "" for each, (_, consumer) in zip(options.sources, consumers, strict=True)
+    }
+    printer = ConsumerPrinter(options, channels)
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, printer.stop)

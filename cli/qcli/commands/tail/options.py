@@ -12,6 +12,7 @@ from ...contexts.choice import require_address
 from ...framework.options import delimiter_of, given
 from ...framework.params import Source
 from ...framework.positions import check_range, refuse_sequence
+from ..shared.format_string import FormatString, refuse_other_formats
 
 TAKE_BACKLOG = "--take-backlog"
 
@@ -26,6 +27,7 @@ class TailOptions:
     lookupd_allowed_hosts: tuple[str, ...]
     nsqd_http_addresses: tuple[str, ...]
     form: str
+    format_string: FormatString | None
     separator: bytes
     null: bool
     print_topic: bool
@@ -65,6 +67,8 @@ class TailOptions:
 
         Raises UsageError: the options contradict each other.
         """
+        if self.format_string is not None:
+            refuse_other_formats("form", "separator", "null", "print_topic")
         if self.delimiter != b"\n" and self.form == "json":
             raise click.UsageError(
                 "--null and --delimiter are for --format raw; JSON is one object per line."

@@ -23,6 +23,7 @@ class Printer(Generic[Source]):
 
     Attributes:
         as_json: Whether messages are written as JSON, and not raw.
+        template: How to write a message; None: raw or as JSON.
         messages_left: How many more messages to write; infinite: no limit.
         stopped: The exit code of the signal that arrived; None: no signal.
     """
@@ -30,6 +31,7 @@ class Printer(Generic[Source]):
     def __init__(self, options: TailOptions) -> None:
         self.stopped: ExitCode | None = None
         self.as_json = options.form == "json"
+        self.template = options.format_string
         self.messages_left = math.inf if options.count is None else options.count
         self._delimiter = options.delimiter
         self._print_topic = options.print_topic

@@ -19,6 +19,7 @@ from ...framework.errors import ExitCode
 from ...framework.output import json_lines, print_diagnostic, silence_library
 from ...framework.params import Source, without_scheme
 from ...framework.signals import watch_signals
+from ..shared.format_string import MessageColumns
 from ..shared.messages import log_record
 from .options import TailOptions
 from .printer import Printer
@@ -28,9 +29,11 @@ class BrokerLog(TopicReader):
     """A reader of a topic's log at one of several brokers.
 
     Attributes:
-        broker: The broker's address, for the output; empty if there is only one broker.
+        address: The broker's address.
+        broker: The address, for JSON; empty if there is only one broker.
     """
 
+    address = ""
     broker = ""
 
     def records(self, topic: str, batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
@@ -39,6 +42,18 @@ class BrokerLog(TopicReader):
         for batch in batches:
             for index, body in enumerate(batch.messages.bodies()):
                 yield named | log_record(topic, batch, index, body)
+
+    def columns(self, topic: str, batch: RecordBatch) -> MessageColumns:
+        """Return the messages of a batch for a format string."""
+        return MessageColumns(
+            bodies=batch.messages.bodies(),
+            ids=[b"%016x" % id_ for id_ in range(batch.first_id, batch.first_id + batch.count)],
+            topics=topic.encode(),
+            sequences=range(batch.base_sequence, batch.base_sequence + batch.count),
+            timestamps_ns=batch.timestamp_ns,
+            dues_ns=batch.due_ns,
+            brokers=self.address.encode(),
+        )
 
 
 class LogPrinter(Printer[BrokerLog]):
@@ -72,6 +87,12 @@ class LogPrinter(Printer[BrokerLog]):
         """Return the output for the first messages of batches."""
         if self.as_json:
             return json_lines(islice(source.records(topic, batches), count), have_times=True).encode()
+        if self.template is not None:
+            parts = []
+            for batch in batches:
+                parts.append(self.template.render(source.columns(topic, batch), min(count, batch.count)))
+                count -= min(count, batch.count)
+            return b"".join(parts)
         return self.raw(topic, [body for batch in batches for body in batch.messages.bodies()][:count])
 
 
@@ -104,6 +125,7 @@ def tail_log(options: TailOptions) -> ExitCode:
                 follow=options.end is None,
                 max_messages=options.count,
             )
+            reader.address = address
             reader.broker = address if brokers.is_fleet else ""
             readers.append((topic, reader))
     for failure in [each for answer in answers for each in answer.failures.values()]:
