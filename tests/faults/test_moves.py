@@ -27,6 +27,7 @@ from cli.support import Cli, Running
 from faults.disk import RecordingFiles, disk_at, write_image
 from interop.peers import Broker, Child, qcli_serve
 from log.support import HastyFiles
+from trio_nsq.client import RequestRefused
 from trio_nsq.client.http.broker_http import BrokerHTTP
 
 SEED = int(os.environ.get("FAULT_SEED", "7"))
@@ -65,10 +66,20 @@ def bodies(broker: Broker, topic: str, channel: str) -> Counter[str]:
     return Counter(json.loads(line)["body"] for line in answer.splitlines())
 
 
+def stored_in(broker: Broker) -> int:
+    """Return how many messages the topic has had."""
+    try:
+        bounds = BrokerHTTP(broker.http_address).request_json("GET", "/topic/bounds", {"topic": "t"})
+    except RequestRefused:
+        return 0  # there is no such topic yet
+    number: int = bounds["next_sequence"]
+    return number
+
+
 def fill(cli: Cli, broker: Broker) -> dict[str, Counter[str]]:
     """Fill three channels, and return what is left in each."""
     broker.create("t", *CHANNELS)
-    numbered = [b"%05d" % number for number in range(MESSAGES)]
+    numbered = [b"%05d " % number + b"x" * 200 for number in range(MESSAGES)]
     cli.publish("t", numbered, at_once=500)
     assert cli("tail", "t/half", "-n", str(MESSAGES // 2)).code == 0
     for number in range(20):
@@ -105,8 +116,10 @@ def test_kills(tmp_path: Path, sync: str) -> None:
         killed: Counter[str] = Counter()
         while killed.total() < KILLS:
             victim = chance.choice(["qcli", "source", "target"])
+            more = stored_in(lives["target"].broker) + chance.randint(1, 9000 // KILLS)
             with cli.running("drain", "--move-to", addresses["target"]) as drain:
-                time.sleep(chance.uniform(0.3, 1.0))
+                while drain.process.poll() is None and stored_in(lives["target"].broker) < more:
+                    pass
                 if drain.process.poll() is not None:
                     break
                 killed[victim] += 1

@@ -41,6 +41,7 @@ NOT_BY_SCRIPT = {
     "unix-path": "tests/broker/test_listening.py",
     "stats-age": "tests/broker/test_stats_age.py",
     "draining": "tests/broker/test_drain.py",
+    "move": "tests/faults/test_moves.py",
     "http-log": "tests/broker/test_http_log.py",
     "option-values": "tests/cli/test_serve_options.py",
     "option-policy": "tests/cli/test_serve_options.py",

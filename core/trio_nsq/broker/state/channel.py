@@ -307,8 +307,8 @@ class Channel:
 
     @property
     def next_due_ns(self) -> int | None:
-        """When the first deferred message is due; None if there is none, or during a move."""
-        return self.messages.deferred.first_due_ns if self.stream is None else None
+        """When the first deferred message is due; None if there is none."""
+        return self.messages.deferred.first_due_ns
 
     def tick(self, now_ns: int, at_most: int = sys.maxsize) -> int:
         """Requeue deferred messages that are due, and messages in flight that have timed out.
@@ -316,7 +316,7 @@ class Channel:
         Returns:
             Number of requeued messages. If it is `at_most`, more may be due; see `next_deadline_ns`.
         """
-        released = self.messages.deferred.release(now_ns, at_most) if self.stream is None else []
+        released = self.messages.deferred.release(now_ns, at_most)
         if released:
             self.messages.requeued.add(released)
         moved = len(released)

@@ -8,8 +8,7 @@ carries the messages, the stream continues after the target's number.
 
 This requires that a stream never gains a message at or below a sequence that was sent:
 
-- The topic distributes nothing during a move, and its durable channels deliver nothing. Deferred messages stay deferred
-  when they are due.
+- The topic distributes nothing during a move, and its durable channels deliver nothing.
 - A channel's stream begins when no message is in flight or withdrawn (on its way to a dead-letter topic).
 - Messages from the topic's `end` at the beginning of the move on are not in it. The log is synced up to this end, so
   that no power cut lets other messages have these sequences.
