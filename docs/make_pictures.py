@@ -282,6 +282,7 @@ def make_terminals(folder: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("QCLI_")} | {
             "PATH": f"{tools}:{os.environ['PATH']}",
             "TERM": "xterm-256color",
+            "LC_ALL": "C.UTF-8",
             "COLUMNS": "120",
         }
         flags = ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--address-file=addresses.json"]
@@ -310,7 +311,7 @@ def make_terminals(folder: Path) -> None:
         shown.run("qcli tail clicks --from 10000 --to 10002 --format json")
         shown.save(folder / "tail.svg", "qcli tail")
         shown = screen(14)
-        shown.run("qcli stat", until=lambda text: re.search(r"archive( +[\d.,k]+){9}", text) is not None)
+        shown.run("qcli stat", until=lambda text: re.search(r"total +in +[▁-█]{8}", text) is not None)
         shown.save(folder / "stat.svg", "qcli stat")
         shown = screen(8)
         shown.run(
