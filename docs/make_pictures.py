@@ -311,7 +311,7 @@ def make_terminals(folder: Path) -> None:
         shown.run("qcli tail clicks --from 10000 --to 10002 --format json")
         shown.save(folder / "tail.svg", "qcli tail")
         shown = screen(14)
-        shown.run("qcli stat", until=lambda text: re.search(r"total +in +[▁-█]{8}", text) is not None)
+        shown.run("qcli stat", until=lambda text: re.search(r"total +in +[▁-▇]{8}", text) is not None)
         shown.save(folder / "stat.svg", "qcli stat")
         shown = screen(8)
         shown.run(
@@ -346,7 +346,7 @@ def _prepare(scratch: Path, environment: dict[str, str], stack: ExitStack) -> No
     )
     subprocess.run([sys.executable, "-c", program], cwd=scratch, env=environment, check=True)
     run("echo later | qcli pub clicks --defer 1h")
-    for line in ("yes record | qcli pub clicks -q --rate 5000", "qcli tail clicks/archive > /dev/null"):
+    for line in ("while seq $((RANDOM % 9000)) | qcli pub clicks -q; do :; done", "qcli tail clicks/archive > /dev/null"):
         process = subprocess.Popen(
             ["bash", "-c", line],
             cwd=scratch,

@@ -53,9 +53,9 @@ def test_nothing_short_is_longer_than_four_characters(number: float) -> None:
 
 
 def test_bars() -> None:
-    assert figures.sparkline([0, 1, 4, 8, 16], 5) == "▁▂▃▅█"
+    assert figures.sparkline([0, 1, 4, 8, 16], 5) == "▁▂▃▄▇"
     assert figures.sparkline([None, 0, 0], 5) == "   ▁▁"
-    assert figures.sparkline([9, 1, 2], 2) == "▅█"
+    assert figures.sparkline([9, 1, 2], 2) == "▄▇"
     assert figures.sparkline([1, 2], 0) == ""
     assert figures.sparkline([0, 4, 8], 3, unicode=False).isascii()
 

@@ -70,7 +70,7 @@ def test_forty_topics_on_a_small_screen(qcli: Cli, many: str) -> None:
         assert (lines[22].split()[0], lines[23].endswith("1-19 of 160")) == ("total", True)
 
 
-@pytest.mark.parametrize(("locale", "low", "high"), [("C.UTF-8", "▁", "█"), ("C", "_", "#")])
+@pytest.mark.parametrize(("locale", "low", "high"), [("C.UTF-8", "▁", "▇"), ("C", "_", "#")])
 def test_wide_screen_has_bars_for_the_rates(
     qcli: Cli, broker: Broker, topic: str, locale: str, low: str, high: str
 ) -> None:

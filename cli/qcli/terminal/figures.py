@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from math import ceil
 
-_BARS = "▁▂▃▄▅▆▇█"
-_ASCII_BARS = "_.:-=+*#"
+_BARS = "▁▂▃▄▅▆▇"  # the full block would touch the line above
+_ASCII_BARS = "_.:-=+#"
 
 
 def speaks_unicode() -> bool:
