@@ -346,7 +346,8 @@ def _prepare(scratch: Path, environment: dict[str, str], stack: ExitStack) -> No
     )
     subprocess.run([sys.executable, "-c", program], cwd=scratch, env=environment, check=True)
     run("echo later | qcli pub clicks --defer 1h")
-    for line in ("while seq $((RANDOM % 9000)) | qcli pub clicks -q; do :; done", "qcli tail clicks/archive > /dev/null"):
+    publisher = "while seq $((RANDOM % 9000)) | qcli pub clicks -q; do :; done"
+    for line in (publisher, "qcli tail clicks/archive > /dev/null"):
         process = subprocess.Popen(
             ["bash", "-c", line],
             cwd=scratch,

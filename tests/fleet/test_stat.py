@@ -176,3 +176,19 @@ def test_broker_without_topics_beside_one_that_is_down(tmp_path: Path) -> None:
         with live(Cli("", f"{broker.http_address},127.0.0.1:1")) as (screen, _):
             screen.wait_for("no topics yet")
             screen.wait_for("no answer from 127.0.0.1:1")
+
+
+def test_unavailable_topic_is_named_with_its_broker(tmp_path: Path, run_here: Run) -> None:
+    with qcli_serve(tmp_path / "damaged") as broker:
+        broker.create("t", "c")
+    for path in (tmp_path / "damaged" / "topics" / "t.topic").glob("state.json*"):
+        path.write_text("?")
+    with qcli_serve(tmp_path / "damaged") as damaged, qcli_serve(tmp_path / "sound") as sound:
+        sound.create("t", "c")
+        sound.post("/pub", b"x", topic="t")
+        *table, reason = run_here(cli_of(sound, damaged), "stat").out.decode().splitlines()
+        assert reason.startswith(f"Topic t is unavailable on {damaged.http_address}: ")
+        assert [line.split()[:2] for line in table[1:]] == [["t", "0"], ["t", "c"], ["total", "1"]]
+        assert table[1].endswith("unavailable")
+        with live(cli_of(sound, damaged)) as (screen, _):
+            screen.wait_for(f"Topic t is unavailable on {damaged.http_address}")

@@ -24,7 +24,7 @@ from ...terminal.figures import speaks_unicode
 from .columns import COLUMNS, LEFT_OUT_FIRST, RECORD_KEYS, Column, ColumnName
 from .layout import lay_out, plain, unavailable_lines, with_topics
 from .reports import Reports, ask, check_names
-from .rows import Row, total
+from .rows import Report, Row, total
 from .selection import Order, Pattern, Selection, Test, condition, pattern, with_parts
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _print_reports(
         due_s = time.monotonic() + interval_ms / 1000
         report = reports.take()
         found = selection.rows(report)
-        _print_report(with_parts(found, report) if by_broker else found, form, first=done == 0)
+        _print_report(with_parts(found, report) if by_broker else found, report, form, first=done == 0)
         done += 1
         if done == count:
             reports.answers.check()
@@ -219,9 +219,9 @@ def _print_reports(
         time.sleep(max(0.0, due_s - time.monotonic()))
 
 
-def _print_report(found: list[Row], form: str, *, first: bool) -> None:
+def _print_report(found: list[Row], report: Report, form: str, *, first: bool) -> None:
     if form == "table":
-        output.write(("" if first else "\n") + _table(found))
+        output.write(("" if first else "\n") + _table(found, report))
         return
     now_s = time.time()
     records = [row.record(now_s) for row in found]
@@ -233,7 +233,7 @@ def _print_report(found: list[Row], form: str, *, first: bool) -> None:
     output.write(output.delimited([*headings, *rows_of_values], "," if form == "csv" else "\t"))
 
 
-def _table(found: list[Row]) -> str:
+def _table(found: list[Row], report: Report) -> str:
     sums = [row for row in found if row.broker is None]
     everything = total(sums)
     several = len(sums) > 1
@@ -244,4 +244,4 @@ def _table(found: list[Row]) -> str:
         layout = lay_out(items, everything, shutil.get_terminal_size().columns, unicode=speaks_unicode())
         lines = [layout.heading(), *map(layout.line, items), *([layout.line(everything)] if several else [])]
         table = "".join(f"{line}\n" for line in lines)
-    return table + "".join(f"{printable(line)}\n" for line in unavailable_lines(sums))
+    return table + "".join(f"{printable(line)}\n" for line in unavailable_lines(sums, report))

@@ -77,7 +77,7 @@ class Drawing:
     def _upper(self, picture: Picture, width: int, height: int) -> list[str]:
         """Return the title, the problems and the table."""
         table, place = self._table_of(picture, width), self._settings.place
-        problems = [*picture.problems, *unavailable_lines(table.sums)][: max(1, height // 4)]
+        problems = [*picture.problems, *unavailable_lines(table.sums, picture.report)][: max(1, height // 4)]
         head = [
             styled("bold", self._title(picture, table.sums)[:width]),
             *(styled("red", printable(line)[:width]) for line in problems),

@@ -10,7 +10,7 @@ from trio_nsq.wording import printable
 from ...framework.output import plain_table
 from ...terminal.figures import shortened
 from .columns import COLUMNS, LEFT_OUT_FIRST, Column
-from .rows import Row
+from .rows import Report, Row
 
 INDENT = "  "
 LEAST_WIDTH = 3
@@ -43,9 +43,15 @@ def plain(rows: Sequence[Row], total: Row | None) -> str:
     return plain_table(lines, len(names))
 
 
-def unavailable_lines(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each unavailable topic."""
-    return [f"Topic {row.topic} is unavailable: {row.unavailable}" for row in rows if row.unavailable]
+def unavailable_lines(rows: Sequence[Row], report: Report) -> list[str]:
+    """Return a line for each unavailable topic of these rows, on each broker."""
+    return [
+        f"Topic {row.topic} is unavailable{f' on {part.broker}' * (len(report.brokers) > 1)}: {part.unavailable}"
+        for row in rows
+        if row.unavailable and row.broker is None
+        for part in report.parts[row.name]
+        if part.unavailable
+    ]
 
 
 def with_topics(rows: Sequence[Row]) -> list[Row]:
