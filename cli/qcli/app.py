@@ -12,7 +12,7 @@ import click
 from .broker.address_options import HTTP_VARIABLE, LOOKUPD_VARIABLE, TCP_VARIABLE
 from .broker.connection_options import VARIABLES
 from .broker.name_completion import TIMEOUT_VARIABLE
-from .contexts.choice import CONTEXT_VARIABLE, root_context_option
+from .contexts.choice import CONTEXT_VARIABLE, note_of_unused_context, root_context_option
 from .framework.command import LazyGroup, contexts_below, did_you_mean
 from .framework.completion import COMPLETE_VARIABLE, answer_shell
 from .framework.errors import ExitCode, Failure, OutputClosed, Terminated, leaf_exceptions, translate
@@ -141,6 +141,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     for line in notices(os.environ, root):
         print_diagnostic(line)
+    ctx: click.Context | None = None
     try:
         # click's `main` would report a closed pipe as a failure.
         with root.make_context("qcli", list(arguments)) as ctx:
@@ -163,6 +164,8 @@ def _run(arguments: Sequence[str]) -> int:
             return ExitCode.OK
         if isinstance(outcome, Failure):
             print_diagnostic(f"Error: {outcome.message}")
+            if ctx is not None and (note := note_of_unused_context(ctx)):
+                print_diagnostic(note)
         else:
             outcome.show()
         return outcome.exit_code

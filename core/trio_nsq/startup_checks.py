@@ -26,6 +26,8 @@ def problems_of(checks: Iterable[Check]) -> list[str]:
             check()
         except StartupError as exc:
             problems.append(str(exc))
+        except OSError as exc:  # a folder on the way to a file
+            problems.append(f"{exc.filename}: {exc.strerror}")
     return problems
 
 

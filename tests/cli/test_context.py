@@ -61,9 +61,11 @@ def test_save_use_list_and_delete(cli: Cli, file: Path) -> None:
     used = cli("context", "use", "prod")
     assert (used.code, used.err) == (0, "context prod is used from now on: a:1, b:1, l:1\n")
     assert cli("context", "list").out.decode().splitlines() == [
-        "   name   addresses    secret  description",
-        "*  prod   a:1,b:1,l:1",
-        "   local  c:1                  my machine",
+        "   name   addresses  secret  description",
+        "*  prod   a:1",
+        "          b:1",
+        "          l:1",
+        "   local  c:1                my machine",
     ]
     assert cli("context", "list", "--format", "json").records == [
         {
@@ -275,6 +277,19 @@ def test_a_context_that_is_not_used_is_reported_by_show(cli: Cli, file: Path) ->
     assert cli("context", "show", env={"QCLI_CONTEXT": "a"}).out.startswith(b"context: a (QCLI_CONTEXT)\n")
 
 
+def test_failure_names_the_context_that_is_not_used(cli: Cli, file: Path) -> None:
+    write(file, '[context.a]\nnsqd_http_address = "a:1"\n')
+    typed = ("--nsqd-http-address", "127.0.0.1:1")
+    assert "Note" not in cli("stat", *typed).err
+    note = "Note: the context a is not used, because --nsqd-http-address is given.\n"
+    assert cli("stat", *typed, env={"QCLI_CONTEXT": "a"}).err.endswith(note)
+    cli("context", "use", "a")
+    assert cli("stat", *typed).err.endswith(note)
+    assert "Note" not in cli("--context", "a", "stat", *typed).err
+    write(file, "broken")
+    assert "Note" not in cli("stat", *typed).err
+
+
 def test_a_secret_is_not_shown(cli: Cli, file: Path) -> None:
     write(file, '[context.a]\nnsqd_http_address = "a:1"\nauth_secret_command = "false"\n')
     assert shown(cli, "a")["auth-secret-command"] == ("false", "context a")
@@ -347,6 +362,20 @@ def test_default_brokers_do_not_replace_missing_addresses(
     assert f"The context a has no address for this command: {options}. Add one" in " ".join(
         result.err.split()
     )
+
+
+def test_typed_address_replaces_those_of_all_kinds(cli: Cli, file: Path) -> None:
+    write(file, '[context.a]\nnsqd_http_address = "127.0.0.1:1"\nnsqd_tcp_address = "127.0.0.1:2"\n')
+    typed = ("--context", "a", "--nsqd-tcp-address", "127.0.0.1:3")
+    result = cli("tail", "t", "--from", "earliest", *typed)
+    assert result.code == 2
+    assert result.err.endswith(
+        "Error: The typed address replaces those of the context a: give --nsqd-http-address or --lookupd-http-address, "
+        "too.\n"
+    )
+    assert "127.0.0.1:3" in cli("tail", "t", *typed).err
+    assert "127.0.0.1:3" in cli("pub", "t", *typed, stdin=b"x\n").err
+    assert "127.0.0.1:1" in cli("stat", *typed).err  # which accepts a TCP address, and does not use it
 
 
 def test_a_value_that_cannot_be_used_names_the_context(cli: Cli, file: Path) -> None:

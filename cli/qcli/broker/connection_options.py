@@ -273,7 +273,7 @@ def _secret(ctx: click.Context, text: str, file: str | None) -> str:
 def _secret_of_context(ctx: click.Context) -> str:
     """Return the secret that the command's context refers to, "" without one. Raises Failure: it cannot be read."""
     chosen = chosen_context(ctx)
-    if chosen is None or chosen.context is None or chosen.context.secret is None:
+    if chosen is None or chosen.context.secret is None:
         return ""
     key, value = chosen.context.secret
     try:
@@ -285,7 +285,7 @@ def _secret_of_context(ctx: click.Context) -> str:
 
         return secret_of_command(value) if key == "auth_secret_command" else secret_of_keyring(value)
     except Failure as error:
-        raise Failure(f"The context {chosen.name}: {error.message}", ExitCode.FAILURE) from error
+        raise Failure(f"The context {chosen.context.name}: {error.message}", ExitCode.FAILURE) from error
 
 
 def read_secret(file: str, *, completing: bool = False) -> str:

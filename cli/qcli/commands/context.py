@@ -19,6 +19,7 @@ from ..contexts.choice import (
     chosen_context,
     complete_context,
     name_context,
+    note_of_unused_context,
     origin_of,
 )
 from ..contexts.context import ADDRESSES, KEYS, SECRETS, Context, ContextError, checked_context, option_of
@@ -228,8 +229,8 @@ def _check(name: str, text: str, folder: Path) -> None:
     exits={ExitCode.FAILURE: "The file cannot be read, or a context is not valid."},
 )
 @output_format(
-    "text: a line for each context; * marks the one of 'qcli context use'. json: an object per context: name, current, "
-    "and its keys as in the file.",
+    "text: a line for each address; * marks the context of 'qcli context use'. json: an object per context: name, "
+    "current, and its keys as in the file.",
     "text",
     "json",
 )
@@ -247,7 +248,7 @@ def list_contexts(form: str) -> None:
         write(json_lines({"name": c.name, "current": c.name == contexts.current, **c.values} for c in valid))
     elif valid:
         head = ("", "name", "addresses", "secret", "description")
-        rows = [("*" if c.name == contexts.current else "", *_row(c)) for c in valid]
+        rows = [row for c in valid for row in _rows(c, c.name == contexts.current)]
         write(plain_table([head, *rows], len(head)))
     for failure in failures[:-1]:
         print_diagnostic(f"Error: {failure.message}")
@@ -255,9 +256,13 @@ def list_contexts(form: str) -> None:
         raise failures[-1]
 
 
-def _row(context: Context) -> tuple[str, ...]:
-    secret = " ".join(context.secret).removeprefix("auth_secret_") if context.secret else ""
-    return (context.name, ",".join(context.addresses), secret, context.values.get("description", ""))
+def _rows(context: Context, is_current: bool) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each address, the first one with all that is known about the context."""
+    secret = context.secret[0].removeprefix("auth_secret_") if context.secret else ""
+    first, *others = context.addresses
+    yield ("*" if is_current else "", context.name, first, secret, context.values.get("description", ""))
+    for address in others:
+        yield ("", "", address, "", "")
 
 
 @command.command(
@@ -364,25 +369,28 @@ def show(ctx: click.Context, /, form: str, **_addresses: Any) -> None:
     shown, and not read. With NAME, the result is that of --context NAME.
     """
     chosen = chosen_context(ctx)
-    used = chosen if chosen is not None and chosen.context is not None else None
+    name, by = (chosen.context.name, chosen.origin) if chosen else (None, None)
     rows = list(_used_options(ctx))
     if form == "json":
         options = [{"name": flag, "value": value, "from": origin} for flag, value, origin in rows]
-        name, by = (used.name, used.origin) if used else (None, None)
         write(json.dumps({"context": name, "chosen_by": by, "options": options}, ensure_ascii=False) + "\n")
         return
-    write(f"context: {f'{used.name} ({used.origin})' if used else 'none'}\n\n")
-    write(plain_table([("option", "value", "from"), *((f, _shown(v), o) for f, v, o in rows)], 3))
-    if chosen is not None and used is None:
-        print_diagnostic(
-            f"Note: the context {chosen.name} is not used, because {chosen.replaced_by} is given."
-        )
+    write(f"context: {f'{name} ({by})' if name else 'none'}\n\n")
+    table = [
+        (flag if index == 0 else "", text, origin if index == 0 else "")
+        for flag, value, origin in rows
+        for index, text in enumerate(_shown(value))
+    ]
+    write(plain_table([("option", "value", "from"), *table], 3))
+    if note := note_of_unused_context(ctx):
+        print_diagnostic(note)
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return ",".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _shown(value: Any) -> tuple[str, ...]:
+    """Return the lines that show a value."""
+    if isinstance(value, tuple):
+        return value
+    return (str(value).lower() if isinstance(value, bool) else str(value),)
 
 
 def _used_options(ctx: click.Context) -> Iterator[tuple[str, Any, str]]:
@@ -410,6 +418,6 @@ def _used_options(ctx: click.Context) -> Iterator[tuple[str, Any, str]]:
         yield param.opts[0], shown, origin_of(ctx, param)
     chosen = chosen_context(ctx)
     typed_secret = values.get("auth_secret") or values.get("auth_secret_file")
-    if chosen and chosen.context and chosen.context.secret and not typed_secret:
+    if chosen and chosen.context.secret and not typed_secret:
         key, value = chosen.context.secret
-        yield option_of(key), value, f"context {chosen.name}"
+        yield option_of(key), value, f"context {chosen.context.name}"

@@ -20,6 +20,7 @@ from .store import read_contexts, writable_by_others
 CONTEXT_VARIABLE = "QCLI_CONTEXT"
 BY_USE = "'qcli context use'"
 _CHOSEN = "qcli.context"
+_REPLACED = "qcli.context.replaced"
 _NAMED_BEFORE = "qcli.context.before"
 _SECTION = "Which broker"
 _PARAMETER = "context_name"
@@ -29,23 +30,30 @@ _OPTIONS = {option_of(key): key for key in KEYS} | {"--auth-secret": "auth_secre
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The context that a command would use.
+    """The context that a command uses.
 
     Attributes:
         origin: Where its name is from: `--context`, `QCLI_CONTEXT` or `BY_USE`.
-        replaced_by: The option or variable whose address replaces the context: it is not used. Empty: it is used.
     """
 
-    name: str
+    context: Context
     origin: str
-    replaced_by: str = ""
-    context: Context | None = None
 
 
 def chosen_context(ctx: click.Context) -> Chosen | None:
-    """Return the context that was chosen for a command; None: no context."""
+    """Return the context that a command uses; None: no context."""
     found: Chosen | None = ctx.meta.get(_CHOSEN)
     return found
+
+
+def note_of_unused_context(ctx: click.Context) -> str:
+    """Return a note that a context is not used because the command has another address; "": this is not so."""
+    if _REPLACED not in ctx.meta:
+        return ""
+    name, replaced_by = ctx.meta[_REPLACED]
+    with suppress(Failure):
+        name = name or read_contexts().current
+    return f"Note: the context {name} is not used, because {replaced_by} is given." if name else ""
 
 
 def complete_context(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -74,8 +82,17 @@ class ContextOption(GroupedOption):
         """Process this option before the others, whose names are in `opts` if they are typed."""
         value, args = super().handle_parse_result(ctx, opts, args)
         name = value if isinstance(value, str) else None  # not click's sentinel
-        typed = (flag for param in ctx.command.params if param.name in opts for flag in param.opts)
-        address = next((flag for flag in typed if flag in _ADDRESS_OPTIONS), "")
+        typed = [
+            (flag, param)
+            for param in ctx.command.params
+            if isinstance(param, click.Option) and param.name in opts
+            for flag in param.opts
+            if flag in _ADDRESS_OPTIONS
+        ]
+        if ctx.get_parameter_source(_PARAMETER) is ParameterSource.COMMANDLINE or _NAMED_BEFORE in ctx.meta:
+            # A hidden address option is accepted, and not used.
+            typed = [each for each in typed if not each[1].hidden]
+        address = typed[0][0] if typed else ""
         # While the shell completes, an error must not disturb the prompt.
         with suppress(*(Failure, click.UsageError) if ctx.resilient_parsing else ()):
             self._choose(ctx, name, address)
@@ -96,26 +113,21 @@ class ContextOption(GroupedOption):
             name = name if source is ParameterSource.COMMANDLINE else before
             if name:
                 ctx.meta[IGNORED_VARIABLES] = frozenset(_parameters(ctx))
-                self._use(ctx, Chosen(name, "--context"), keeps_addresses=not typed_address)
+                self._use(ctx, name, "--context", keeps_addresses=not typed_address)
             return
-        origin = CONTEXT_VARIABLE if name else BY_USE
-        replaced_by = typed_address or address_variable()
-        if name is None:
-            if replaced_by:
-                return  # not even the file is read
-            name = read_contexts().current
-        if name:
-            self._use(ctx, Chosen(name, origin, replaced_by), keeps_addresses=True)
+        if replaced_by := typed_address or address_variable():
+            ctx.meta[_REPLACED] = name, replaced_by  # not even the file is read
+        elif name:
+            self._use(ctx, name, CONTEXT_VARIABLE)
+        elif name := read_contexts().current:
+            self._use(ctx, name, BY_USE)
 
-    def _use(self, ctx: click.Context, chosen: Chosen, *, keeps_addresses: bool) -> None:
-        if chosen.replaced_by:
-            ctx.meta[_CHOSEN] = chosen
-            return
+    def _use(self, ctx: click.Context, name: str, origin: str, *, keeps_addresses: bool = True) -> None:
         contexts = read_contexts()
-        context = contexts.get(chosen.name)
+        context = contexts.get(name)
         if context is None:
-            text = contexts.unknown(chosen.name)
-            if chosen.origin == BY_USE:
+            text = contexts.unknown(name)
+            if origin == BY_USE:
                 raise Failure(f"{contexts.current_place()}: {text} To choose one: qcli context use NAME")
             raise click.BadParameter(text, ctx, self)
         if "auth_secret_command" in context.values and writable_by_others(contexts.path):
@@ -123,15 +135,14 @@ class ContextOption(GroupedOption):
                 f"{contexts.path}: other users can change this file or its folder, and with it the auth_secret_command "
                 f"of the context {context.name}: chmod go-w {contexts.path.parent} {contexts.path}"
             )
-        ctx.meta[_CHOSEN] = Chosen(chosen.name, chosen.origin, context=context)
+        ctx.meta[_CHOSEN] = Chosen(context, origin)
         ctx.meta[DEFAULTS_ORIGIN] = f"the context {context.name}"
         defaults: dict[str, Any] = dict(ctx.default_map or {})
         for name, (key, param) in _parameters(ctx).items():
             if key in ADDRESSES:
-                if keeps_addresses:
-                    # Also without a value: the default must not join the context's addresses.
-                    addresses = context.values.get(key, ())
-                    defaults[name] = addresses if param.multiple else ",".join(addresses) or None
+                # Also without a value: the default must not join other addresses.
+                addresses = context.values.get(key, ()) if keeps_addresses else ()
+                defaults[name] = addresses if param.multiple else ",".join(addresses) or None
             elif key in context.values and key not in SECRETS:
                 defaults[name] = context.values[key]
         ctx.default_map = defaults
@@ -163,9 +174,14 @@ def require_address(
     ctx = ctx or click.get_current_context()
     chosen = chosen_context(ctx)
     assert chosen is not None, "without a context, there are defaults"
+    name, wanted = chosen.context.name, " or ".join(options)
+    if any(chosen.context.values.get(_OPTIONS[flag]) for flag in options):
+        raise click.UsageError(
+            f"The typed address replaces those of the context {name}: give {wanted}, too.", ctx
+        )
     raise click.UsageError(
-        f"The context {chosen.name} has no address for this command: {' or '.join(options)}. Add one: qcli context "
-        f"save {chosen.name} {options[0]} HOST:PORT",
+        f"The context {name} has no address for this command: {wanted}. Add one: qcli context save {name} "
+        f"{options[0]} HOST:PORT",
         ctx,
     )
 
@@ -182,7 +198,7 @@ def origin_of(ctx: click.Context, param: GroupedOption) -> str:
         return param.variable_in_use(ctx)
     chosen = chosen_context(ctx)
     if source is ParameterSource.DEFAULT_MAP and chosen is not None:
-        return f"context {chosen.name}"
+        return f"context {chosen.context.name}"
     return "command line" if source is ParameterSource.COMMANDLINE else "default"
 
 
