@@ -44,7 +44,7 @@ _MODULES = {
     "dlq": "qcli.commands.dlq.command",
     "deferred": "qcli.commands.deferred",
     "log": "qcli.commands.log.command",
-    "context": "qcli.commands.context",
+    "context": "qcli.commands.context.command",
     "token": "qcli.commands.token",
     "help": "qcli.commands.help",
 }

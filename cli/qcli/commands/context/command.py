@@ -11,9 +11,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ..broker.address_options import BROKER, MAY_BE_SEVERAL, http_addresses, lookupd_addresses, tcp_addresses
-from ..broker.connection_options import tcp_connection, values_of_command
-from ..contexts.choice import (
+from ...broker.address_options import BROKER, MAY_BE_SEVERAL, http_addresses, lookupd_addresses, tcp_addresses
+from ...broker.connection_options import tcp_connection, values_of_command
+from ...contexts.choice import (
     CONTEXT_VARIABLE,
     address_variable,
     chosen_context,
@@ -22,11 +22,11 @@ from ..contexts.choice import (
     note_of_unused_context,
     origin_of,
 )
-from ..contexts.context import ADDRESSES, KEYS, SECRETS, Context, ContextError, checked_context, option_of
-from ..contexts.store import CURRENT, TABLE, Contexts, change_contexts, is_name, read_contexts
-from ..framework.command import DocumentedGroup
-from ..framework.errors import ExitCode, Failure
-from ..framework.options import (
+from ...contexts.context import ADDRESSES, KEYS, SECRETS, Context, ContextError, checked_context, option_of
+from ...contexts.store import CURRENT, TABLE, Contexts, change_contexts, is_name, read_contexts
+from ...framework.command import DocumentedGroup
+from ...framework.errors import ExitCode, Failure
+from ...framework.options import (
     CONNECTION_OPTIONS,
     Decorator,
     GroupedOption,
@@ -35,7 +35,7 @@ from ..framework.options import (
     output_format,
     several,
 )
-from ..framework.output import json_lines, plain_table, print_diagnostic, write
+from ...framework.output import json_lines, plain_table, print_diagnostic, write
 
 _CONNECTION = "TLS, AUTH and compression"
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -172,7 +172,7 @@ def save(ctx: click.Context, /, name: str, use: bool, **values: Any) -> None:
 
     Variables are not saved. An empty value removes an option. The secret itself is not saved, only where it is.
     """
-    from ..contexts.toml_edit import set_keys
+    from ...contexts.toml_edit import set_keys
 
     changes = {
         key: _value_to_save(values[key])
@@ -279,7 +279,7 @@ def use_context(name: str | None, none: bool) -> None:
 
     --context and QCLI_CONTEXT override it.
     """
-    from ..contexts.toml_edit import set_keys
+    from ...contexts.toml_edit import set_keys
 
     if (name is None) != none:
         raise click.UsageError("Name the context to use, or give --none.")
@@ -314,7 +314,7 @@ def _report_use(name: str) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_context)
 def delete(names: tuple[str, ...]) -> None:
     """Delete contexts. The files that they name stay."""
-    from ..contexts.toml_edit import remove_table, set_keys
+    from ...contexts.toml_edit import remove_table, set_keys
 
     was_current = False
 

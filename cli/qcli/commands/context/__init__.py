@@ -1,0 +1,1 @@
+"""`qcli dlq`: dead letters."""
