@@ -1,1 +1,1 @@
-"""`qcli dlq`: dead letters."""
+"""`qcli context`: named sets of addresses and connection options."""
