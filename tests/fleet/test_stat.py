@@ -164,6 +164,21 @@ def test_enter_shows_the_brokers_of_a_topic(fleet: Fleet, topic: str) -> None:
         assert [line.split()[1] for line in lines if line.startswith("    ")] == ["1", "2", "3", "4"]
 
 
+def test_broker_that_registers_later_appears(tmp_path: Path, topic: str) -> None:
+    with running_fleet(tmp_path / "fleet", ours=1) as fleet:
+        fleet.create(topic, "c")
+        with live(fleet.discovering, topic, "--by-broker") as (screen, _):
+            screen.wait(
+                lambda lines: all(any(each in line for line in lines) for each in fleet.http_addresses)
+            )
+            flags = [f"--lookupd-tcp-address={lookupd.tcp_address}" for lookupd in fleet.lookupds]
+            with qcli_serve(tmp_path / "new", *flags) as new:
+                new.create(topic, "c")
+                new.post("/pub", b"x", topic=topic)
+                screen.wait_for(f"    {new.http_address}")
+            screen.wait_for(f"no answer from {new.http_address}")  # it does not vanish
+
+
 def test_refusal_is_shown_in_its_own_words(tmp_path: Path, fleet: Fleet, topic: str) -> None:
     fill(fleet, topic)
     with refusing_broker(tmp_path) as refusing, live(cli_of(fleet.ours[0], refusing), topic) as (screen, _):

@@ -62,3 +62,18 @@ def at_once(
         if isinstance(answer, BaseException) and not isinstance(answer, Failure):
             raise answer
     return {address: found[address] for address in addresses}
+
+
+def in_context(act: Callable[[], _T]) -> Callable[[], _T]:
+    """Return `act` for a thread: there, it runs in the context of the current command."""
+    ctx = click.get_current_context()
+    ConnectOptions.of_command(ctx)  # reads the secret only once
+
+    def run() -> _T:
+        push_context(ctx)
+        try:
+            return act()
+        finally:
+            pop_context()
+
+    return run

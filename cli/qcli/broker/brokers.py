@@ -97,6 +97,10 @@ class Brokers:
             return self.given
         return tuple(dict.fromkeys([*self.given, *self._listed()]))
 
+    def again(self) -> Brokers:
+        """Return the same brokers, for which the discovery services will be asked again, without warnings."""
+        return Brokers(self.given, self.lookupds, self._allowed_hosts, quiet=True)
+
     @property
     def is_fleet(self) -> bool:
         """Whether there may be several brokers, so that output names the broker."""

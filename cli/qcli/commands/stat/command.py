@@ -13,6 +13,7 @@ import click
 
 from trio_nsq.wording import printable
 
+from ...broker.at_once import in_context
 from ...broker.brokers import Brokers, broker_http_options
 from ...broker.name_completion import complete_source
 from ...framework import output
@@ -83,7 +84,8 @@ FORMATS = ("table", "json", "csv", "tsv")
         "rows with a part of a name, a pattern, or a condition; s and S change the column to sort by, r reverses; b "
         "shows each broker; space stops the numbers; ? explains the keys; q quits. The line below the table has the "
         "full name of the row, and its rates in the last reports as bars; a wide screen has them in each row. A "
-        "broker that does not answer is named in a red line; the numbers are then of the other brokers.",
+        "broker that does not answer is named in a red line; the numbers are then of the other brokers. Brokers that "
+        "register at a discovery service later are added.",
     },
 )
 @click.argument(
@@ -171,17 +173,20 @@ def command(
 def _show_live(brokers: Brokers, selection: Selection, by_broker: bool, interval_ms: int) -> None:
     from ...broker.admin_client import AdminClient
     from .drawing import Drawing
+    from .gathering import Ask, Gathering
     from .live import Live
     from .settings import Settings
 
-    asks = {
-        address: functools.partial(ask, AdminClient(address), selection.patterns)
-        for address in brokers.addresses
-    }
-    live = Live(asks, interval_ms / 1000)
-    first = live.start()
-    if live.all_answered:
-        check_names(selection, first)
+    def ask_of(address: str) -> Ask:
+        return functools.partial(ask, AdminClient(address), selection.patterns)
+
+    interval_s = interval_ms / 1000
+    discover = in_context(lambda: brokers.again().addresses) if brokers.lookupds else None
+    gathering = Gathering(brokers.addresses, ask_of, interval_s, discover)
+    gathering.start()
+    live = Live(gathering, interval_s)
+    if not gathering.problems():
+        check_names(selection, live.picture().report)
     settings = Settings(selection, by_broker)
     live.run(settings, Drawing(settings, unicode=speaks_unicode()))
 
