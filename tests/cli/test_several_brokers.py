@@ -1,6 +1,7 @@
 """Tests for repeated options: commands with several brokers, and options that take one value."""
 
 import json
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,36 @@ def test_tail_names_an_unreachable_broker(qcli: Cli, broker: Broker, topic: str)
     received = qcli("tail", f"{topic}/c", "-n", "1", f"--nsqd-tcp-address={broker.tcp_address},127.0.0.1:1")
     assert (received.code, received.out) == (0, b"here\n")
     assert "127.0.0.1:1" in received.err
+
+
+def test_tail_that_ends_without_a_broker_is_incomplete(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    broker.post("/pub", b"here", topic=topic)
+    args = ["tail", f"{topic}/c", "--idle-timeout", "500ms", "--nsqd-tcp-address"]
+    received = qcli(*args, f"{broker.tcp_address},127.0.0.1:1")
+    assert (received.code, received.out) == (ExitCode.PARTIAL, b"here\n")
+    assert received.err.splitlines()[-1] == (
+        "Error: The idle timeout expired while 1 of 2 brokers was unreachable; the warnings say which. "
+        "Messages may be missing."
+    )
+    assert any("127.0.0.1:1" in line for line in received.err.splitlines()[:-1])
+    assert qcli(*args, broker.tcp_address).code == 0
+
+
+def test_tail_does_not_wait_for_a_hung_broker(qcli: Cli, broker: Broker, topic: str, tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as hung:
+        for each in (broker, hung):
+            each.create(topic, "c")
+            each.post("/pub", b"here", topic=topic)
+        hung.process.send_signal(signal.SIGSTOP)
+        try:
+            received = qcli(
+                "tail", f"{topic}/c", "-n", "1", f"--nsqd-tcp-address={hung.tcp_address},{broker.tcp_address}"
+            )
+        finally:
+            hung.process.send_signal(signal.SIGCONT)
+        assert (received.code, received.out) == (0, b"here\n")
+        assert broker.channel_stats(topic, "c")["depth"] == 0
 
 
 @pytest.mark.parametrize("given", ["options", "environment", "no HTTP addresses"])

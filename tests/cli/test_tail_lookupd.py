@@ -53,6 +53,24 @@ def test_channels_of_a_registered_nsqd_are_checked(tmp_path: Path, has_channel: 
             assert result.code == ExitCode.USAGE
 
 
+@pytest.mark.slow
+def test_named_and_listed_brokers_are_united(tmp_path: Path) -> None:
+    """The named one is not registered. A typed address replaces those of the environment."""
+    with qcli_lookupd() as lookupd:
+        known = f"--lookupd-tcp-address={lookupd.tcp_address}"
+        with qcli_serve(tmp_path / "a", known) as listed, qcli_serve(tmp_path / "b") as named:
+            for broker, body in ((listed, b"listed"), (named, b"named")):
+                broker.create("clicks", "archive")
+                broker.post("/pub", body, topic="clicks")
+            args = ("tail", "clicks/archive", "--lookupd-http-address", lookupd.http_address)
+            result = NOWHERE(*args, "-n", "2", "--nsqd-tcp-address", named.tcp_address)
+            assert (result.code, sorted(result.out.split())) == (0, [b"listed", b"named"])
+            named.post("/pub", b"named", topic="clicks")
+            env = {"QCLI_LOOKUPD_HTTP_ADDRESS": lookupd.http_address}
+            only = NOWHERE(*args[:2], "-n", "1", "--nsqd-tcp-address", named.tcp_address, env=env)
+            assert (only.code, only.out) == (0, b"named\n")
+
+
 def test_unreachable_service_is_named() -> None:
     result = NOWHERE("tail", "clicks", "--lookupd-http-address", "127.0.0.1:1")
     assert (result.code, result.out) == (ExitCode.UNREACHABLE, b"")

@@ -49,6 +49,7 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
         ExitCode.FAILURE: "Standard output cannot be written, or the broker refused.",
         ExitCode.USAGE: f"{ExitCode.USAGE.meaning} Or the command would take a topic's backlog; see Private channels.",
         ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} If a connection is lost later, the command reconnects.",
+        ExitCode.PARTIAL: "The idle timeout expired while one of several brokers was unreachable.",
         ExitCode.DAMAGED: "With --from or --to: damaged messages were skipped; standard error says which.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). Unwritten messages were requeued.",
         ExitCode.TERMINATED: "Terminated (SIGTERM). Unwritten messages were requeued.",
@@ -87,7 +88,7 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
     shell_complete=complete_source,
 )
 @tcp_addresses("Connect to these brokers.")
-@lookupd_addresses("Ask these nsqlookupd for brokers instead, once a minute.")
+@lookupd_addresses("Connect to the brokers that these nsqlookupd name, too; ask them once a minute.")
 @http_addresses(
     "Read logs (--from, --to) at these addresses; also for completion and to ask an nsqd for channels."
 )

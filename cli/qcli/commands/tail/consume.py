@@ -5,6 +5,7 @@ Without a channel, on a broker without private channels such as nsqd, it first c
 
 import dataclasses
 import random
+import sys
 from collections.abc import Mapping
 from functools import partial
 from itertools import islice
@@ -14,6 +15,7 @@ import trio
 from trio_nsq.client import AuthRefused, ConnectionFailed, Consumer, MessageBatch
 from trio_nsq.protocol.address import format_address
 from trio_nsq.protocol.names import is_ephemeral
+from trio_nsq.wording import count_of
 
 from ...broker.address_options import HTTP_OPTION
 from ...broker.admin_client import AdminClient
@@ -74,6 +76,9 @@ def _columns(topic: str, channel: str, batch: MessageBatch) -> MessageColumns:
 class ConsumerPrinter(Printer[Consumer]):
     """Writes the messages of consumers, then finishes them.
 
+    Attributes:
+        connected: The number of brokers that each consumer was connected to at the end, or more.
+
     Args:
         channels: The channel of each consumer, as the user named it; empty: none.
     """
@@ -81,18 +86,22 @@ class ConsumerPrinter(Printer[Consumer]):
     def __init__(self, options: TailOptions, channels: Mapping[Consumer, str]) -> None:
         super().__init__(options)
         self._channels = channels
+        self.connected = sys.maxsize
 
     async def pass_on(self, topic: str, source: Consumer) -> None:
         """Print the messages of a consumer."""
-        async for batch in source.batches():
-            count = await self.print(len(batch), partial(self._render, topic, source, batch))
-            # Before finishing, which lets the broker deliver more: each delivery counts as an attempt.
-            source.max_in_flight = int(min(source.max_in_flight, self.messages_left))
-            if count == len(batch):
-                batch.finish()
-            else:
-                for message in islice(batch, count):
-                    message.finish()
+        try:
+            async for batch in source.batches():
+                count = await self.print(len(batch), partial(self._render, topic, source, batch))
+                # Before finishing, which lets the broker deliver more: each delivery counts as an attempt.
+                source.max_in_flight = int(min(source.max_in_flight, self.messages_left))
+                if count == len(batch):
+                    batch.finish()
+                else:
+                    for message in islice(batch, count):
+                        message.finish()
+        finally:
+            self.connected = min(self.connected, source.stats().connections)
 
     def _render(self, topic: str, source: Consumer, batch: MessageBatch, count: int) -> bytes:
         """Return the output for the first messages of a batch."""
@@ -109,7 +118,7 @@ async def tail_channels(options: TailOptions) -> ExitCode:
     Raises:
         Failure: No broker is reachable, or an ordinary channel would take a topic's backlog.
     """
-    if len(options.nsqd_tcp_addresses) > 1 and not options.lookupd_addresses:
+    if options.nsqd_tcp_addresses and len(options.nsqd_tcp_addresses + options.lookupd_addresses) > 1:
         show_library_warnings()  # other brokers continue while one is unreachable
     else:
         silence_library()
@@ -120,7 +129,7 @@ async def tail_channels(options: TailOptions) -> ExitCode:
         consumer = Consumer(
             each.topic,
             channel,
-            nsqd_tcp_addresses=[] if options.lookupd_addresses else options.nsqd_tcp_addresses,
+            nsqd_tcp_addresses=options.nsqd_tcp_addresses,
             lookupd_http_addresses=options.lookupd_addresses,
             lookupd_allowed_hosts=options.lookupd_allowed_hosts,
             max_in_flight=min(options.max_in_flight, options.count or options.max_in_flight),
@@ -145,10 +154,20 @@ async def tail_channels(options: TailOptions) -> ExitCode:
     except* ConnectionFailed as group:
         (error, *_) = leaf_exceptions(group)
         assert isinstance(error, ConnectionFailed)
-        if options.lookupd_addresses and not isinstance(error, AuthRefused):
+        only_lookupds = options.lookupd_addresses and not options.nsqd_tcp_addresses
+        if only_lookupds and not isinstance(error, AuthRefused):
             raise lookupd_unreachable(error.address, error.reason) from None
         raise connection_failure(error) from None
-    return printer.stopped or ExitCode.OK
+    if printer.stopped:
+        return printer.stopped
+    away = len(options.nsqd_tcp_addresses) - printer.connected
+    if away > 0 and printer.messages_left and not options.lookupd_addresses:
+        raise Failure(
+            f"The idle timeout expired while {away} of {count_of(len(options.nsqd_tcp_addresses), 'broker')} "
+            f"{'was' if away == 1 else 'were'} unreachable; the warnings say which. Messages may be missing.",
+            ExitCode.PARTIAL,
+        )
+    return ExitCode.OK
 
 
 class SharedChannel:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import click
 
-from ...broker.address_options import LOOKUPD_OPTION, TCP_OPTION, check_tcp_address, chosen_lookupds
+from ...broker.address_options import check_tcp_address
 from ...broker.brokers import Brokers, chosen
-from ...contexts.choice import require_address
 from ...framework.options import delimiter_of, given
 from ...framework.params import Source
 from ...framework.positions import check_range, refuse_sequence
@@ -63,7 +62,7 @@ class TailOptions:
         return brokers
 
     def resolve(self) -> "TailOptions":
-        """Check the options, and return them with the `lookupd_addresses` to ask.
+        """Check the options, and return them with the brokers and the discovery services to use.
 
         Raises UsageError: the options contradict each other.
         """
@@ -73,14 +72,13 @@ class TailOptions:
             raise click.UsageError(
                 "--null and --delimiter are for --format raw; JSON is one object per line."
             )
-        lookupds = chosen_lookupds(self.lookupd_addresses, "nsqd_tcp_addresses")
         if self.reads_log:
             self._check_log()
-        elif not lookupds:
-            require_address(self.nsqd_tcp_addresses, TCP_OPTION, LOOKUPD_OPTION)
-            for address in self.nsqd_tcp_addresses:
-                check_tcp_address(address)
-        return dataclasses.replace(self, lookupd_addresses=lookupds)
+            return self
+        brokers, lookupds = chosen(click.get_current_context(), "nsqd_tcp_addresses")
+        for address in brokers:
+            check_tcp_address(address)
+        return dataclasses.replace(self, nsqd_tcp_addresses=brokers, lookupd_addresses=lookupds)
 
     def _check_log(self) -> None:
         """Raises UsageError for options that contradict reading a log."""
