@@ -153,6 +153,43 @@ async def test_messages_that_wait_in_a_paused_topic_are_moved_to_all_channels(tm
         assert await bodies(source, "t", "c") == await bodies(source, "t", "d") == []
 
 
+async def test_the_target_keeps_apart_what_each_channel_gets(tmp_path: Path) -> None:
+    """Also if its topic is paused, after a kill, and after a seek to the beginning."""
+    async with running_api(tmp_path / "a") as source, running_api(tmp_path / "b") as target:
+        await create(source, "t", "c", "d")
+        await publish(source, "t", "1", "2", "3")
+        async with client_of(source) as client:
+            await client.subscribe("t", "d", 1)
+            await take(client, 2)
+            await in_flight_is(source, "d", 1)
+        await in_flight_is(source, "d", 0)
+        await create(target, "t", "c", "d", "e")
+        await publish(target, "t", "before")
+        await target.post("/topic/pause", topic="t")
+        await publish(target, "t", "after")
+        mover = Mover(source, target)
+        await mover.drain()
+        await mover.all(max_bytes=1)
+        async with another(target, tmp_path / "b") as again:
+            for api in (target, again):
+                await api.post("/topic/unpause", topic="t")
+                expected = {
+                    "c": ["before", "after", "1", "2", "3"],
+                    "d": ["before", "after", "3"],
+                    "e": ["before", "after"],
+                }
+                for channel, texts in expected.items():
+                    assert sorted(await bodies(api, "t", channel)) == sorted(texts)
+                for channel, texts in expected.items():
+                    to_start = {"topic": "t", "channel": channel, "to": "earliest"}
+                    assert (await api.client.post("/channel/seek", params=to_start)).status_code == 200
+                    async with client_of(api) as client:
+                        await client.subscribe("t", channel, 10)
+                        found = [each.body.decode() for each in await take(client, len(texts))]
+                        assert sorted(found) == sorted(texts)
+                        await client.nothing_more()
+
+
 async def test_dead_letters_keep_their_origins(tmp_path: Path) -> None:
     async with running_api(tmp_path / "a") as source, running_api(tmp_path / "b") as target:
         await configure(source, "t", "c", max_attempts=1, dead_letter_topic="dead")

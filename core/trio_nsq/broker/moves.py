@@ -27,7 +27,7 @@ from .state.channel import Channel
 from .state.checkpoint import Checkpoint
 from .state.message_store import REDELIVERY_READ_BYTES
 from .state.move import Move, MovePlan, MoveStream
-from .state.record_metadata import metadata_for_moved
+from .state.record_metadata import IN_SEQUENCE_NS, metadata_for_moved
 from .state.topic import Topic
 from .storage.checkpointer import Checkpointer
 from .timers import Timers
@@ -301,7 +301,6 @@ class MovedMessages:
 
     broker: Broker
     topics: Topics
-    timers: Timers
     _storing: dict[tuple[str, str], trio.Event] = field(default_factory=dict, init=False)
 
     async def store(self, topic: Topic, producer: str, groups: Sequence[Group]) -> int:
@@ -347,6 +346,6 @@ class MovedMessages:
     def _publication(self, producer: str, group: Group) -> Publication:
         due_ns = group.due_ns
         if group.channel is not None and not due_ns:
-            due_ns = self.timers.now_ns()
+            due_ns = IN_SEQUENCE_NS
         metadata = metadata_for_moved(producer, group.last, group.channel, group.letters)
         return Publication([group.messages], due_ns, metadata)

@@ -81,14 +81,14 @@ class Progress:
         parts = [f"{self.messages:,} messages left"]
         if self.moved is not None:
             parts.append(f"{self.moved:,} moved")
+        if self.waits_for:
+            return f"{', '.join(parts)}; {self.waits_for}"
         if self.per_second:
             parts.append(f"{rate(self.per_second)} messages/s")
         if (seconds := self.seconds_left) is not None:
             parts.append(f"{_duration(seconds)} left")
         text = ", ".join(parts)
-        if self.waits_for:
-            text += f"; {self.waits_for}"
-        elif self.moved is None and (stuck := self.left.stuck):
+        if self.moved is None and (stuck := self.left.stuck):
             text += f"; no consumer: {named(stuck)}"
         return text
 

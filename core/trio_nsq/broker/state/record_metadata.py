@@ -24,6 +24,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+IN_SEQUENCE_NS = 1
+"""The due time of a record for one channel, whose messages the channel reads in sequence order with the others.
+
+With another due time, even a past one, each message is an entry among the channel's deferred or requeued messages.
+"""
 _OF_BATCH = b'{"producer":'
 _OF_MESSAGES = b',"channel":', b',"dead_letters":'
 

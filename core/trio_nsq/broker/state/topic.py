@@ -26,7 +26,7 @@ from .dead_letter_ledger import DeadLetterLedger
 from .deferred import Waiting
 from .message_store import MessageStore
 from .producers import LastBatch, Producers
-from .record_metadata import batch_number, only_channel
+from .record_metadata import IN_SEQUENCE_NS, batch_number, only_channel
 from .settings import SettingsError, TopicSettings, change
 from .topic_limits import TopicLimits
 from .topic_move import TopicMove
@@ -47,10 +47,12 @@ def _distribute_to(channels: Iterable[Channel], count: int, deferred: Sequence[W
         channel.arrived(count)
         for waiting in deferred:
             sequences = waiting.sequences
-            if waiting.channel is None or waiting.channel == channel.name:
-                channel.arrived_deferred(sequences, waiting.due_ns, waiting.held)
-            else:
+            if waiting.channel not in (None, channel.name):
                 channel.skip(sequences.start, sequences.stop)
+            elif waiting.due_ns == IN_SEQUENCE_NS:
+                channel.arrived(len(sequences))
+            else:
+                channel.arrived_deferred(sequences, waiting.due_ns, waiting.held)
 
 
 class Topic:
