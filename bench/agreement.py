@@ -5,12 +5,9 @@ Both do the same: 2 connections, messages of 200 bytes, MPUBs of 200 with one un
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,17 +48,6 @@ class Pair:
         return self.qcli.rate / self.nsq.rate
 
 
-@contextmanager
-def on_processors(wanted: set[int] | None) -> Iterator[None]:
-    """Start processes on these processors in the block; None: on all."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, wanted or before)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def qcli_bench(command: str, broker: Broker, seconds: float) -> Rates:
     """Run `qcli bench`."""
     place, *flags = {
@@ -84,19 +70,17 @@ def nsq_bench(command: str, broker: Broker, seconds: float) -> Rates:
     return Rates(rates.rate, 1e6 / rates.cpu_rate)
 
 
-def measure(number: int, name: str, workload: str, options: argparse.Namespace) -> Pair:
-    """Measure one after the other, each on a new broker; the order changes from round to round."""
-    broker_on, load_on = ({0}, {1}) if options.pin else (None, None)
+def measure(number: int, name: str, workload: str, broker: Broker, options: argparse.Namespace) -> Pair:
+    """Measure one directly after the other; the order changes from round to round."""
     command = "pub" if workload == PUBLISH else "sub"
     runs = [("qcli", qcli_bench), ("nsq", nsq_bench)]
     found = {}
+    broker.create(TOPIC, CHANNEL)
     for program, run in runs if number % 2 else reversed(runs):
-        with on_processors(broker_on), BROKERS[name].running(options.data_path) as broker:
-            broker.create(TOPIC, CHANNEL)
-            with on_processors(load_on):
-                if command == "sub":
-                    fill(broker, round(options.backlog * options.seconds))
-                found[program] = run(command, broker, options.seconds)
+        if command == "sub":
+            fill(broker, round(options.backlog * options.seconds))
+        found[program] = run(command, broker, options.seconds)
+    broker.http("POST", "/topic/delete", topic=TOPIC)
     return Pair(number, name, workload, found["qcli"], found["nsq"])
 
 
@@ -121,9 +105,9 @@ def table(pairs: list[Pair]) -> str:
 
 def main() -> None:
     """Measure, print, and write the requested results."""
-    parser = record.parser(__doc__, rounds=7, only="workloads whose name has this text, such as pub")
+    parser = record.parser(__doc__, rounds=20, only="workloads whose name has this text, such as pub")
     parser.add_argument(
-        "--seconds", type=float, default=2.0, help="length of one measurement (default: %(default)s)"
+        "--seconds", type=float, default=0.5, help="length of one measurement (default: %(default)s)"
     )
     parser.add_argument("--brokers", default="nsqd,ours", help="which ones (default: %(default)s)")
     parser.add_argument(
@@ -132,21 +116,19 @@ def main() -> None:
         default=2_000_000,
         help="messages to consume per second; must not run out (default: %(default)s)",
     )
-    parser.add_argument(
-        "--pin", action="store_true", help="run the broker on processor 0 and the generators on processor 1"
-    )
     options = parser.parse_args()
     about = record.begin(options)
     pairs: list[Pair] = []
-    for number in range(1, options.rounds + 1):
-        for name in options.brokers.split(","):
-            for workload in (PUBLISH, CONSUME):
-                if options.only in workload:
-                    pair = measure(number, name, workload, options)
-                    pairs.append(pair)
-                    print(f"round {number}: {name}: {workload}: {pair.ratio:.2f}", flush=True)
+    for name in options.brokers.split(","):
+        with BROKERS[name].running(options.data_path) as broker:
+            for number in range(1, options.rounds + 1):
+                for workload in (PUBLISH, CONSUME):
+                    if options.only in workload:
+                        pair = measure(number, name, workload, broker, options)
+                        pairs.append(pair)
+                        print(f"round {number}: {name}: {workload}: {pair.ratio:.2f}", flush=True)
     print("", table(pairs), sep="\n")
-    settings = {name: getattr(options, name) for name in ("seconds", "backlog", "pin")}
+    settings = {name: getattr(options, name) for name in ("seconds", "backlog")}
     results = [asdict(pair) | {"ratio": round(pair.ratio, 3)} for pair in pairs]
     record.finish({"machine": about, "settings": settings, "results": results}, options, "agreement")
 

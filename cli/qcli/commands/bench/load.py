@@ -14,6 +14,8 @@ TICK_S = 0.05
 PATIENCE_S = 10.0
 """A broker that does not answer for this long counts as lost; after an interruption, for a shorter time."""
 SHORT_PATIENCE_S = 2.0
+NEARLY_S = 0.01
+"""A second that lacks so little counts as whole: at a fixed rate, the last message is due before the end."""
 CHECK_S = 0.5
 """How often this is checked."""
 
@@ -61,7 +63,7 @@ class Load:
             self.tallies,
             body_bytes=self.body_bytes,
             seconds=seconds,
-            by_second=counter.by_second[: int(seconds)],
+            by_second=counter.by_second[: int(seconds + NEARLY_S)],
             interrupted=self.stopped,
         )
 
