@@ -8,25 +8,29 @@ import json
 import statistics
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 from bench import record
-from bench.contenders import IN_MEMORY, INTERVAL
-from bench.loads import CHANNEL, CONNECTIONS, READY_COUNT, TOPIC, fill, reading, writing
+from bench.contenders import EVERY_OK, IN_MEMORY, INTERVAL
+from bench.loads import CHANNEL, CONNECTIONS, READY_COUNT, fill, reading, writing
 
 from interop.peers import Broker
 
-BROKERS = {"nsqd": IN_MEMORY, "ours": INTERVAL}
+BROKERS = {"nsqd": IN_MEMORY, "I": INTERVAL, "F": EVERY_OK}
 PUBLISH, CONSUME = "bench pub : bench_writer", "bench sub : bench_reader"
 GOAL = 0.10
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Messages per second of elapsed time, and microseconds of the generator's processor time per message."""
+    """Messages per second of elapsed time, and microseconds of the generator's processor time per message.
+
+    The processor time is 0 if it is not known.
+    """
 
     rate: float
     cpu_us: float
@@ -48,11 +52,11 @@ class Pair:
         return self.qcli.rate / self.nsq.rate
 
 
-def qcli_bench(command: str, broker: Broker, seconds: float) -> Rates:
+def qcli_bench(command: str, broker: Broker, topic: str, seconds: float) -> Rates:
     """Run `qcli bench`."""
     place, *flags = {
-        "pub": (TOPIC,),
-        "sub": (f"{TOPIC}/{CHANNEL}", "--yes", f"--max-in-flight={READY_COUNT}"),
+        "pub": (topic,),
+        "sub": (f"{topic}/{CHANNEL}", "--yes", f"--max-in-flight={READY_COUNT}"),
     }[command]
     words = [sys.executable, "-m", "qcli", "bench", command, place, *flags]
     words += [f"--nsqd-tcp-address={broker.tcp_address}", f"--connections={CONNECTIONS}"]
@@ -64,23 +68,36 @@ def qcli_bench(command: str, broker: Broker, seconds: float) -> Rates:
     return Rates(told["messages_per_second"], 1e6 * told["client_cpu_seconds"] / told["messages"])
 
 
-def nsq_bench(command: str, broker: Broker, seconds: float) -> Rates:
+def nsq_bench(command: str, broker: Broker, topic: str, seconds: float) -> Rates:
     """Run bench_writer or bench_reader."""
-    rates = (writing if command == "pub" else reading)(broker, seconds).finish()
+    rates = (writing if command == "pub" else reading)(broker, seconds, topic=topic).finish()
     return Rates(rates.rate, 1e6 / rates.cpu_rate)
 
 
+PROGRAMS = {"qcli": qcli_bench, "nsq": nsq_bench}
+
+
 def measure(number: int, name: str, workload: str, broker: Broker, options: argparse.Namespace) -> Pair:
-    """Measure one directly after the other; the order changes from round to round."""
+    """Measure one directly after the other, in an order that changes from round to round, or both at the same time.
+
+    Each has its own topic.
+    """
     command = "pub" if workload == PUBLISH else "sub"
-    runs = [("qcli", qcli_bench), ("nsq", nsq_bench)]
-    found = {}
-    broker.create(TOPIC, CHANNEL)
-    for program, run in runs if number % 2 else reversed(runs):
+    for program in PROGRAMS:
+        broker.create(program, CHANNEL)
         if command == "sub":
-            fill(broker, round(options.backlog * options.seconds))
-        found[program] = run(command, broker, options.seconds)
-    broker.http("POST", "/topic/delete", topic=TOPIC)
+            fill(broker, round(options.backlog * options.seconds), topic=program)
+
+    def run(program: str) -> Rates:
+        return PROGRAMS[program](command, broker, program, options.seconds)
+
+    order = list(PROGRAMS) if number % 2 else list(reversed(PROGRAMS))
+    with ThreadPoolExecutor(len(order) if options.together else 1) as threads:
+        found = dict(zip(order, threads.map(run, order), strict=True))
+    for program in PROGRAMS:
+        broker.http("POST", "/topic/delete", topic=program)
+    if options.together:  # the kernel counts the processor time of both
+        found["nsq"] = replace(found["nsq"], cpu_us=0.0)
     return Pair(number, name, workload, found["qcli"], found["nsq"])
 
 
@@ -109,12 +126,17 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=0.5, help="length of one measurement (default: %(default)s)"
     )
-    parser.add_argument("--brokers", default="nsqd,ours", help="which ones (default: %(default)s)")
+    parser.add_argument("--brokers", default="nsqd,I,F", help="which ones (default: %(default)s)")
     parser.add_argument(
         "--backlog",
         type=int,
-        default=2_000_000,
+        default=1_500_000,
         help="messages to consume per second; must not run out (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="run both at the same time, against the effect of other work on the machine; use longer measurements",
     )
     options = parser.parse_args()
     about = record.begin(options)
@@ -128,7 +150,7 @@ def main() -> None:
                         pairs.append(pair)
                         print(f"round {number}: {name}: {workload}: {pair.ratio:.2f}", flush=True)
     print("", table(pairs), sep="\n")
-    settings = {name: getattr(options, name) for name in ("seconds", "backlog")}
+    settings = {name: getattr(options, name) for name in ("seconds", "backlog", "together")}
     results = [asdict(pair) | {"ratio": round(pair.ratio, 3)} for pair in pairs]
     record.finish({"machine": about, "settings": settings, "results": results}, options, "agreement")
 
