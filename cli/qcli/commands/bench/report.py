@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...framework.output import rate, size
+from ...terminal.figures import sparkline
 from .histogram import Histogram
 from .measurement import Measurement
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MAX_WIDTH = 100
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _VERBS = {"pub": "Published", "sub": "Consumed", "latency": "Published and received"}
 
 
@@ -92,9 +92,7 @@ def _facts(kind: str, measured: Measurement, width: int) -> list[tuple[str, str]
         facts.append((f"{len(measured.tallies)} connections", shown))
     if len(measured.by_second) > 1:
         low, high = (rate(most(measured.by_second)) for most in (min, max))
-        facts.append(
-            ("each second", f"{sparkline(measured.by_second, width // 3)}  {low} to {high} messages/s")
-        )
+        facts.append(("each second", f"{_trend(measured.by_second, width // 3)}  {low} to {high} messages/s"))
     if measured.missing:
         missing = "arrived too late to be finished" if kind == "sub" else "did not arrive"
         facts.append(("missing", f"{measured.missing:,} messages {missing}"))
@@ -103,12 +101,11 @@ def _facts(kind: str, measured: Measurement, width: int) -> list[tuple[str, str]
     return facts
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return bars for values, up to the largest one; if there are more than `width`, each bar is a mean of several."""
+def _trend(values: Sequence[float], width: int) -> str:
+    """Return bars for values; if there are more than `width`, each bar is a mean of several."""
     step = math.ceil(len(values) / width)
     means = [statistics.fmean(values[start : start + step]) for start in range(0, len(values), step)]
-    most = max(means, default=0) or 1
-    return "".join(_BLOCKS[math.ceil(mean / most * (len(_BLOCKS) - 1))] for mean in means)
+    return sparkline(means, len(means))
 
 
 def _grid(rows: Iterable[Sequence[str]], *, numbers: bool = False) -> RenderableType:
