@@ -14,11 +14,12 @@ from ..broker.brokers import Brokers, broker_http_options
 from ..broker.name_completion import complete_source
 from ..broker.refusals import missing
 from ..framework import output
-from ..framework.columns import Column, fitted_table, short_count, short_time
 from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
 from ..framework.params import Source, duration, source
+from ..terminal.figures import age, short_count
+from ..terminal.fitted_table import Column, fitted_table
 
 if TYPE_CHECKING:
     from ..broker.admin_client import AdminClient
@@ -218,7 +219,7 @@ def _columns(kind: str, wanted: Source | None, with_broker: bool) -> list[Column
             "published", lambda row: _count(row["messages"]) if kind == "producer" else "", short="pub"
         ),
         Column[Record]("rate", lambda row: "" if row["rate"] is None else output.rate(row["rate"])),
-        Column[Record]("connected", lambda row: short_time(row["connected_s"]), rank=1),
+        Column[Record]("connected", lambda row: age(row["connected_s"] * 1000), rank=1),
     ]
     return [*names, *counts]
 

@@ -27,6 +27,17 @@ def short_count(number: float) -> str:
     return "many"
 
 
+def short_size(count: float) -> str:
+    """Format bytes in at most four characters, such as `999B`, `1.5G`, `112G` (binary units); it is rounded down."""
+    for unit in "BKMGTP":
+        if count < 10 and unit != "B":
+            return f"{int(count * 10) / 10}{unit}"
+        if count < 1000:
+            return f"{int(count)}{unit}"
+        count /= 1024
+    return "many"
+
+
 def short_rate(per_second: float) -> str:
     """Format a rate in at most four characters; below 10 with a decimal."""
     return f"{per_second:.1f}" if 0 < per_second < 9.95 else short_count(per_second)

@@ -1,4 +1,4 @@
-"""Tables that fit the width of a terminal, and short forms of numbers for their cells."""
+"""Tables that fit the width of a terminal."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from typing import Generic, TypeVar
 
 from trio_nsq.wording import printable
 
-from .output import plain_table
+from ..framework.output import plain_table
+from .figures import shortened, speaks_unicode
 
 _Row = TypeVar("_Row")
 _GAP = 2
@@ -50,48 +51,12 @@ def fitted_table(columns: Sequence[Column[_Row]], rows: Sequence[_Row], width: i
     for column in sorted((each for each in shown if each.rank), key=lambda each: -each.rank):
         if is_too_wide():
             shown.remove(column)
+    unicode = speaks_unicode()
     while is_too_wide():
         widest = max((max(map(len, cells[column])), column.heading) for column in shown if column.is_name)
         if widest[0] <= _MIN_NAME_WIDTH:
             break
         (column,) = (column for column in shown if column.heading == widest[1])
-        cells[column] = [shortened(text, widest[0] - 1) for text in cells[column]]
+        cells[column] = [shortened(text, widest[0] - 1, unicode=unicode) for text in cells[column]]
     lines = list(zip(*(cells[column] for column in shown), strict=True))
     return plain_table(lines, sum(column.is_name for column in shown))
-
-
-def shortened(text: str, width: int) -> str:
-    """Cut the middle of a name, because names often differ at the end only."""
-    if len(text) <= width:
-        return text
-    end = (width - 1) // 2
-    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
-
-
-def short_count(number: int) -> str:
-    """Format a count in at most five characters, such as `9999` or `12k`."""
-    for unit in ("", "k", "M", "G"):
-        if number < 10_000:
-            return f"{number}{unit}"
-        number //= 1000
-    return f"{number}T"
-
-
-def short_size(count: float) -> str:
-    """Format bytes in at most five characters, such as `1.5G` (binary units)."""
-    for unit in ("B", "K", "M", "G", "T"):
-        if count < 1000 or unit == "T":
-            break
-        count /= 1024
-    return f"{count:.1f}{unit}" if count < 10 and unit != "B" else f"{count:.0f}{unit}"
-
-
-def short_time(seconds: float) -> str:
-    """Format a duration in its two largest units, such as `45s`, `3m12s` or `12d4h`."""
-    rest = max(0, int(seconds))
-    parts: list[str] = []
-    for unit, size_s in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, rest = divmod(rest, size_s)
-        if count or parts:
-            parts.append(f"{count}{unit}" if count else "")
-    return "".join(parts[:2]) or "0s"

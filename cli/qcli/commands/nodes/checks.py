@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from ...framework.columns import short_size, short_time
-from ...framework.params import byte_size
+from ...framework.output import size
+from ...framework.params import byte_size, duration_text
+from ...terminal.figures import age
 from .survey import BrokerState, Survey
 
 DEAD_LETTERS = "dead-letters"
@@ -23,7 +24,7 @@ class Space(NamedTuple):
     percent: float = 0
 
     def __str__(self) -> str:
-        return f"{self.percent:g}%" if self.percent else short_size(self.bytes)
+        return f"{self.percent:g}%" if self.percent else size(self.bytes)
 
 
 def space(text: str) -> Space:
@@ -37,12 +38,12 @@ def space(text: str) -> Space:
             raise click.BadParameter(f"{text!r} is not a share such as 5%.")
         return Space(percent=percent)
     try:
-        size = byte_size(text)
+        limit = byte_size(text)
     except click.BadParameter:
-        size = -1
-    if size < 0:
+        limit = -1
+    if limit < 0:
         raise click.BadParameter(f"{text!r} is not a size such as 10GiB, nor a share such as 5%.")
-    return Space(bytes=size)
+    return Space(bytes=limit)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _disk(broker: BrokerState, least: Space) -> Iterator[Problem]:
     disk = broker.stats.get("disk") or {}
     free, total = disk.get("free_bytes"), disk.get("total_bytes")
     if free is not None and total and free < max(least.bytes, total * least.percent / 100):
-        text = f"{short_size(free)} of {short_size(total)} free ({free / total:.1%}), less than {least}"
+        text = f"{size(free)} of {size(total)} free ({free / total:.1%}), less than {least}"
         yield Problem("disk", broker.address, text)
 
 
@@ -136,7 +137,7 @@ def _of_topic(address: str, topic: Mapping[str, Any], limits: Limits) -> Iterato
         if limits.age_ms is None or age_ms is None or queue.get("channel_name") == DEAD_LETTERS:
             continue
         if age_ms > limits.age_ms:
-            ages = f"{short_time(age_ms / 1000)} old, more than {short_time(limits.age_ms / 1000)}"
+            ages = f"{age(age_ms)} old, more than {duration_text(limits.age_ms)}"
             yield Problem("age", address, f"the oldest message is {ages}", about)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from trio_nsq.wording import printable
 
-from ...framework.columns import Column, fitted_table, short_count, short_size, short_time
 from ...framework.errors import ExitCode
+from ...terminal.figures import age, short_count, short_size
+from ...terminal.fitted_table import Column, fitted_table
 from .survey import BrokerState, LookupdState, Survey
 
 Record = dict[str, Any]
@@ -114,7 +115,7 @@ def _size(heading: str, key: str, rank: int) -> Column[Record]:
 
 def _age(row: Record) -> str:
     age_ms = row["oldest_message_age_ms"]
-    return "" if age_ms is None else short_time(age_ms / 1000) if age_ms else "-"
+    return "" if age_ms is None else age(age_ms) if age_ms else "-"
 
 
 def _registered(row: Record) -> str:
@@ -132,7 +133,7 @@ BROKER_COLUMNS: tuple[Column[Record], ...] = (
     Column("oldest", _age),
     _size("used", "disk_used_bytes", 3),
     _size("free", "disk_free_bytes", 1),
-    Column("up", lambda row: "" if row["uptime_s"] is None else short_time(row["uptime_s"])),
+    Column("up", lambda row: "" if row["uptime_s"] is None else age(row["uptime_s"] * 1000)),
     Column("lookupds", _registered),
 )
 LOOKUPD_COLUMNS: tuple[Column[Record], ...] = (
