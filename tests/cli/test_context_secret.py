@@ -201,6 +201,20 @@ def test_command_is_not_run_if_others_can_change_the_file(
     assert not (tmp_path / "created").exists()
 
 
+def test_command_of_a_linked_file(cli: Cli, guarded: Broker, tmp_path: Path, file: Path) -> None:
+    save(cli, guarded, "--auth-secret-command", f"echo {TOKEN}")
+    real = tmp_path / "dotfiles" / "contexts.toml"
+    real.parent.mkdir(mode=0o700)
+    file.rename(real)
+    file.symlink_to(real)
+    assert cli("stat", "--format", "json").code == 0
+    real.parent.chmod(0o770)
+    assert "other users can change" in cli("stat").err
+    real.parent.chmod(0o700)
+    assert cli("context", "save", "a", "--tls").code == 0
+    assert file.is_symlink()
+
+
 def test_completion_runs_no_command(cli: Cli, guarded: Broker, tmp_path: Path) -> None:
     save(cli, guarded, "--auth-secret-command", f"touch {tmp_path}/created")
     env = {"_QCLI_COMPLETE": "zsh_complete", "QCLI_WORDS": "qcli\nstat", "QCLI_CURRENT": ""}

@@ -119,11 +119,12 @@ def _parsed(path: Path, text: str) -> Contexts:
 
 
 def writable_by_others(path: Path) -> bool:
-    """Return whether another user may change the file, or replace it."""
+    """Return whether another user may change the file, or replace it; also if it is a symbolic link."""
+    real = path.resolve()
+    states = [each.stat() for each in (real, real.parent, path.parent)]
     return any(
-        stat.S_IMODE(each.stat().st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
-        or each.stat().st_uid not in (os.getuid(), 0)
-        for each in (path, path.parent)
+        state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or state.st_uid not in (os.getuid(), 0)
+        for state in states
     )
 
 

@@ -44,8 +44,8 @@ from .show import show
         "and whose comments stay. Only you can read it. current is the context of 'qcli context use'. A context is a "
         "table [context.NAME], whose keys are the options of 'qcli context save' with underscores. Relative paths "
         "begin at the file's folder.",
-        "Secrets": "The file has no secret. auth_secret_file is read, auth_secret_command is run and "
-        "auth_secret_keyring is looked up each time a command connects. The command is run without a shell; its secret "
+        "Secrets": "The file has no secret. A command that connects reads auth_secret_file, runs "
+        "auth_secret_command, or looks auth_secret_keyring up, once. The command is run without a shell; its secret "
         "is the first line of its output. It has no standard input, and 60 seconds. auth_secret_keyring needs the "
         "Python package keyring (the extra 'keyring').",
         "Environment": "QCLI_CONTEXT names the context to use. XDG_CONFIG_HOME is the folder of configuration files.",
