@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
-
-from trio_nsq.wording import printable
 
 from ...broker.at_once import in_context
 from ...broker.brokers import Brokers, broker_http_options
@@ -22,11 +19,10 @@ from ...framework.errors import ExitCode, Failure
 from ...framework.options import option, output_format
 from ...framework.params import positive_duration
 from ...terminal.figures import speaks_unicode
-from .columns import COLUMNS, LEFT_OUT_FIRST, RECORD_KEYS, Column, ColumnName
-from .layout import lay_out, plain, unavailable_lines, with_topics
+from .columns import COLUMNS, LEFT_OUT_FIRST, Column, ColumnName
+from .printing import print_reports
 from .reports import Reports, ask, check_names
-from .rows import Report, Row, total
-from .selection import Order, Pattern, Selection, Test, condition, pattern, with_parts
+from .selection import Order, Pattern, Selection, Test, condition, pattern
 
 if TYPE_CHECKING:
     from ...broker.admin_client import AdminClient
@@ -165,9 +161,8 @@ def command(
     if form == "table" and count is None and not once and output.is_live_terminal(sys.stdout):
         _show_live(brokers, selection, by_broker, interval)
     else:
-        _print_reports(
-            Reports(brokers, selection), selection, by_broker, form, 1 if count is None else count, interval
-        )
+        reports = Reports(brokers, selection)
+        print_reports(reports, selection, by_broker, form, 1 if count is None else count, interval)
 
 
 def _show_live(brokers: Brokers, selection: Selection, by_broker: bool, interval_ms: int) -> None:
@@ -202,51 +197,3 @@ def _wait(brokers: Iterable[AdminClient], deadline_s: float) -> None:
                 if error.exit_code != ExitCode.UNREACHABLE or time.monotonic() >= deadline_s:
                     raise
             time.sleep(RETRY_S)
-
-
-def _print_reports(
-    reports: Reports, selection: Selection, by_broker: bool, form: str, count: int, interval_ms: int
-) -> None:
-    done, failed = 0, set[str]()
-    while True:
-        due_s = time.monotonic() + interval_ms / 1000
-        report = reports.take()
-        found = selection.rows(report)
-        _print_report(with_parts(found, report) if by_broker else found, report, form, first=done == 0)
-        done += 1
-        if done == count:
-            reports.answers.check()
-            return
-        failures = reports.answers.failures
-        for address in failures.keys() - failed:
-            output.print_diagnostic(f"Warning: {failures[address].brief}")
-        failed = set(failures)
-        time.sleep(max(0.0, due_s - time.monotonic()))
-
-
-def _print_report(found: list[Row], report: Report, form: str, *, first: bool) -> None:
-    if form == "table":
-        output.write(("" if first else "\n") + _table(found, report))
-        return
-    now_s = time.time()
-    records = [row.record(now_s) for row in found]
-    if form == "json":
-        output.write(output.json_lines(records))
-        return
-    headings = [RECORD_KEYS] if first else []
-    rows_of_values = [[output.table_value(value) for value in record.values()] for record in records]
-    output.write(output.delimited([*headings, *rows_of_values], "," if form == "csv" else "\t"))
-
-
-def _table(found: list[Row], report: Report) -> str:
-    sums = [row for row in found if row.broker is None]
-    everything = total(sums)
-    several = len(sums) > 1
-    if not output.is_terminal(sys.stdout):
-        table = plain(found, everything if several else None)
-    else:
-        items = with_topics(found)
-        layout = lay_out(items, everything, shutil.get_terminal_size().columns, unicode=speaks_unicode())
-        lines = [layout.heading(), *map(layout.line, items), *([layout.line(everything)] if several else [])]
-        table = "".join(f"{line}\n" for line in lines)
-    return table + "".join(f"{printable(line)}\n" for line in unavailable_lines(sums, report))
