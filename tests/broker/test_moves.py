@@ -10,7 +10,7 @@ import trio
 
 from broker.api import Api, running_api
 from broker.letters import another, client_of, configure, fail, letters, take
-from broker.moving import Mover, waiting
+from broker.moving import TO, Mover, waiting
 from broker.support import PATIENCE_S, HeldFiles
 from trio_nsq.protocol import Limits
 
@@ -351,6 +351,21 @@ async def test_lost_answers_at_every_step_lose_and_double_nothing(tmp_path: Path
             assert (await mover.store("c", batch.content)).json()["stored"] == 0
         await mover.all()
         assert await bodies(target, "t", "c") == [str(n) for n in range(6)]
+
+
+async def test_a_restart_names_the_move(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running_api(tmp_path / "a") as source, running_api(tmp_path / "b") as target:
+        await create(source, "t", "c")
+        await publish(source, "t", "1")
+        assert "moving_to" not in (await source.stats())["topics"][0]
+        mover = Mover(source, target)
+        await mover.drain()
+        await mover.begin()
+        assert (await source.stats())["topics"][0]["moving_to"] == TO
+    async with running_api(tmp_path / "a") as again:
+        warning = f"TOPIC(t): is being moved to {TO}: its channels deliver nothing until"
+        assert any(warning in message for message in caplog.messages)
+        assert (await again.stats())["topics"][0]["moving_to"] == TO
 
 
 @pytest.mark.parametrize("killed", ["source", "target"])

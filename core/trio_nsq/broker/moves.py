@@ -3,6 +3,7 @@
 The two brokers do not talk to each other: a program such as `qcli drain --move-to` carries the groups of messages.
 """
 
+import logging
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from .state.topic import Topic
 from .storage.checkpointer import Checkpointer
 from .timers import Timers
 from .topics import Topics
+
+logger = logging.getLogger("trio_nsq.broker")
 
 _MAX_GROUPS = 2000
 _MAX_SPANS = 10_000
@@ -104,6 +107,8 @@ class Moves:
                 if is_new:
                     self._end(topic)
                 raise
+            if is_new:
+                logger.info("TOPIC(%s): begins to move to %s", topic.name, to)
             return move
 
     def _check_begin(self, topic: Topic, to: str) -> None:
@@ -139,6 +144,7 @@ class Moves:
             if not cancel and (left := _what_is_left(topic)):
                 raise MoveRefused(f"NOT_MOVED: {left}")
             await self.checkpointer.change(topic, plan, partial(self._end, topic))
+            logger.info("TOPIC(%s): the move has %s", topic.name, "been ended" if cancel else "completed")
 
     def _end(self, topic: Topic) -> None:
         topic.moving.end()

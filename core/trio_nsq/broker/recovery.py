@@ -59,6 +59,13 @@ class TopicLoader:
     def _loaded(self, topic: Topic) -> None:
         self.retention.schedule_loaded(topic)
         self.broker.allow_publishes(topic)
+        if (move := topic.moving.current) is not None:
+            logger.warning(
+                "TOPIC(%s): is being moved to %s: its channels deliver nothing until 'qcli drain --move-to' continues "
+                "that, or 'qcli drain --stop' ends it",
+                topic.name,
+                move.to,
+            )
         for channel in topic.channels.values():
             self.delivery.collect_dead_letters(channel)
         self.timers.recompute()

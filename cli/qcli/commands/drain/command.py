@@ -201,12 +201,10 @@ def _wait(source: DrainClient, progress: Progress, show: Show, deadline_s: float
 def _stop(source: DrainClient, connect: Callable[[str], DrainClient], force: bool) -> None:
     from trio_nsq.client import RequestRefused
 
-    from .move import end_moves
+    from .move import end_moves, moving_topics
 
-    stats = source.stats()
-    names = [topic["topic_name"] for topic in stats["topics"] if not topic.get("unavailable")]
     try:
-        for topic in end_moves(source, connect, names, force=force):
+        for topic in end_moves(source, connect, moving_topics(source.stats()), force=force):
             print_diagnostic(f"{topic}: the move has ended; what was not moved is delivered here.")
         source.set_draining(False)
     except RequestRefused as error:

@@ -92,9 +92,8 @@ class Mover:
         if self._started != stats.get("start_time"):  # a restart ends the drain mode
             self._started = stats.get("start_time")
             self.source.set_draining(True)
-            names = [topic["topic_name"] for topic in stats["topics"] if not topic.get("unavailable")]
-            self.begun = {name for name in names if self.source.move_of(name) is not None}
             stats = self.source.stats()
+        self.begun = set(moving_topics(stats))
         left = Left.of(stats)
         self.progress.update(left, time.monotonic())
         if left.rows:
@@ -261,10 +260,15 @@ class Mover:
         self._sleep()
 
 
+def moving_topics(stats: dict[str, Any]) -> list[str]:
+    """Return the topics whose moves have begun and not ended, from the source's `/stats`."""
+    return [topic["topic_name"] for topic in stats["topics"] if topic.get("moving_to")]
+
+
 def end_moves(
     source: DrainClient, connect: Callable[[str], DrainClient], topics: list[str], *, force: bool
 ) -> list[str]:
-    """End the moves of these topics: what the target does not have stays at the source, and is delivered again.
+    """End the moves of these topics of the source: what a target does not have stays, and is delivered here again.
 
     Args:
         connect: Returns the client of a target.

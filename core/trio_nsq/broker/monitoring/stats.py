@@ -139,6 +139,8 @@ class _Figures:
             stats |= kept
         if topic.deferred_count:
             stats["deferred_count"] = topic.deferred_count
+        if topic.moving.current is not None:
+            stats["moving_to"] = topic.moving.current.to
         return stats | _non_default_settings(topic.settings) | _losses(topic.settings, topic.limits)
 
     def channel(self, topic: Topic, channel: Channel, clients: list[dict[str, Any]] | None) -> dict[str, Any]:
