@@ -1,6 +1,7 @@
 """Tests for `qcli bench`: its counts are those of the broker, and it leaves no topic behind."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -106,16 +107,22 @@ def test_pub_publishes_for_a_time(bench: Run, target: Broker, topic: str) -> Non
     assert 0 < times["p50_ms"] <= times["p90_ms"] <= times["p99_ms"] <= times["p99.9_ms"] <= times["max_ms"]
 
 
-def test_defaults_are_those_of_bench_writer(bench: Run) -> None:
-    found = record(bench("pub", "-n", "1", "--format", "json"))
-    assert found["settings"] == {"batch_size": 200, "pipeline": 1, "size": 200}
+def test_defaults_are_those_of_bench_writer_and_bench_reader(bench: Run, bench_topic: str) -> None:
+    processors = len(os.sched_getaffinity(0))
+    limits = {"connections": processors, "duration_seconds": None}
+    found = record(bench("pub", bench_topic, "-n", "1", "--format", "json"))
+    assert found["settings"] == limits | {"count": 1, "batch_size": 200, "pipeline": 1, "size": 200}
+    found = record(bench("sub", f"{bench_topic}/c", "--format", "json"))
+    limits["duration_seconds"] = 10
+    assert found["settings"] == limits | {"backlog": None, "max_in_flight": 2500}
 
 
 def test_refused_messages_are_a_failure_and_the_topic_is_deleted(bench: Run, target: Broker) -> None:
+    before = topics(target)
     result = bench("pub", "--size", "1048577", "--batch-size", "1", "--duration", "1s")
     assert (result.code, result.out) == (1, b"")
     assert f"The broker at {target.tcp_address} refused: E_BAD_MESSAGE PUB message too big" in result.err
-    assert not any(name.startswith("bench-") for name in topics(target))
+    assert topics(target) == before
 
 
 # ------------------------------------------------------------------------------------------------ sub

@@ -12,18 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 
-import trio
-
-from trio_nsq.client import BrokerError, ConnectionLost
-from trio_nsq.protocol import NSQError
-
 from ...broker.connection_options import ConnectOptions
-from ...broker.failures import refused
 from ...framework.errors import ExitCode, Failure, Terminated
-from ...framework.output import is_live_terminal, is_terminal, print_diagnostic, silence_library, write
+from ...framework.output import is_terminal, print_diagnostic, silence_library, write
 from ...framework.params import Source
-from ...framework.signals import watch_signals
-from ...terminal.progress import show_progress
 from .bench_topic import CHANNEL, check_consent, own_topic
 from .connecting import open_links
 from .consume import Consuming
@@ -32,6 +24,7 @@ from .link import Link
 from .load import Load
 from .measurement import Measurement
 from .options import BenchOptions
+from .produce import produce
 from .publish import Publishing
 from .report import as_record, as_text
 from .targets import Target, targets_of, tcp_addresses
@@ -58,7 +51,13 @@ def run_pub(options: BenchOptions) -> ExitCode:
                 pipeline=options.pipeline,
             )
 
-        settings = {"batch_size": options.batch_size, "pipeline": options.pipeline, "size": options.size}
+        settings = {
+            **_limits(options),
+            "count": options.count,
+            "size": options.size,
+            "batch_size": options.batch_size,
+            "pipeline": options.pipeline,
+        }
         return _Run("pub", options, targets, Source(topic, None), settings).measure(load)
 
 
@@ -80,7 +79,12 @@ def run_sub(options: BenchOptions) -> ExitCode:
                 count=None if source else options.backlog,
             )
 
-        return _Run("sub", options, targets, wanted, {"max_in_flight": options.max_in_flight}).measure(load)
+        settings = {
+            **_limits(options),
+            "backlog": None if source else options.backlog,
+            "max_in_flight": options.max_in_flight,
+        }
+        return _Run("sub", options, targets, wanted, settings).measure(load)
 
 
 def run_latency(options: BenchOptions) -> ExitCode:
@@ -101,8 +105,17 @@ def run_latency(options: BenchOptions) -> ExitCode:
                 size=options.size,
             )
 
-        settings = {"rate": options.rate, "size": options.size}
+        settings = {**_limits(options), "connections": 2, "rate": options.rate, "size": options.size}
         return _Run("latency", options, targets, source, settings).measure(load)
+
+
+def _limits(options: BenchOptions) -> dict[str, object]:
+    """Return the settings that all reports have; `connections` is the number to each broker."""
+    duration_ms = options.duration_ms
+    return {
+        "duration_seconds": None if duration_ms is None else duration_ms / 1000,
+        "connections": options.connections_per_broker,
+    }
 
 
 def _topic(
@@ -136,86 +149,11 @@ def _fill(options: BenchOptions, targets: Sequence[Target], topic: str) -> None:
         )
 
     print_diagnostic(f"Publishing {options.backlog:,} messages to {topic}.")
-    outcome = _produce(load, lambda load: load.counter.total / options.backlog)
+    outcome = produce(load, lambda load: load.counter.total / options.backlog)
     if outcome.failure is not None:
         raise outcome.failure
     if outcome.signal is not None:
         raise Terminated if outcome.signal is ExitCode.TERMINATED else KeyboardInterrupt
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What a load has measured, and why it ended early: a failure or a signal."""
-
-    measured: Measurement | None = None
-    failure: Failure | None = None
-    signal: ExitCode | None = None
-
-
-def _produce(make: Callable[[], Awaitable[Load]], share: Callable[[Load], float]) -> _Outcome:
-    """Produce a load to its end, with a status line on a terminal.
-
-    Args:
-        make: Connects, and returns the load.
-        share: Returns how much of it is done, 0 to 1.
-
-    Raises Failure: the load did not begin.
-    """
-    outcome = _Outcome()
-    early: Exception | None = None
-
-    async def main() -> None:
-        nonlocal early
-        load: Load | None = None
-
-        def stop(code: ExitCode) -> None:
-            outcome.signal = code
-            if load is None:
-                nursery.cancel_scope.cancel()
-            else:
-                load.stop()
-
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, stop)
-            try:
-                load = await make()
-            except Exception as error:  # raised below: the nursery would wrap it
-                early = error
-            else:
-                if is_live_terminal(sys.stderr):
-                    nursery.start_soon(
-                        show_progress, lambda: (load.counter.total, load.body_bytes, share(load))
-                    )
-                await _run_in_thread(load, outcome)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-    if early is not None:
-        raise early
-    return outcome
-
-
-async def _run_in_thread(load: Load, outcome: _Outcome) -> None:
-    cpu_s = time.process_time()
-    try:
-        await trio.to_thread.run_sync(load.run)
-    except NSQError as error:
-        outcome.failure = _failure(error)
-    finally:
-        load.close()
-    outcome.measured = load.result()
-    outcome.measured.cpu_s = time.process_time() - cpu_s
-
-
-def _failure(error: NSQError) -> Failure:
-    if isinstance(error, BrokerError):
-        return Failure(refused(f"The broker at {error.address}", error))
-    if isinstance(error, ConnectionLost):
-        return Failure(
-            f"The broker at {error.address} did not take part to the end: {error.reason}. See its log.",
-            ExitCode.UNREACHABLE,
-        )
-    return Failure(f"{error}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +171,7 @@ class _Run:
 
         Raises Failure: the load failed. `PARTIAL`: the report of what was done before is written.
         """
-        outcome = _produce(make, self._share)
+        outcome = produce(make, self._share)
         measured = outcome.measured
         if measured is not None and measured.messages:
             write(self._report(measured))
@@ -254,7 +192,7 @@ class _Run:
         shares = [(time.perf_counter() - begun_s) / self.options.duration_s if begun_s else 0.0]
         if count := self.options.count or self.options.backlog:
             shares.append(load.counter.total / count)
-        return min(1.0, *shares) if len(shares) == 1 else min(1.0, max(shares))
+        return min(1.0, max(shares))
 
     def _report(self, measured: Measurement) -> str:
         if self.options.form == "json":
