@@ -283,8 +283,9 @@ async def test_broker_that_no_service_returns_is_closed_once_its_publishes_are_s
 async def test_messages_that_wait_for_a_removed_broker_go_to_another(
     broker: FakeBroker, other_broker: FakeBroker
 ) -> None:
+    options = {"max_in_flight_bytes": 5, "silence_timeout_s": 1000}
     async with fake_lookupd(broker.address) as lookupd:
-        async with opened([broker], lookupd, max_in_flight_bytes=5) as (producer, peers, nursery):
+        async with opened([broker], lookupd, **options) as (producer, peers, nursery):
             publishes = []
             for body in (b"1", b"2"):  # the second one waits for the window
                 publishes.append(Outcome(nursery, producer.publish, "t", body))

@@ -100,6 +100,29 @@ async def test_rest_of_a_list_leaves_a_silent_broker(
 
 
 @bounded
+async def test_list_that_waits_for_a_silent_broker_goes_to_another(
+    broker: FakeBroker, other_broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    async with opened_on(broker, other_broker, max_in_flight_bytes=10) as (producer, peers, nursery):
+        publishes = []
+        for body in (b"1", b"2"):
+            publishes.append(Outcome(nursery, producer.publish, "t", body))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        silent = [peer.receive_nowait() for peer in peers].index(pub("t", b"1"))
+        await peers[1 - silent].send(OK_FRAME)
+        bodies = [b"123456"]  # it waits for the window of the first broker
+        publishes.append(Outcome(nursery, producer.publish_many, "t", bodies))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await peers[1 - silent].expect_nothing()
+        await pass_time(clock, SILENCE_S + 0.2)
+        await peers[1 - silent].expect(mpub("t", *bodies))
+        await peers[1 - silent].send(OK_FRAME)
+        await peers[silent].send(OK_FRAME)
+        for publish in publishes:
+            await publish.success()
+
+
+@bounded
 async def test_only_broker_is_used_although_it_is_silent(
     broker: FakeBroker, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,7 +238,7 @@ async def test_publish_goes_on_from_a_draining_broker_to_another(
 
 @bounded
 async def test_publish_goes_on_from_nsqd_that_stops(broker: FakeBroker, other_broker: FakeBroker) -> None:
-    async with opened_on(broker, other_broker) as (producer, peers, nursery):
+    async with opened_on(broker, other_broker, silence_timeout_s=1000) as (producer, peers, nursery):
         publishes = []
         for body in (b"1", b"2", b"3"):  # two to one of the brokers
             publishes.append(Outcome(nursery, producer.publish, "t", body))
@@ -224,7 +247,8 @@ async def test_publish_goes_on_from_nsqd_that_stops(broker: FakeBroker, other_br
         stopping = sent.index(pub("t", b"1") + pub("t", b"3"))
         await peers[stopping].send(error("E_PUB_FAILED PUB failed exiting"))
         peers[stopping].hang_up()
-        await peers[1 - stopping].expect(pub("t", b"1"), pub("t", b"3"))
+        with trio.fail_after(5):  # before a connection to the other one times out
+            await peers[1 - stopping].expect(pub("t", b"1"), pub("t", b"3"))
         await peers[1 - stopping].send(OK_FRAME * 3)
         for publish in publishes:
             await publish.success()
