@@ -1,7 +1,6 @@
 """Checks of what a server needs at its start, without starting it: they change no file and open no port."""
 
 import errno
-import fcntl
 import os
 import socket
 import stat
@@ -10,7 +9,6 @@ from pathlib import Path
 
 from .access.audit_writer import STDOUT
 from .access.authentication import Authentication
-from .folder_locks import lock_holder
 from .listening import StartupError, is_unix_path
 from .tls.settings import TLSSettings
 
@@ -87,15 +85,13 @@ def check_written_file(flag: str, path: Path | str | None) -> None:
         raise StartupError(f"{flag}: cannot write {path}: {os.strerror(errno.EACCES)}")
 
 
-def check_data_folder(path: Path, server: str) -> None:
+def check_data_folder(path: Path) -> None:
     """Check a data folder, which the server would create if it is missing.
 
-    Args:
-        path: The folder.
-        server: What may have locked it, such as `broker`.
+    A server may be running in it: users check a configuration before they restart it.
 
     Raises:
-        StartupError: It cannot be read or written, or a server has locked it.
+        StartupError: It cannot be read or written.
     """
     flag = "--data-path"
     if not path.parent.is_dir():
@@ -106,20 +102,6 @@ def check_data_folder(path: Path, server: str) -> None:
     if not path.is_dir():
         raise StartupError(f"{flag}: {path} is not a folder")
     _check_writable(flag, path)
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as exc:
-        raise StartupError(f"{flag}: cannot use {path}: {exc.strerror}") from exc
-    try:
-        # A shared lock, for as short as possible: a server that starts meanwhile could not lock the folder.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as exc:
-        raise StartupError(
-            f"{flag}: {path} is in use by {lock_holder(fd)}, probably another {server}. Stop it, or choose another "
-            f"{flag}"
-        ) from exc
-    finally:
-        os.close(fd)
 
 
 def _check_writable(flag: str, folder: Path) -> None:

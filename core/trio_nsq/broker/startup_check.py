@@ -43,7 +43,7 @@ def startup_problems(options: BrokerOptions) -> list[str]:
             *(partial(check_listen_address, flag, address) for flag, address in listeners),
             partial(check_different, listeners),
             partial(check_written_file, "--audit-log", options.audit_log),
-            partial(check_data_folder, options.data_path, "broker"),
+            partial(check_data_folder, options.data_path),
             partial(_check_contents, options.data_path),
         ]
     )

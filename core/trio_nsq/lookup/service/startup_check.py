@@ -30,7 +30,7 @@ def startup_problems(options: LookupdOptions) -> list[str]:
         partial(check_written_file, "--audit-log", options.audit_log),
     ]
     if options.data_path is not None:
-        checks.append(partial(check_data_folder, options.data_path, "server"))
+        checks.append(partial(check_data_folder, options.data_path))
         if options.data_path.is_dir():
             checks.append(partial(read_names, options.data_path / FILE_NAME))
     return problems_of(checks)
