@@ -4,6 +4,12 @@ import pickle
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import pytest
 
@@ -119,3 +125,89 @@ def test_workers_of_spark_need_the_standard_library_only() -> None:
 def test_errors_can_be_pickled(error: Exception) -> None:
     there = pickle.loads(pickle.dumps(error))
     assert (type(there), str(there)) == (type(error), str(error))
+
+
+@contextmanager
+def sending(begin: bytes, again: bytes, interval_s: float = 0.0) -> Iterator[str]:
+    """Run a server that answers each request with these bytes, and repeats the latter without an end."""
+    ended = threading.Event()
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            with suppress(OSError):
+                self.wfile.write(begin)
+                while not ended.wait(interval_s):
+                    self.wfile.write(again)
+
+    server = ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=partial(server.serve_forever, 0.01))
+    thread.start()
+    try:
+        yield "127.0.0.1:%d" % server.server_address[1]
+    finally:
+        ended.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("begin", "again"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"A: b\r\n"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b" "),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" "),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", b" "),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+    ids=["headers", "body", "length", "chunks", "refusal", "continue"],
+)
+def test_limited_answer_that_does_not_end_in_time(begin: bytes, again: bytes) -> None:
+    with sending(begin, again, interval_s=0.01) as address:
+        http = BrokerHTTP(address, answer_timeout_s=0.2, max_answer_bytes=1 << 20)
+        with pytest.raises(BrokerUnreachable, match=r"connected, but no answer within 0\.2 s"):
+            http.request("GET", "/stats")
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffff\r\n",
+    ],
+    ids=["body", "length", "chunk"],
+)
+def test_limited_answer_that_is_too_large(begin: bytes) -> None:
+    """The memory is not allocated for an announced length: 100 TB."""
+    with sending(begin, b" " * 100_000) as address:
+        http = BrokerHTTP(address, max_answer_bytes=1 << 20)
+        with pytest.raises(BrokerUnreachable, match="its answer has more than 1 MiB"):
+            http.request("GET", "/stats")
+
+
+def test_limited_answers_are_complete() -> None:
+    body = bytes(range(256)) * 12_288  # 3 MiB
+    with scripted((200, "", body), REFUSED, None, OK) as broker:
+        http = BrokerHTTP(broker.address, keep_alive_s=30, max_answer_bytes=4 << 20)
+        assert http.request("GET", "/stats") == body
+        with pytest.raises(RequestRefused):
+            http.request("GET", "/stats")
+        with pytest.raises(BrokerUnreachable, match="the connection was lost"):
+            http.request("GET", "/stats")
+        assert http.request("GET", "/ping") == b"OK"
+        http.close()
+        assert [connection for _, connection in broker.seen] == [1, 1, 1, 2]
+
+
+def test_limited_answer_that_is_cut_off() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        http = BrokerHTTP("127.0.0.1:%d" % listener.getsockname()[1], max_answer_bytes=1 << 20)
+        asking = threads.submit(http.request, "GET", "/stats")
+        with listener.accept()[0] as connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+        with pytest.raises(BrokerUnreachable, match="the connection was lost"):
+            asking.result()

@@ -14,6 +14,8 @@ from .failures import Refused, http_failure, not_a_broker
 CONNECT_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 5.0
 """Both values are those of NSQ's tools."""
+MAX_ANSWER_BYTES = 256 << 20
+"""Enough for the statistics of 100,000 channels with their consumers."""
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]", ""}
 
 
@@ -40,6 +42,7 @@ class AdminClient:
             connecting.secret,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             answer_timeout_s=REQUEST_TIMEOUT_S,
+            max_answer_bytes=MAX_ANSWER_BYTES,
         )
 
     def info(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from trio_nsq.untrusted_json import decode_json
 
 from ..framework.errors import ExitCode, Failure, reason_of
 from .address_options import LOOKUPD_OPTION
-from .admin_client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S
+from .admin_client import CONNECT_TIMEOUT_S, MAX_ANSWER_BYTES, REQUEST_TIMEOUT_S
 from .connection_options import ConnectOptions
 from .failures import access_refusal
 
@@ -68,6 +68,7 @@ class LookupdClient:
             connecting.secret,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             answer_timeout_s=REQUEST_TIMEOUT_S,
+            max_answer_bytes=MAX_ANSWER_BYTES,
         )
 
     def nodes(self) -> list[Node]:

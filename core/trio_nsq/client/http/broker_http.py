@@ -5,14 +5,17 @@ a command by 0.2 s.
 """
 
 import http.client
+import io
 import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
+from ...protocol.limits import MIB
 from ...secret import NO_SECRET, Secret
 from ...untrusted_json import decode_json
 from ..connection.tls import TLSFiles
@@ -35,6 +38,8 @@ class BrokerHTTP:
         connect_timeout_s: The timeout for the TCP connection, and for each step of the TLS handshake.
         answer_timeout_s: How long the broker may send nothing; None: `ANSWER_TIMEOUT_S`.
         keep_alive_s: Reuse a connection that was idle for less than this; 0: one connection per request.
+        max_answer_bytes: The largest answer, headers included. It must also be complete within `answer_timeout_s`, with
+            a second more per MiB, up to `ANSWER_TIMEOUT_S`. None: no limit in size and total time.
 
     Raises:
         TLSFilesError: A file of `tls` cannot be used.
@@ -50,8 +55,10 @@ class BrokerHTTP:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         answer_timeout_s: float | None = None,
         keep_alive_s: float = 0.0,
+        max_answer_bytes: int | None = None,
     ) -> None:
         self.address = address
+        self._max_answer_bytes = max_answer_bytes
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = ANSWER_TIMEOUT_S if answer_timeout_s is None else answer_timeout_s
         self._keep_alive_s = keep_alive_s
@@ -118,6 +125,10 @@ class BrokerHTTP:
         headers = self._secret.headers(self._clear_address)
         kept = self._take_kept()
         connection = kept or self._new_connection()
+        if self._max_answer_bytes is not None:
+            connection.response_class = partial(  # type: ignore[assignment]  # http.client only calls it
+                _LimitedAnswer, timeout_s=self._answer_timeout_s, max_bytes=self._max_answer_bytes
+            )
         sent = answered = False
         try:
             if connection is not kept:
@@ -134,8 +145,8 @@ class BrokerHTTP:
             yield answer
             self._keep(connection, answer)
         except OSError as exc:
-            # `sock` is set before the TLS handshake.
-            reason = self._reason(exc, connected=connection.sock is not None, sent=sent)
+            # `sock` is set before the TLS handshake; it is None again if the answer ends with the connection.
+            reason = self._reason(exc, connected=sent or connection.sock is not None, sent=sent)
             raise BrokerUnreachable(self.address, reason, exc, unanswered=sent) from exc
         except http.client.IncompleteRead as exc:
             raise BrokerUnreachable(self.address, "the connection was lost", unanswered=sent) from exc
@@ -169,6 +180,8 @@ class BrokerHTTP:
             self._idle, self._idle_since_s = connection, time.monotonic()
 
     def _reason(self, error: OSError, *, connected: bool, sent: bool) -> str:
+        if isinstance(error, _AnswerTooSlow):
+            return f"connected, but no answer within {self._answer_timeout_s:g} s: only a part of it arrived"
         if isinstance(error, TimeoutError):
             timeout_s = self._answer_timeout_s if sent else self._connect_timeout_s
             return f"connected, but no answer within {timeout_s:g} s" if connected else "connecting timed out"
@@ -187,6 +200,69 @@ class BrokerHTTP:
             text = " ".join(data.decode("utf-8", "replace").split())[:200] or answer.reason
             return NotABroker(self.address, answer.status, text)
         return RequestRefused(self.address, topic, answer.status, message)
+
+
+class _AnswerTooSlow(TimeoutError):
+    """The answer is not complete in time."""
+
+
+class _AnswerTooLarge(OSError):
+    """The answer is larger than allowed."""
+
+
+class _LimitedAnswer(http.client.HTTPResponse):
+    """An answer, headers included, that is limited in size and total time."""
+
+    def __init__(
+        self, sock: socket.socket, *args: Any, timeout_s: float, max_bytes: int, **kwargs: Any
+    ) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp: io.BufferedReader
+        self.fp = io.BufferedReader(_LimitedStream(self.fp.detach(), sock, timeout_s, max_bytes))
+
+    def read(self, amt: int | None = None) -> bytes:
+        """Read as `HTTPResponse` does, but allocate memory for what arrives, not for the announced length."""
+        if amt is not None:
+            return super().read(amt)
+        body = b"".join(iter(lambda: super(_LimitedAnswer, self).read(MIB), b""))
+        if self.length:  # of the announced length, this is missing
+            raise http.client.IncompleteRead(body, self.length)
+        return body
+
+
+class _LimitedStream(io.RawIOBase):
+    """The bytes of one answer from a socket, limited in size and total time.
+
+    Raises:
+        _AnswerTooSlow, _AnswerTooLarge: A limit is exceeded.
+    """
+
+    def __init__(self, stream: io.RawIOBase, sock: socket.socket, timeout_s: float, max_bytes: int) -> None:
+        self._stream = stream
+        self._sock = sock
+        self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
+        self._received = 0
+        self._began_s = time.monotonic()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        total_s = max(min(self._timeout_s + self._received / MIB, ANSWER_TIMEOUT_S), self._timeout_s)
+        left_s = self._began_s + total_s - time.monotonic()
+        if left_s <= 0:
+            raise _AnswerTooSlow
+        self._sock.settimeout(min(left_s, self._timeout_s))
+        count: int | None = self._stream.readinto(buffer)
+        self._received += count or 0
+        if self._received > self._max_bytes:
+            raise _AnswerTooLarge(f"its answer has more than {self._max_bytes // MIB} MiB")
+        return count
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 class _UnixConnection(http.client.HTTPConnection):
