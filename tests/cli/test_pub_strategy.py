@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.support import Cli, Running, lines
-from interop.peers import Broker, nsqd, nsqlookupd, qcli_serve
+from interop.peers import Broker, nsqd, nsqlookupd, qcli_lookupd, qcli_serve
 from qcli.commands.pub.batches import Batch, Lines
 from qcli.commands.pub.input import Splitter
 from qcli.commands.pub.keys import in_field, key_of, matching, whole_bodies
@@ -84,7 +85,7 @@ def publish(
     batch_size: int = 10,
     path: Path,
 ) -> PublishPipeline:
-    """Publish lines to brokers `0`, `1` and so on. `during` runs after ten virtual seconds."""
+    """Publish lines to brokers `0`, `1` and so on. `during` runs ten virtual seconds after the first read."""
     path.write_bytes(lines(bodies))
 
     async def main() -> PublishPipeline:
@@ -95,6 +96,8 @@ def publish(
         )
 
         async def act() -> None:
+            while not pipeline.result.read_bytes:  # a thread opens the file, in real time
+                await trio.lowlevel.checkpoint()
             await trio.sleep(10)
             during(pipeline)
 
@@ -458,6 +461,52 @@ def test_all_are_down(nowhere: Cli) -> None:
     assert result.code == 3
     assert "127.0.0.1:1" in result.err
     assert "127.0.0.1:2" in result.err
+
+
+def test_brokers_that_take_no_messages_are_left_out(tmp_path: Path) -> None:
+    """A draining broker, and one with a tombstone for the topic; our discovery service knows both."""
+    with qcli_lookupd() as lookupd, ExitStack() as stack:
+        flag = f"--lookupd-tcp-address={lookupd.tcp_address}"
+        draining, deleted, left = (stack.enter_context(qcli_serve(tmp_path / name, flag)) for name in "abc")
+        for each in (draining, deleted, left):
+            each.create("t", "c")
+            while f":{port(each)}/t" not in registered(lookupd):
+                pass
+        draining.put("/config/draining", b"true")
+        while f":{port(draining)}/draining" not in registered(lookupd):
+            pass
+        (node,) = (each for each in nodes(lookupd) if each["tcp_port"] == port(deleted))
+        lookupd.post(
+            "/topic/tombstone", b"", topic="t", node=f"{node['broadcast_address']}:{node['http_port']}"
+        )
+        args = ["--lookupd-http-address", lookupd.http_address]
+        result = Cli("127.0.0.1:1", "127.0.0.1:1")("pub", "t", *args, stdin=lines(numbers(10)))
+        assert result.code == 0
+        assert re.search(rf"Note: the broker at \S+:{port(draining)} drains; left out\.\n", result.err)
+        assert re.search(
+            rf"Note: t has a tombstone for the broker at \S+:{port(deleted)}; left out\.\n", result.err
+        )
+        assert kept(left) == numbers(10)
+        assert kept(draining) == kept(deleted) == []
+
+
+def nodes(lookupd: Broker) -> list[dict[str, Any]]:
+    """Return the registered brokers."""
+    found: list[dict[str, Any]] = json.loads(lookupd.http("GET", "/nodes"))["producers"]
+    return found
+
+
+def registered(lookupd: Broker) -> set[str]:
+    """Return `:PORT/TOPIC` for the topics of all brokers, and `:PORT/draining` for those that drain."""
+    return {
+        f":{each['tcp_port']}/{name}"
+        for each in nodes(lookupd)
+        for name in [*each["topics"], *(["draining"] if each.get("draining") else [])]
+    }
+
+
+def port(broker: Broker) -> int:
+    return int(broker.tcp_address.rpartition(":")[2])
 
 
 def test_brokers_of_a_discovery_service(tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
         "order; a warning says so, and the broker is tried again after up to 5 s. One reachable broker is enough. "
         "Numbered batches in doubt wait for their broker, as another one would store them again: at the end the "
         "command waits for it, and a signal ends the wait, with the number of messages in doubt. The report has the "
-        "count of each broker. Messages without a key go to the brokers in turn.",
+        "count of each broker. Messages without a key go to the brokers in turn. nsqlookupd is asked once, at the "
+        "start; brokers that drain, or have a tombstone for TOPIC, are left out.",
         "Interruption": "At a signal the command stops reading and publishes the messages that it has read. It does "
         "not publish an incomplete message, nor, with --rate, messages that are not due yet; the report counts "
         "both. If the broker is unreachable, a signal ends the command at once, without publishing what was read.",

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import trio
 
-from trio_nsq.client import ConnectionFailed, Producer, PublishFailed
+from trio_nsq.client import AuthRefused, ConnectionFailed, Producer, PublishFailed
 from trio_nsq.protocol import Limits
 
 from ...broker.brokers import combined
@@ -73,7 +73,7 @@ async def connect(
 
     Returns the senders by TCP address, in the same order.
 
-    Raises Failure: a broker that is needed is unreachable, or refuses.
+    Raises Failure: a broker that is needed is unreachable, or one refuses the secret.
     """
     connecting = ConnectOptions.of_command()
     found: dict[str, Sender] = {}
@@ -96,8 +96,10 @@ async def connect(
         async with trio.open_nursery() as attempts:
             for address in brokers:
                 attempts.start_soon(try_one, address)
-    if failures and (not found or not is_spread or options.no_retry):
-        raise _unreachable(failures, several=len(brokers) > 1)
+    needed = not is_spread or options.no_retry or not found
+    if failures and (needed or any(isinstance(error, AuthRefused) for error in failures.values())):
+        in_order = {address: failures[address] for address in brokers if address in failures}
+        raise _unreachable(in_order, several=len(brokers) > 1)
     for address in brokers:
         if address not in found:
             failure = failures.get(address) or ConnectionFailed(address, f"no answer within {OTHERS_S:g} s")
@@ -112,7 +114,9 @@ async def connect(
 def _unreachable(failures: Mapping[str, ConnectionFailed], *, several: bool) -> Failure:
     found = [connection_failure(error, address) for address, error in failures.items()]
     failure = combined(found, partial=False)
-    text = f"{failure.message} Nothing was published to any broker." if several else failure.message
+    text = failure.message
+    if several:
+        text += f"{chr(10) if len(found) > 1 else ' '}Nothing was published to any broker."
     return Failure(text, failure.exit_code)
 
 
