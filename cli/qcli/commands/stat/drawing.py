@@ -165,8 +165,8 @@ class Drawing:
         count, end = len(place.rows), place.top + len(place.shown)
         where = f"{place.top + 1}-{end} of {count}" if count > place.page else ""
         left = f"/{settings.filter}  esc clears it" if settings.filter else _HINTS
-        left = left[: max(0, width - len(where) - 2)] if where else left[:width]
-        return styled("dim", left.ljust(width - len(where)) + where)
+        left = left[: max(0, width - len(where) - 2)] if where else left
+        return styled("dim", f"{left.ljust(width - len(where))}{where}"[:width])
 
     def _help(self, width: int, height: int) -> list[str]:
         headings = ", ".join(
@@ -176,6 +176,6 @@ class Drawing:
         for key, text in (*KEYS, ("headings", headings), ("P, U", "paused, unavailable")):
             first, *more = textwrap.wrap(text, max(10, width - 12))
             lines += [f"{key:<12}{first}", *(" " * 12 + each for each in more)]
-        shown = [line[:width] for line in lines[: height - 2]]
+        shown = [line[:width] for line in lines[: max(0, height - 2)]]
         end = styled("dim", "any key: back"[:width])
-        return [styled("bold", "Keys of qcli stat"[:width]), *shown, end]
+        return [styled("bold", "Keys of qcli stat"[:width]), *shown, end][:height]

@@ -71,12 +71,14 @@ class Layout:
     """A table as a tree, with the channels below their topic, that fits into a width.
 
     Attributes:
+        width: The width of all lines; what does not fit is cut.
         columns: The columns, and the width of each.
         short: Whether headings and numbers are short.
         gap: Blanks between columns.
         trends: Whether there is room for a series of each rate.
     """
 
+    width: int
     name_width: int
     columns: list[tuple[Column, int]]
     mark_width: int
@@ -104,7 +106,7 @@ class Layout:
 
     def _line(self, name: str, texts: Sequence[str], trends: Sequence[str], mark: str) -> str:
         name = shortened(name, self.name_width, unicode=self.unicode).ljust(self.name_width)
-        return (" " * self.gap).join([name, *texts, *trends, mark]).rstrip()
+        return (" " * self.gap).join([name, *texts, *trends, mark]).rstrip()[: self.width]
 
 
 def lay_out(rows: Sequence[Row], total: Row, width: int, *, unicode: bool, trends: bool = False) -> Layout:
@@ -131,13 +133,13 @@ def lay_out(rows: Sequence[Row], total: Row, width: int, *, unicode: bool, trend
             trend_width = 2 * (TREND_WIDTH + gap)
             fits = trends and left - trend_width >= min(longest, 2 * GOOD_NAME_WIDTH)
             name_width = min(longest, left - trend_width if fits else left)
-            return Layout(name_width, chosen, each_mark, is_short, gap, unicode, fits)
+            return Layout(width, name_width, chosen, each_mark, is_short, gap, unicode, fits)
     mark = min(mark, 1)
     for heading in LEFT_OUT_FIRST:
         if room(short, mark, 1) >= min(longest, LEAST_NAME_WIDTH):
             break
         short = [each for each in short if each[0].heading != heading]
-    return Layout(max(1, min(longest, room(short, mark, 1))), short, mark, True, 1, unicode)
+    return Layout(width, max(1, min(longest, room(short, mark, 1))), short, mark, True, 1, unicode)
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Row], *, short: bool) -> list[tuple[Column, int]]:
