@@ -15,6 +15,7 @@ from fleet.support import (
     await_nodes,
     cli_of,
     hung,
+    lookupd_flags,
     nodes,
     refusing_broker,
     running_fleet,
@@ -24,6 +25,7 @@ from fleet.support import (
     wait_until,
 )
 from interop.peers import Broker, qcli_lookupd, qcli_serve
+from interop.same.certificates import Certificates
 from qcli.framework.errors import ExitCode
 
 pytestmark = pytest.mark.interop
@@ -190,6 +192,33 @@ def test_broker_that_refuses(tmp_path: Path, run_here: Run, fleet: Fleet) -> Non
     assert (refused.code, record["status"], record["registered_at"]) == (1, "refused", [lookupd.http_address])
     assert "requires a secret" in record["reason"]
     assert (allowed.code, by_address(allowed)[broker.http_address]["status"]) == (0, "ok")
+
+
+def test_brokers_that_require_tls(tmp_path: Path, run_here: Run) -> None:
+    """nsqlookupd does not know the port for HTTPS: only brokers that are named with it can be asked."""
+    certificates = Certificates.make(tmp_path / "certificates")
+    flags = [*certificates.flags, "--tls-required=true"]
+    with qcli_lookupd() as lookupd:
+        register = lookupd_flags([lookupd])
+        with (
+            qcli_serve(tmp_path / "named", *flags, *register) as named,
+            qcli_serve(tmp_path / "other", *flags, *register) as other,
+        ):
+            await_nodes(lookupd, 2)
+            options = [
+                "--tls-root-ca-file",
+                str(certificates.ca),
+                "--lookupd-http-address",
+                lookupd.http_address,
+            ]
+            address = f"https://{named.https_address}"
+            shown = run_here(Cli("", ""), *NODES, *options, "--nsqd-http-address", address)
+    assert shown.code == ExitCode.PARTIAL
+    records = by_address(shown)
+    assert records.keys() == {address, other.http_address, lookupd.http_address}
+    assert (records[address]["status"], records[address]["registered_at"]) == ("ok", [lookupd.http_address])
+    assert records[other.http_address]["status"] == "refused"
+    assert f"{other.http_address} was not asked: --tls-root-ca-file: " in shown.err
 
 
 def test_broker_that_drains(tmp_path: Path, run_here: Run) -> None:

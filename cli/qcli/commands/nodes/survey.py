@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from trio_nsq.protocol.address import format_address
 
 from ...broker.at_once import at_once
@@ -126,7 +128,8 @@ def take_survey(brokers: Brokers) -> Survey:
             state = states.setdefault(address, BrokerState(address, configured=False))
             states[address] = replace(state, registrations={**state.registrations, lookupd.address: node})
     asked = at_once(
-        [address for address, state in states.items() if state.configured or _has_http(state)], _ask_broker
+        [address for address, state in states.items() if state.configured or _has_http(state)],
+        lambda address: _ask_broker(address, was_given=states[address].configured),
     )
     # First the brokers that were given, in their order.
     in_order = sorted(states.values(), key=lambda state: "" if state.configured else state.address)
@@ -146,10 +149,21 @@ def _ask_lookupd(address: str) -> LookupdState:
     return LookupdState(address, client.version(), nodes)
 
 
-def _ask_broker(address: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _ask_broker(address: str, *, was_given: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return `/info` and `/stats`.
+
+    Raises:
+        Failure: It does not answer. Or it was found by discovery, and the options for TLS exclude plain HTTP.
+        click.UsageError: The options for TLS exclude the address, which was given.
+    """
     from ...broker.admin_client import AdminClient
 
-    client = AdminClient(address)
+    try:
+        client = AdminClient(address)
+    except click.UsageError as error:
+        if was_given:
+            raise
+        raise Failure(f"{address} was not asked: {error.message}") from error
     return client.info(), client.stats(disk=True)
 
 
