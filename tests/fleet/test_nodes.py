@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from fleet.support import (
     service_hung,
     subscribed,
     take_down,
+    together,
     wait_until,
 )
-from interop.peers import Broker, qcli_lookupd, qcli_serve
+from interop.peers import Broker, nsqd, qcli_lookupd, qcli_serve
 from interop.same.certificates import Certificates
 from qcli.framework.errors import ExitCode
 
@@ -194,31 +196,48 @@ def test_broker_that_refuses(tmp_path: Path, run_here: Run, fleet: Fleet) -> Non
     assert (allowed.code, by_address(allowed)[broker.http_address]["status"]) == (0, "ok")
 
 
-def test_brokers_that_require_tls(tmp_path: Path, run_here: Run) -> None:
-    """nsqlookupd does not know the port for HTTPS: only brokers that are named with it can be asked."""
+def test_brokers_that_require_tls(tmp_path: Path, run_here: Run, topic: str) -> None:
+    """nsqlookupd does not know the ports for HTTPS, but a broker that requires TLS tells its port."""
     certificates = Certificates.make(tmp_path / "certificates")
     flags = [*certificates.flags, "--tls-required=true"]
-    with qcli_lookupd() as lookupd:
-        register = lookupd_flags([lookupd])
-        with (
-            qcli_serve(tmp_path / "named", *flags, *register) as named,
-            qcli_serve(tmp_path / "other", *flags, *register) as other,
-        ):
-            await_nodes(lookupd, 2)
-            options = [
-                "--tls-root-ca-file",
-                str(certificates.ca),
-                "--lookupd-http-address",
-                lookupd.http_address,
-            ]
-            address = f"https://{named.https_address}"
-            shown = run_here(Cli("", ""), *NODES, *options, "--nsqd-http-address", address)
-    assert shown.code == ExitCode.PARTIAL
-    records = by_address(shown)
-    assert records.keys() == {address, other.http_address, lookupd.http_address}
-    assert (records[address]["status"], records[address]["registered_at"]) == ("ok", [lookupd.http_address])
-    assert records[other.http_address]["status"] == "refused"
-    assert f"{other.http_address} was not asked: --tls-root-ca-file: " in shown.err
+    with together([qcli_lookupd]) as lookupds:
+        register = lookupd_flags(lookupds)
+        starts = [
+            partial(qcli_serve, tmp_path / "ours", *flags, *register),
+            partial(nsqd, tmp_path / "nsqd", *flags, *register),
+            partial(qcli_serve, tmp_path / "plain", *register),
+        ]
+        with together(starts) as brokers:
+            (lookupd,), (ours, theirs, plain) = lookupds, brokers
+            await_nodes(lookupd, 3)
+            cli = Cli("", "", {"QCLI_LOOKUPD_HTTP_ADDRESS": lookupd.http_address})
+            tls = ("--tls-root-ca-file", str(certificates.ca))
+            shown = run_here(cli, *NODES, *tls)
+            created = run_here(cli, "topic", "create", topic, *tls)
+            named = f"https://{ours.https_address}"
+            both = ("--nsqd-http-address", named, "--lookupd-http-address", lookupd.http_address)
+            once = run_here(cli, *NODES, *tls, *both)
+            with hung(ours):
+                silent = run_here(cli, "stat", *tls)
+    https = {f"https://{each.https_address}" for each in (ours, theirs)}
+    reason = f"The broker at {plain.http_address} was not asked: it does not tell a port for HTTPS"
+    for result in (shown, once):
+        assert result.code == ExitCode.PARTIAL
+        records = by_address(result)
+        assert records.keys() == {*https, plain.http_address, lookupd.http_address}
+        for address in https:
+            assert (records[address]["status"], records[address]["registered_at"]) == (
+                "ok",
+                [lookupd.http_address],
+            )
+        assert records[plain.http_address]["status"] == "refused"
+        assert reason in result.err
+    assert created.code == ExitCode.PARTIAL
+    assert reason in created.err
+    for address in https:
+        assert f"topic {topic} created on {address}\n" in created.err
+    assert silent.code == ExitCode.PARTIAL
+    assert f"The broker at {ours.http_address} was not asked" in silent.err
 
 
 def test_broker_that_drains(tmp_path: Path, run_here: Run) -> None:

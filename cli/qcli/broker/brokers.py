@@ -148,6 +148,8 @@ class Brokers:
         )
 
     def _listed(self) -> list[str]:
+        from .https_ports import addresses_with_https
+
         found = []
         for node in self.nodes():
             if node.http_address is None:
@@ -156,7 +158,7 @@ class Brokers:
                 found.append(node.http_address)
         if not found and not self.given:
             raise self.none_listed(HTTP_OPTION)
-        return sorted(dict.fromkeys(found))
+        return sorted(addresses_with_https(list(dict.fromkeys(found))).values())
 
     def allowed(self, nodes: Iterable[Node]) -> list[Node]:
         """Return the brokers on allowed hosts, and warn about the others."""
@@ -185,6 +187,16 @@ class Brokers:
             f"{address}: {failure.message}", failure.exit_code, brief=f"{address}: {failure.brief}"
         )
 
+    def check_listed(self, address: str) -> None:
+        """Raise Failure if a discovery service lists the address, and the options for TLS exclude plain HTTP."""
+        if address in self.given:
+            return
+        try:
+            refuse_plain_http(address)
+        except click.UsageError as error:
+            text = f"The broker at {address} was not asked: it does not tell a port for HTTPS, and TLS is asked for."
+            raise Failure(f"{text} {error.message}", brief=text) from error
+
     def ask(self, act: Callable[[str], _T], *, in_turn: bool = False) -> Answers[_T]:
         """Call `act` with the address of every broker, and collect results and failures; raises none of them.
 
@@ -193,9 +205,14 @@ class Brokers:
         results: dict[str, _T] = {}
         failures: dict[str, Failure] = {}
         lacking: dict[str, NotFound] = {}
-        for address in self.addresses:
+        for address in self.given:
             refuse_plain_http(address)
-        for address, answer in at_once(self.addresses, act, at_most=1 if in_turn else None).items():
+
+        def asked(address: str) -> _T:
+            self.check_listed(address)
+            return act(address)
+
+        for address, answer in at_once(self.addresses, asked, at_most=1 if in_turn else None).items():
             if isinstance(answer, NotFound):
                 lacking[address] = answer
             elif isinstance(answer, Failure):

@@ -177,6 +177,11 @@ class ConnectOptions:
         if self.snappy and self.deflate:
             raise click.UsageError("--snappy and --deflate exclude each other.")
 
+    @property
+    def has_tls(self) -> bool:
+        """Whether an option for TLS is given."""
+        return bool(self.tls or self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify)
+
     @classmethod
     def of_command(cls, ctx: click.Context | None = None) -> ConnectOptions:
         """Return the values of the current command, or of this context's; the defaults outside of a command.

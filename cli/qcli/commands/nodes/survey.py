@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from trio_nsq.protocol.address import format_address
 
 from ...broker.at_once import at_once
@@ -117,19 +115,27 @@ class Survey:
 
 def take_survey(brokers: Brokers) -> Survey:
     """Ask all services, then all brokers; every failure is in the result."""
+    from ...broker.https_ports import addresses_with_https
+
     lookupds = [
         LookupdState(address, failure=answer) if isinstance(answer, Failure) else answer
         for address, answer in at_once(brokers.lookupds, _ask_lookupd).items()
     ]
     states = {address: BrokerState(address, configured=True) for address in brokers.given}
+    nodes = [node for lookupd in lookupds for node in lookupd.nodes]
+    allowed = {*brokers.allowed(nodes)}
+    https = addresses_with_https([*{node.http_address for node in allowed if node.http_address}])
     for lookupd in lookupds:
-        for node in brokers.allowed(lookupd.nodes):
+        for node in lookupd.nodes:
+            if node not in allowed:
+                continue
             address = node.http_address or node.tcp_address or node.broadcast_address
+            address = https.get(address, address)
             state = states.setdefault(address, BrokerState(address, configured=False))
             states[address] = replace(state, registrations={**state.registrations, lookupd.address: node})
     asked = at_once(
         [address for address, state in states.items() if state.configured or _has_http(state)],
-        lambda address: _ask_broker(address, was_given=states[address].configured),
+        lambda address: _ask_broker(brokers, address),
     )
     # First the brokers that were given, in their order.
     in_order = sorted(states.values(), key=lambda state: "" if state.configured else state.address)
@@ -149,21 +155,11 @@ def _ask_lookupd(address: str) -> LookupdState:
     return LookupdState(address, client.version(), nodes)
 
 
-def _ask_broker(address: str, *, was_given: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return `/info` and `/stats`.
-
-    Raises:
-        Failure: It does not answer. Or it was found by discovery, and the options for TLS exclude plain HTTP.
-        click.UsageError: The options for TLS exclude the address, which was given.
-    """
+def _ask_broker(brokers: Brokers, address: str) -> tuple[dict[str, Any], dict[str, Any]]:
     from ...broker.admin_client import AdminClient
 
-    try:
-        client = AdminClient(address)
-    except click.UsageError as error:
-        if was_given:
-            raise
-        raise Failure(f"{address} was not asked: {error.message}") from error
+    brokers.check_listed(address)
+    client = AdminClient(address)
     return client.info(), client.stats(disk=True)
 
 
