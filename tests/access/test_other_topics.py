@@ -176,3 +176,33 @@ async def test_refused_commands_create_nothing(tmp_path: Path) -> None:
             assert (await ask(bound, "POST", target, "limited", b"x")).status == 403
         stats = json.loads((await ask(bound, "GET", "/stats?format=json", "all")).body)
         assert stats["topics"] == []
+
+
+async def test_moved_letters_need_the_right_to_send_to_their_origin(tmp_path: Path) -> None:
+    async with with_letters(tmp_path) as bound:
+        assert (await ask(bound, "PUT", "/config/draining", "all", b"true")).status == 200
+        begun = await ask(bound, "POST", "/topic/move/begin?topic=dead&to=x", "dead-and-a")
+        assert begun.status == 200
+        move = json.loads(begun.body)["move"]
+        target = f"/topic/move/next?topic=dead&channel=dead-letters&move={move}&max_bytes=1"
+        refused = await ask(bound, "POST", target, "dead-and-a")
+        assert (refused.status, json.loads(refused.body)["message"]) == (
+            403, "FORBIDDEN: this needs the role read on topic dead",
+        )  # fmt: skip
+        batch = await ask(bound, "POST", target, "dead")
+        assert batch.status == 200
+        (tmp_path / "other").mkdir()
+        file = AuthFile(tmp_path / "other" / "auth.toml")
+        file.add_token("all", everything(*ALL_ROLES))
+        file.add_token("dead", Given(["publish"], ["dead"]))
+        file.add_token("dead-and-a", Given(["publish"], ["dead", "a"]))
+        async with running_broker(tmp_path / "other" / "d", auth_file=file.write()) as other:
+            for path in ("/topic/create", "/channel/create"):
+                await ask(other, "POST", f"{path}?topic=dead&channel=dead-letters", "all")
+            store = "/topic/move/store?topic=dead&producer=p"
+            refused = await ask(other, "POST", store, "dead", batch.body)
+            assert (refused.status, json.loads(refused.body)["message"]) == (
+                403, f"FORBIDDEN: {FORBIDDEN.format('a')}",
+            )  # fmt: skip
+            stored = await ask(other, "POST", store, "dead-and-a", batch.body)
+            assert json.loads(stored.body)["stored"] == 1

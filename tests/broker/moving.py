@@ -47,9 +47,10 @@ class Mover:
         wanted |= {"max_bytes": str(max_bytes)} if max_bytes is not None else {}
         return await self.source.client.post("/topic/move/next", params=wanted)
 
-    async def store(self, channel: str | None, body: bytes) -> httpx.Response:
+    async def store(self, channel: str | None, body: bytes, *, close: bool = False) -> httpx.Response:
         """Give a batch to the target."""
         wanted = {"topic": self.topic, "producer": self.producers[channel]}
+        wanted |= {"close": "true"} if close else {}
         return await self.target.client.post("/topic/move/store", params=wanted, content=body)
 
     async def number(self, channel: str | None) -> int | None:

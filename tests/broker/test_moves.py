@@ -440,6 +440,34 @@ async def test_a_batch_that_is_stored_in_part_is_refused(tmp_path: Path) -> None
         assert await bodies(target, "t", "c") == ["1", "2", "3"]
 
 
+async def test_a_batch_that_arrives_after_the_end_of_a_move_is_refused(tmp_path: Path) -> None:
+    """Also after a kill of the target."""
+    async with running_api(tmp_path / "a") as source, running_api(tmp_path / "b") as target:
+        await create(source, "t", "c", "d")
+        await publish(source, "t", "1", "2")
+        mover = Mover(source, target)
+        await mover.drain()
+        await mover.begin()
+        one = await mover.next("c", max_bytes=1)
+        await mover.store("c", one.content)
+        delayed = [(name, (await mover.next(name)).content) for name in ("c", "d")]
+        for _ in range(2):
+            closed = await mover.store("c", b"", close=True)
+            assert closed.json() == {"topic": "t", "stored": 0, "number": 0}
+            closed = await mover.store("d", b"", close=True)
+            assert closed.json() == {"topic": "t", "stored": 0, "number": None}
+        await mover.next("c", 0)
+        assert await mover.end(cancel=True) == DONE
+        async with another(target, tmp_path / "b") as again:
+            for mover.target in (target, again):
+                for name, body in delayed:
+                    assert refusal(await mover.store(name, body)) == (409, "CLOSED")
+                assert await bodies(mover.target, "t", "c") == ["1"]
+                assert await bodies(mover.target, "t", "d") == []
+        assert await bodies(source, "t", "c") == ["2"]
+        assert await bodies(source, "t", "d") == ["1", "2"]
+
+
 async def test_an_ok_means_synced_whatever_the_sync_mode(tmp_path: Path) -> None:
     files = HeldFiles()
     slow: dict[str, Any] = {

@@ -164,6 +164,7 @@ CALLS = [
     call("PUT /config/draining", b"false"),
     call("POST /topic/move/store topic=t producer=p"),
     call("POST /topic/move/store topic=t producer=p", b"x", status=400),
+    call("POST /topic/move/store topic=t producer=p close=true"),
     call("POST /topic/move/store topic=none producer=p", status=404),
     call("POST /topic/move/store topic=t producer=p", bytes(6 << 20), status=413),
     call("GET /ping"),

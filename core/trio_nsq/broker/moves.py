@@ -5,6 +5,7 @@ The two brokers do not talk to each other: a program such as `qcli drain --move-
 
 import logging
 import os
+import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from .state.channel import Channel
 from .state.checkpoint import Checkpoint
 from .state.message_store import REDELIVERY_READ_BYTES
 from .state.move import Move, MovePlan, MoveStream
+from .state.producers import LastBatch
 from .state.record_metadata import IN_SEQUENCE_NS, metadata_for_moved
 from .state.topic import Topic
 from .storage.checkpointer import Checkpointer
@@ -301,24 +303,35 @@ class _Records:
 # ---------------------------------------------------------------------- at the target
 
 
+def _closed(producer: str) -> str:
+    """Return the name of the producer whose existence says that a stream is closed."""
+    return f"{producer}:closed"
+
+
 @dataclass(eq=False, slots=True)
 class MovedMessages:
     """Stores the messages that other brokers move here."""
 
     broker: Broker
     topics: Topics
+    checkpointer: Checkpointer
     _storing: dict[tuple[str, str], trio.Event] = field(default_factory=dict, init=False)
 
-    async def store(self, topic: Topic, producer: str, groups: Sequence[Group]) -> int:
+    async def store(
+        self, topic: Topic, producer: str, groups: Sequence[Group], *, close: bool = False
+    ) -> int:
         """Store the groups that are not stored yet, durably, and return the number of their messages.
 
         Args:
             producer: The name of the stream.
             groups: In ascending order. If there are none, only make sure that what is stored is durable.
+            close: Refuse further groups of this stream, durably. Otherwise a request that was delayed in the network
+                could store messages after the source has ended the move and kept them.
 
         Raises:
-            MoveRefused: This broker is the source, a channel does not exist, or a group is stored in part.
-            PublishRefused: Nothing was stored.
+            MoveRefused: This broker is the source, a channel does not exist, or a group is stored in part, or the
+                stream is closed.
+            PublishRefused, SaveError: Nothing was stored.
         """
         key = topic.name, producer
         while (other := self._storing.get(key)) is not None:
@@ -331,6 +344,10 @@ class MovedMessages:
                     await self.topics.publish(topic.name, [self._publication(producer, each) for each in new])
                 # Also without new ones: an earlier request may have been cut off before the sync.
                 await self.topics.sync_durably(topic.name)
+                if close:
+                    marker = LastBatch(_closed(producer), 0, topic.end - 1)
+                    topic.producers.record(marker, time.time_ns())
+                    await self.checkpointer.save(topic)
         finally:
             del self._storing[key]
             this.set()
@@ -343,6 +360,8 @@ class MovedMessages:
         for group in groups:
             if group.channel is not None and group.channel not in topic.channels:
                 raise MoveRefused(f"NO_CHANNEL: create channel {topic.name}/{group.channel} first")
+        if groups and topic.producers.number_of(_closed(producer)) is not None:
+            raise MoveRefused("CLOSED: the move is being ended. Complete that with qcli drain --stop")
         number = topic.producers.number_of(producer)
         new = [group for group in groups if number is None or group.last > number]
         if new and number is not None and new[0].first <= number:

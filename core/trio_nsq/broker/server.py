@@ -97,7 +97,7 @@ class Server:
         self.drain_mode = DrainMode(broker, self.topics, publisher)
         self.admin = Admin(broker, timers, delivery, self.checkpointer, self.readers)
         self.moves = Moves(broker, timers, publisher, delivery, self.checkpointer, self.readers)
-        self.moved_messages = MovedMessages(broker, self.topics)
+        self.moved_messages = MovedMessages(broker, self.topics, self.checkpointer)
         self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers)
         self.services = Services(
             options, broker, timers, poller, publisher, delivery, self.topics, tls_context, self.authentication.access

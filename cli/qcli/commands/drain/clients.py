@@ -122,9 +122,13 @@ class DrainClient:
 
     # ------------------------------------------------------------------ at the target
 
-    def store(self, topic: str, producer: str, body: bytes = b"") -> int | None:
-        """Store a batch, and return how far the stream is stored; None: no message of it is."""
-        answer = self.json("POST", "/topic/move/store", {"topic": topic, "producer": producer}, body)
+    def store(self, topic: str, producer: str, body: bytes = b"", *, close: bool = False) -> int | None:
+        """Store a batch, and return how far the stream is stored; None: no message of it is.
+
+        With `close`, the target refuses further batches of the stream.
+        """
+        params = {"topic": topic, "producer": producer} | ({"close": "true"} if close else {})
+        answer = self.json("POST", "/topic/move/store", params, body)
         number: int | None = answer["number"]
         return number
 

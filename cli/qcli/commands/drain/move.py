@@ -114,9 +114,10 @@ class Mover:
                 return waits
             self.source.call("POST", "/topic/move/end", {"topic": topic, "move": status["move"]})
         except RequestRefused as error:
-            if code_of(error) not in ("NOT_MOVED", "TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
+            if code_of(error) not in ("NOT_MOVED", "NO_SUCH_MOVE", "TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
                 raise
-            # NOT_MOVED: a channel was created meanwhile. Others: an operator has deleted it.
+            # NOT_MOVED: a channel was created meanwhile. NO_SUCH_MOVE: another program has ended the move. Others: an
+            # operator has deleted it.
             if code_of(error) == "TOPIC_NOT_FOUND" and error.address == self.source.address:
                 self.begun.discard(topic)
             self._created.clear()
@@ -286,7 +287,7 @@ def end_moves(
             continue
         for stream in status["streams"]:
             try:
-                number = connect(status["to"]).store(topic, stream["producer"])
+                number = connect(status["to"]).store(topic, stream["producer"], close=True)
             except (RequestRefused, BrokerUnreachable) as error:
                 if code_of(error) == "TOPIC_NOT_FOUND":
                     continue  # it has no message

@@ -14,7 +14,7 @@ from ..moved_groups import Group, decode_groups
 from ..server import Server
 from ..state.move import Move, MoveStream
 from ..state.topic import Topic
-from .targets import FALSE, find_channel, find_topic, producer_given, whole_number
+from .targets import FALSE, find_channel, find_topic, may_send_to, producer_given, whole_number
 
 DEFAULT_BATCH_BYTES = 1024 * 1024
 MAX_BATCH_BYTES = 4 * 1024 * 1024
@@ -109,7 +109,10 @@ def _stream(topic: Topic, move: Move, name: str | None, stream: MoveStream) -> d
 
 
 async def store(server: Server, request: Request) -> Response:
-    """Store the groups of the body that are not stored yet, durably; return the highest number of the stream."""
+    """Store the groups of the body that are not stored yet, durably; return the highest number of the stream.
+
+    With `close`, refuse further groups of the stream.
+    """
     topic, producer = find_topic(server, request), producer_given(request)
     groups: list[Group] = []
     try:
@@ -124,7 +127,13 @@ async def store(server: Server, request: Request) -> Response:
         raise HTTPError(400, f"BAD_BODY: {exc}") from exc
     if not server.broker.serves(topic):
         raise HTTPError(404, "TOPIC_NOT_FOUND")
-    stored = await server.moved_messages.store(topic, producer, groups)
+    for group in groups:
+        # A dead letter can be requeued to its topic of origin: messages must not get there by a detour.
+        if group.letters is not None and not may_send_to(request.identity, group.letters["topic"]):
+            origin = group.letters["topic"][:100]
+            raise HTTPError(403, f"FORBIDDEN: this needs the role publish or manage on topic {origin}")
+    close = request.query.get("close", "false") not in FALSE
+    stored = await server.moved_messages.store(topic, producer, groups, close=close)
     return Response.json(
         {"topic": topic.name, "stored": stored, "number": topic.producers.number_of(producer)}
     )
