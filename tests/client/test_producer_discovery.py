@@ -389,12 +389,16 @@ async def test_entering_fails_if_no_broker_is_registered(broker: FakeBroker) -> 
             await producer_of(one, two).__aenter__()
         assert str(caught.value) == (
             "could not connect to any broker: no broker is registered at nsqlookupd "
-            f"{one.address}, {two.address}"
+            f"{one.address}, {two.address}; start one with --lookupd-tcp-address"
         )
         one.brokers = [broker.address]
         one.fields[broker.address] = {"draining": True}
-        with pytest.raises(ConnectionFailed, match="all registered brokers drain at nsqlookupd"):
+        with pytest.raises(ConnectionFailed, match=r"all brokers that are registered at nsqlookupd .* drain"):
             await producer_of(one, two).__aenter__()
+        with pytest.raises(
+            ConnectionFailed, match="no broker on a host of lookupd_allowed_hosts is registered"
+        ):
+            await producer_of(one, lookupd_allowed_hosts=["10.*"]).__aenter__()
 
 
 @bounded

@@ -76,10 +76,16 @@ class BrokerPool:
             return
         failures = [*self._failures, *self._discovery.failures_to_connect()]
         if self._discovery.has_answer and not self._links:
-            state = "all registered brokers drain" if self._discovery.found else "no broker is registered"
-            services = ", ".join(self._discovery.services)
-            failures.append(ConnectionFailed("any broker", f"{state} at nsqlookupd {services}"))
+            failures.append(ConnectionFailed("any broker", self._why_no_broker()))
         raise none_reached(failures)
+
+    def _why_no_broker(self) -> str:
+        where = f"nsqlookupd {', '.join(self._discovery.services)}"
+        if self._discovery.found:
+            return f"all brokers that are registered at {where} drain"
+        if self._settings.lookupd_allowed_hosts:
+            return f"no broker on a host of lookupd_allowed_hosts is registered at {where}"
+        return f"no broker is registered at {where}; start one with --lookupd-tcp-address"
 
     def _add(self, address: str) -> None:
         assert self._nursery is not None
