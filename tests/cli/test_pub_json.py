@@ -306,6 +306,16 @@ def test_usage_errors(nowhere: Cli, args: list[str], reason: str) -> None:
     assert reason in result.err
 
 
+def test_path_in_place_of_the_topic(nowhere: Cli, tmp_path: Path) -> None:
+    (tmp_path / "records").touch()
+    hint = "It is a file: write TOPIC before it, or, with --format json, - for the topics of the records."
+    for name in ("records", "missing"):
+        result = nowhere("pub", "--format", "json", str(tmp_path / name))
+        assert result.code == 2
+        assert "is not a topic name" in result.err
+        assert (hint in " ".join(result.err.split())) == (name == "records")
+
+
 def test_file_in_place_of_the_topic_is_noted(qcli: Cli, topic: str, tmp_path: Path) -> None:
     (tmp_path / topic).write_bytes(b'{"topic": "%s.x", "body": "a"}' % topic.encode())
     for args in ([topic], ["-", topic]):

@@ -15,8 +15,8 @@ from ...broker.name_completion import complete_topic
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import delimiter_options, max_msg_size_option, option, options_as, rate_option
-from ...framework.params import long_duration, topic_name
-from .options import ALL, HASH, ROUND_ROBIN, PubOptions, field_path, pattern
+from ...framework.params import long_duration
+from .options import ALL, HASH, ROUND_ROBIN, PubOptions, field_path, pattern, topic_before_files
 
 INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
 
@@ -89,7 +89,9 @@ INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
         "both. If the broker is unreachable, a signal ends the command at once, without publishing what was read.",
     },
 )
-@click.argument("topic", metavar="TOPIC", required=False, type=topic_name, shell_complete=complete_topic)
+@click.argument(
+    "topic", metavar="TOPIC", required=False, type=topic_before_files, shell_complete=complete_topic
+)
 @click.argument(
     "files",
     metavar="[FILE...]",

@@ -19,10 +19,24 @@ from ...broker.brokers import Brokers, chosen
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import delimiter_of, given
 from ...framework.output import is_live_terminal, is_terminal, print_diagnostic
+from ...framework.params import topic_name
 
 ALL, ROUND_ROBIN, HASH = "all", "round-robin", "hash"
 SPREADING = (ROUND_ROBIN, HASH)
 """The strategies in which each message goes to one broker."""
+
+
+def topic_before_files(text: str) -> str:
+    """Parse the name of a topic, which a user may have left out before a file."""
+    try:
+        return topic_name(text)
+    except click.BadParameter as error:
+        if not Path(text).exists():
+            raise
+        raise click.BadParameter(
+            f"{error.message} It is a file: write TOPIC before it, or, with --format json, - for the topics of the "
+            "records."
+        ) from None
 
 
 def pattern(text: str) -> re.Pattern[bytes]:
