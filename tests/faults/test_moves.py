@@ -143,6 +143,35 @@ def test_kills(tmp_path: Path, sync: str) -> None:
             each.close()
 
 
+@pytest.mark.slow
+def test_several_programs_at_once(tmp_path: Path) -> None:
+    """One of them is stopped for a while, and then sends a batch that another one has sent."""
+    with (
+        qcli_serve(tmp_path / "a") as source,
+        qcli_serve(tmp_path / "b", "--max-body-size=4000", "--max-msg-size=4000") as target,
+        ExitStack() as stack,
+    ):
+        cli = Cli(source.tcp_address, source.http_address)
+        expected = fill(cli, source)
+        drains = [
+            stack.enter_context(cli.running("drain", "--move-to", target.http_address)) for _ in range(3)
+        ]
+        for number, drain in enumerate(drains[:2], 1):
+            while stored_in(target) < 1000 * number and drain.process.poll() is None:
+                pass
+            drain.process.send_signal(signal.SIGSTOP)
+        last = drains[2].end()
+        assert last.code == 0, last.err
+        for drain in drains[:2]:
+            drain.process.send_signal(signal.SIGCONT)
+            result = drain.end()
+            assert result.code == 0, result.err
+        for channel in CHANNELS:
+            found = bodies(target, "t", channel)
+            assert found == expected[channel], _difference(expected[channel], found)
+            assert not bodies(source, "t", channel)
+
+
 def _difference(expected: Counter[str], found: Counter[str]) -> str:
     return f"{len(expected - found)} lost, {(found - expected).total()} more than once"
 

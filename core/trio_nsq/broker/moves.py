@@ -38,7 +38,7 @@ from .topics import Topics
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_MAX_GROUPS = 2000
+_MAX_GROUPS = 500
 _MAX_SPANS = 10_000
 """Limits of one batch: each group and each span costs Python work."""
 _READ_S = 1.0

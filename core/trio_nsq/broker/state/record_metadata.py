@@ -22,6 +22,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 IN_SEQUENCE_NS = 1
@@ -63,9 +64,16 @@ class Origin:
     reason: Reason
 
 
+@lru_cache(maxsize=8)
+def _decoded(metadata: bytes) -> dict[str, Any]:
+    """Decode metadata. Several functions ask about the same record in a row; the result must not be changed."""
+    found: dict[str, Any] = json.loads(metadata.decode())
+    return found
+
+
 def only_channel(metadata: bytes) -> str | None:
     """Return the only channel that gets the messages with this metadata; None: all do. Raises ValueError."""
-    channel: str | None = json.loads(metadata).get("channel") if metadata else None
+    channel: str | None = _decoded(metadata).get("channel") if metadata else None
     return channel
 
 
@@ -75,7 +83,7 @@ def metadata_for_channel(channel: str) -> bytes:
 
 def origins(metadata: bytes) -> list[Origin]:
     """Return the origins of the messages with this metadata, in order; empty if they are not dead letters."""
-    letters = json.loads(metadata).get("dead_letters") if metadata else None
+    letters = _decoded(metadata).get("dead_letters") if metadata else None
     if letters is None:
         return []
     topic, channel = letters["topic"], letters["channel"]
@@ -116,7 +124,7 @@ def batch_number(metadata: bytes) -> tuple[str, int] | None:
     """Return the producer and the batch number in this metadata; None if the batch has no number."""
     if not metadata.startswith(_OF_BATCH):
         return None
-    found = json.loads(metadata)
+    found = _decoded(metadata)
     return found["producer"], found["number"]
 
 
