@@ -28,9 +28,9 @@ _DURATION_MS = 10_000
 _JSON = (
     "One object: benchmark, brokers, topic, channel, settings, interrupted, messages, bytes, seconds, "
     "messages_per_second, bytes_per_second, messages_by_second (of whole seconds), connections (broker, messages, "
-    "messages_per_second), connection_rates (min, avg, max, stddev), missing, client_cpu_seconds, and times: count, "
-    "mean_ms, p50_ms, p90_ms, p99_ms, p99.9_ms, max_ms and histogram (up_to_ms, null: no limit; count) of each "
-    "distribution. Percentiles are at most 1 % too high."
+    "messages_per_second), connection_rates (min, avg, max, stddev), missing, finished_afterwards, "
+    "client_cpu_seconds, and times: count, mean_ms, p50_ms, p90_ms, p99_ms, p99.9_ms, max_ms and histogram "
+    "(up_to_ms, null: no limit; count) of each distribution. Percentiles are at most 1 % too high."
 )
 _EXITS = {
     ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} Or it stopped answering before a message was counted.",
@@ -167,8 +167,9 @@ def pub(options: BenchOptions) -> int:
     },
     details={
         "Method": "Each connection consumes and finishes messages; nothing is done with them. The measurement ends "
-        "after --duration, when the backlog is consumed, or when nothing arrives for a second. The defaults are those "
-        "of NSQ's bench_reader, so the figures are comparable.",
+        "after --duration, when the backlog is consumed, or when nothing arrives for a second. Messages that are on "
+        "their way then are finished and reported, but do not count. The defaults are those of NSQ's bench_reader, so "
+        "the figures are comparable.",
         "Safety": "Consumed messages are gone. So the command asks before it consumes a channel, unless the topic's "
         "name begins with bench-.",
         "JSON": _JSON + " There are none here; missing counts messages that arrived too late to be finished.",

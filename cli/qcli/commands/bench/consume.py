@@ -26,6 +26,8 @@ class Consuming(Load):
     ) -> None:
         super().__init__(links, duration_s, 0)
         self.timed_out = 0
+        self._afterwards = 0
+        self._ended_s: float | None = None
         self._body_bytes = 0
         self._count = count
         self._max_in_flight = max_in_flight
@@ -39,12 +41,16 @@ class Consuming(Load):
             link.send(encode_rdy(min(self._max_in_flight, link.max_rdy_count)))
         while not (self.is_over() or counter.total == self._count or self._is_idle()):
             self._loop.turn(TICK_S)
+        self._ended_s = counter.last_s if counter.total == self._count or self._is_idle() else now()
         self._end()
 
     def result(self) -> Measurement:
         """See `Load`."""
         result = super().result()
         result.missing = self.timed_out
+        result.afterwards = self._afterwards
+        if self._ended_s is not None:
+            result.seconds = self._ended_s - self.counter.begun_s
         return result
 
     @property
@@ -52,12 +58,19 @@ class Consuming(Load):
         """See `Load`."""
         return self._body_bytes
 
-    def count(self, run: MessageRun) -> None:
-        """Count finished messages. If the first ones are late, the measurement begins with them."""
+    def count(self, run: MessageRun, tally: Tally) -> None:
+        """Count finished messages. If the first ones are late, the measurement begins with them.
+
+        Messages that arrive after its end, until the broker has stopped delivering, have no effect on the rates.
+        """
         now_s, counter = now(), self.counter
+        if self._ended_s is not None:
+            self._afterwards += len(run)
+            return
         if not counter.total and now_s > counter.begun_s + IDLE_S:
             counter.begin(now_s)
         counter.add(len(run), now_s)
+        tally.messages += len(run)
         self._body_bytes += sum(map(len, run.bodies))
 
     def _is_idle(self) -> bool:
@@ -85,8 +98,7 @@ class _Consumer:
         """Finish messages; after the answer to CLS, end the connection."""
         if isinstance(event, MessageRun):
             self._link.send(encode_finish(event.ids))
-            self._load.count(event)
-            self._tally.messages += len(event)
+            self._load.count(event, self._tally)
         elif isinstance(event, ErrorFrame):
             self._load.timed_out += 1
         else:

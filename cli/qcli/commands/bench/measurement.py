@@ -54,6 +54,7 @@ class Measurement:
         by_second: The messages of each whole second.
         times: Distributions by what was measured, such as `acknowledged`.
         missing: Messages that were published and not received.
+        afterwards: Messages that were finished after the end of the measurement; the others do not include them.
         cpu_s: The processor time of this process.
         interrupted: A signal ended the measurement.
     """
@@ -64,6 +65,7 @@ class Measurement:
     by_second: Sequence[int] = ()
     times: dict[str, Histogram] = field(default_factory=dict)
     missing: int = 0
+    afterwards: int = 0
     cpu_s: float = 0.0
     interrupted: bool = False
 

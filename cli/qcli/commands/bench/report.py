@@ -41,6 +41,7 @@ def as_record(about: Mapping[str, object], measured: Measurement) -> dict[str, A
         ],
         "connection_rates": measured.connection_rates(),
         "missing": measured.missing,
+        "finished_afterwards": measured.afterwards,
         "client_cpu_seconds": round(measured.cpu_s, 3),
         "times": {name.replace(" ", "_"): _as_record(times) for name, times in measured.times.items()},
     }
@@ -93,6 +94,10 @@ def _facts(kind: str, measured: Measurement, width: int) -> list[tuple[str, str]
     if len(measured.by_second) > 1:
         low, high = (rate(most(measured.by_second)) for most in (min, max))
         facts.append(("each second", f"{_trend(measured.by_second, width // 3)}  {low} to {high} messages/s"))
+    if measured.afterwards:
+        facts.append(
+            ("afterwards", f"{measured.afterwards:,} messages that were on their way; not counted above")
+        )
     if measured.missing:
         missing = "arrived too late to be finished" if kind == "sub" else "did not arrive"
         facts.append(("missing", f"{measured.missing:,} messages {missing}"))

@@ -173,7 +173,7 @@ class _Run:
         """
         outcome = produce(make, self._share)
         measured = outcome.measured
-        if measured is not None and measured.messages:
+        if measured is not None and (measured.messages or measured.afterwards):
             write(self._report(measured))
             if outcome.failure is not None:
                 raise Failure(outcome.failure.message, ExitCode.PARTIAL)
