@@ -68,21 +68,21 @@ def test_producers_and_rates(fleet: Fleet, topic: str) -> None:
         cli = cli_of(broker)
         with (
             cli.running("tail", f"{topic}/c", stdout=subprocess.DEVNULL),
-            cli.running("pub", topic, "--no-retry", "--rate", "400") as pub,
+            cli.running("pub", topic, "--no-retry", "--rate", "800") as pub,
         ):
-            pub.write(b"x\n" * 5000)
+            pub.write(b"x\n" * 20_000)
             cli.wait_until(
-                f"{topic}/c", lambda each: bool(each["client_count"] and each["message_count"] > 50)
+                f"{topic}/c", lambda each: bool(each["client_count"] and each["message_count"] > 3000)
             )
-            shown = cli("clients", topic, "--format", "json", "--interval", "2s")
+            shown = cli("clients", topic, "--format", "json", "--interval", "1s")
             assert (shown.code, shown.err) == (0, "")
             consumer, producer = shown.records
             assert [consumer["kind"], consumer["channel"]] == ["consumer", "c"]
             assert [producer["kind"], producer["channel"]] == ["producer", None]
-            assert producer["messages"] > 50
+            assert producer["messages"] > 3000
             assert producer["agent"] == consumer["agent"] != ""
-            assert 200 < producer["rate"] < 600
-            assert 200 < consumer["rate"] < 600
+            assert 300 < producer["rate"] < 2000
+            assert 300 < consumer["rate"] < 2000
             only_consumers = cli("clients", f"{topic}/c", *JSON).records
             assert [record["kind"] for record in only_consumers] == ["consumer"]
             other_topic = f"{topic}.other"

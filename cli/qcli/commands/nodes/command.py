@@ -50,8 +50,8 @@ _DEFAULT_FREE = "5%"
         "a message that is ready or in flight; used: the size of all logs; free: free space on the disk of the data "
         "folder; up: the time since its start; lookupds: at how many of the nsqlookupd it is registered. nsqd tells "
         "neither ages nor disk space. On a narrow terminal, columns are left out. The lines below the tables name "
-        "brokers that are unhealthy, hidden by a tombstone, or not registered. Standard error says why a server does not "
-        "answer.",
+        "brokers that are unhealthy, hidden by a tombstone, or not registered. Standard error says why a server does "
+        "not answer.",
         "Keys": "kind (broker or lookupd), address, status, reason (why it does not answer), version, health, draining,"
         " hostname, broadcast_address, tcp_port, http_port, start_time (Unix seconds), uptime_s, topics, channels, "
         "clients, depth, in_flight, deferred, messages (published since the start), oldest_message_age_ms, "
