@@ -8,6 +8,8 @@ import shutil
 import signal
 import sys
 import termios
+import threading
+import time
 import tty
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,14 +20,14 @@ from ..framework.errors import Failure, OutputClosed
 from ..framework.output import is_terminal, write
 from .keys import KeyDecoder
 
-_ENTER = "\x1b[?1049h\x1b[?25l"
-_LEAVE = "\x1b[H\x1b[J\x1b[?25h\x1b[?1049l"
 _HOME = "\x1b[H"
 _ERASE_LINE = "\x1b[K"
 _ERASE_BELOW = "\x1b[J"
 _BEGIN_FRAME = "\x1b[?2026h"
 _END_FRAME = "\x1b[?2026l"
 """Terminals that know these show a frame at once; others ignore them."""
+_ENTER = "\x1b[?1049h\x1b[?25l"
+_LEAVE = f"{_END_FRAME}\x1b[H\x1b[J\x1b[?25h\x1b[?1049l"
 _ESCAPE_S = 0.05
 """After the byte of the Escape key, the rest of another key arrives within this time."""
 _SIGNALS = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
@@ -43,11 +45,14 @@ class FullScreen:
     def __init__(self) -> None:
         self.farewell: Sequence[str] = ()
         self._keys = KeyDecoder()
+        self._escape_at_s = 0.0
         self._input = sys.stdin.fileno() if is_terminal(sys.stdin) else None
         self._before: list[Any] | None = None
         self._happened: set[int] = set()
         self._handlers: dict[int, Any] = {}
         self._wake_read, self._wake_write = os.pipe()
+        self._waking = threading.Lock()
+        self._is_open = True
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
 
@@ -70,8 +75,10 @@ class FullScreen:
         signal.set_wakeup_fd(getattr(self, "_old_wakeup", -1))
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self._waking:
+            self._is_open = False
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
     def draw(self, lines: Sequence[str]) -> None:
         """Show these lines, which must not be wider than the screen, nor more than its height."""
@@ -88,8 +95,9 @@ class FullScreen:
 
     def wake(self) -> None:
         """Let `wait` return. May be called in a thread."""
-        with suppress(OSError):  # there is enough to read, or the block has ended
-            os.write(self._wake_write, b"\0")
+        with self._waking, suppress(BlockingIOError):  # then there is enough to read
+            if self._is_open:  # else the descriptor may belong to something else
+                os.write(self._wake_write, b"\0")
 
     def wait(self, timeout_s: float) -> list[str]:
         """Wait for keys, a resize, `wake` or the timeout, and return the keys.
@@ -97,13 +105,13 @@ class FullScreen:
         Ctrl-Z stops the process here, with the terminal as before.
         """
         if self._keys.unfinished:
-            timeout_s = min(timeout_s, _ESCAPE_S)
+            timeout_s = min(timeout_s, self._escape_at_s - time.monotonic())
         wanted = [self._wake_read, *([] if self._input is None else [self._input])]
         ready, _, _ = select.select(wanted, [], [], max(0.0, timeout_s))
         keys: list[str] = []
         if self._input in ready:
             keys = self._read_keys()
-        elif self._keys.unfinished and not ready:
+        elif self._keys.unfinished and time.monotonic() >= self._escape_at_s:
             keys = self._keys.finish()
         if self._wake_read in ready:
             with suppress(BlockingIOError):
@@ -119,6 +127,7 @@ class FullScreen:
             data = b""
         if not data:  # the terminal is gone: writing to it fails, too
             self._input = None
+        self._escape_at_s = time.monotonic() + _ESCAPE_S
         return self._keys.feed(data)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
