@@ -1,6 +1,7 @@
 """Tests for `qcli pub --strategy`: brokers get messages in turn, or by key, and stand in for each other."""
 
 import json
+import random
 import re
 import signal
 import threading
@@ -217,10 +218,10 @@ def test_broker_that_comes_back_gets_messages_again(
         assert senders[0].stored == []
         senders[0].failure = None
 
-    result = publish(numbers(1000), senders, RoundRobin, during=repair, path=tmp_path / "lines").result
+    result = publish(numbers(3000), senders, RoundRobin, during=repair, path=tmp_path / "lines").result
     assert len(senders[0].stored) > 100
-    assert Counter(senders[0].stored + senders[1].stored) == Counter(numbers(1000))
-    assert result.acknowledged == 1000
+    assert Counter(senders[0].stored + senders[1].stored) == Counter(numbers(3000))
+    assert result.acknowledged == 3000
     assert capfd.readouterr().err.endswith("Note: the broker at 0 accepts messages again.\n")
     assert senders[0].sends < len(senders[0].stored)  # it was not tried with every batch
 
@@ -260,6 +261,40 @@ def test_hung_broker_delays_only_what_it_has_taken(tmp_path: Path) -> None:
     assert Counter(senders[0].stored + senders[1].stored) == Counter(numbers(200))
     assert len(senders[0].stored) == 5
     assert result.acknowledged == 200
+
+
+class Flaky(FakeBroker):
+    """Often refuses batches, or loses the connection before or after it has stored them; not the first batch."""
+
+    def __init__(self, seed: object, *, numbered: bool) -> None:
+        super().__init__(numbered=numbered)
+        self._random = random.Random(str(seed))
+
+    async def send(self, batch: Batch) -> None:
+        await trio.sleep(self._random.random() / 100)
+        self.keeps = self._random.random() < 0.5
+        # The first batch is accepted: a refusal before that may be an error of the command line.
+        self.failure = self._random.choice([None, None, LOST, DRAINING]) if self.stored else None
+        if self.failure is DRAINING:
+            self.keeps = False
+        await super().send(batch)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("strategy", [RoundRobin, BY_BODY])
+@pytest.mark.parametrize("numbered", [True, False])
+def test_flaky_brokers_store_every_message(
+    tmp_path: Path, seed: int, strategy: Callable[[Sequence[Publisher]], Strategy], numbered: bool
+) -> None:
+    """Exactly once if batches are numbered, else at least once."""
+    brokers = [Flaky((seed, place), numbered=numbered) for place in range(3)]
+    result = publish(numbers(400), brokers, strategy, path=tmp_path / "lines").result
+    counts = Counter(body for each in brokers for body in each.stored)
+    assert set(counts) == set(numbers(400))
+    assert result.acknowledged == 400
+    assert [(each.maybe_stored, each.not_stored) for each in result.brokers] == [(0, 0)] * 3
+    if numbered:
+        assert set(counts.values()) == {1}
 
 
 def test_refusal_of_all_ends_the_command(tmp_path: Path) -> None:

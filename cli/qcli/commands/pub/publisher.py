@@ -30,6 +30,10 @@ class Fallback(Protocol):
         """Return a broker that may accept messages now; None: batches wait for this broker."""
         ...
 
+    def was_accepted(self, publisher: "Publisher") -> bool:
+        """Return whether messages like those of this broker have been acknowledged."""
+        ...
+
     def meanwhile(self, publisher: "Publisher") -> str:
         """Return the end of the warning that a broker is unavailable."""
         ...
@@ -209,7 +213,7 @@ class Publisher:
         if not isinstance(cause, BrokerError):
             return isinstance(cause, ConnectionFailed | ConnectionLost)
         # Before the first acknowledgement, a refusal may be an error of the command line: report it at once.
-        later = cause.code in RETRIABLE_CODES and self.result.acknowledged > 0
+        later = cause.code in RETRIABLE_CODES and self._fallback.was_accepted(self)
         return later or cause.text.endswith("exiting")
 
     def _begin_outage(self, error: PublishFailed) -> None:

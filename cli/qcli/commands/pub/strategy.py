@@ -31,6 +31,10 @@ class Strategy(ABC):
         """Return the broker for the batches of an unavailable one; None: they wait for this one."""
         return None
 
+    def was_accepted(self, publisher: Publisher) -> bool:
+        """Return whether messages like those of this broker have been acknowledged."""
+        return publisher.result.acknowledged > 0
+
     def meanwhile(self, publisher: Publisher) -> str:
         """Return the end of the warning that a broker is unavailable."""
         return ""
@@ -63,6 +67,9 @@ class OneBroker(Strategy):
         place = self._publishers.index(publisher)
         following = [*self._publishers[place + 1 :], *self._publishers[:place]]
         return next((each for each in following if each.is_usable), None)
+
+    def was_accepted(self, publisher: Publisher) -> bool:
+        return any(each.result.acknowledged for each in self._publishers)
 
     async def distribute(self, batch: Batch) -> None:
         # Concurrently: a slow broker delays only the next batch.
