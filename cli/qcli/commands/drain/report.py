@@ -78,7 +78,8 @@ class Progress:
 
     def line(self) -> str:
         """Return the progress as text."""
-        parts = [f"{self.messages:,} messages left"]
+        deferred = sum(row.deferred for row in self.left.rows) if self.moved is None else 0
+        parts = [f"{self.messages:,} messages left" + (f" ({deferred:,} deferred)" if deferred else "")]
         if self.moved is not None:
             parts.append(f"{self.moved:,} moved")
         if self.waits_for:
