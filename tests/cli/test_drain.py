@@ -80,7 +80,10 @@ def test_what_is_left_after_the_timeout(here: Cli, source: Broker) -> None:
         ["t/d", "1", "0", "1", "0"],
     ]
     first, last = result.err.splitlines()
-    assert first == f"{source.http_address}: 5 messages left (2 deferred); no consumer: t/c (2), t/d (2), alone (1)"
+    assert (
+        first
+        == f"{source.http_address}: 5 messages left (2 deferred); no consumer: t/c (2), t/d (2), alone (1)"
+    )
     assert last.startswith(f"Error: 5 messages are left on {source.http_address}. ")
     assert "still drains: it refuses publishes. Continue with the same command, or end it with" in last
     assert draining(source)
