@@ -278,6 +278,22 @@ def test_one_fault(
     assert (none.code, reason.format(failing.http_address) in none.err) == (alone, True)
 
 
+def test_drain_of_a_hung_broker_ends_in_time(wreck: Wreck) -> None:
+    for line in (
+        f"drain --nsqd-http-address {wreck.silent.http_address}",
+        f"drain --nsqd-http-address {wreck.well.http_address} --move-to {wreck.silent.http_address}",
+    ):
+        began = time.monotonic()
+        result = cli_of(wreck.well)(*line.split())
+        assert time.monotonic() - began < ANSWER_S + PATIENCE_S
+        assert result.code == ExitCode.UNREACHABLE
+        reason = (
+            f"The broker at {wreck.silent.http_address} does not answer: connected, but no answer within 5 s."
+        )
+        assert reason in result.err
+    assert not json.loads(wreck.well.http("GET", "/info")).get("draining")
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("line", ["stat", "topic create other", "peek topic00", "nodes", "clients"])
 def test_no_broker_answers(run_here: RunHere, wreck: Wreck, line: str) -> None:

@@ -11,11 +11,11 @@ from trio_nsq.client.http.broker_http import BrokerHTTP
 from trio_nsq.secret import Secret
 from trio_nsq.untrusted_json import decode_json
 
+from ...broker.admin_client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S
 from ...broker.connection_options import ConnectOptions, refuse_plain_http
 from ...broker.failures import http_failure, not_a_broker
 from ...framework.errors import Failure
 
-_CONNECT_TIMEOUT_S = 2.0
 _ANSWER_TIMEOUT_S = 30.0
 """Long, because a target may wait for its disk."""
 _KEEP_ALIVE_S = 4.0
@@ -52,13 +52,17 @@ class DrainClient:
         refuse_plain_http(address)
         connecting = ConnectOptions.of_command()
         self.address = address
+        tls, secret = connecting.https_context(address), secret or connecting.secret
         self._http = BrokerHTTP(
             address,
-            connecting.https_context(address),
-            secret or connecting.secret,
-            connect_timeout_s=_CONNECT_TIMEOUT_S,
+            tls,
+            secret,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
             answer_timeout_s=_ANSWER_TIMEOUT_S,
             keep_alive_s=_KEEP_ALIVE_S,
+        )
+        self._quick_http = BrokerHTTP(
+            address, tls, secret, connect_timeout_s=CONNECT_TIMEOUT_S, answer_timeout_s=REQUEST_TIMEOUT_S
         )
 
     def close(self) -> None:
@@ -89,8 +93,14 @@ class DrainClient:
         return stats | {"topics": stats["topics"] or []}
 
     def info(self) -> dict[str, Any]:
-        """Return `/info`. Raises Failure: it is not from a broker."""
-        info = self.json("GET", "/info")
+        """Return `/info`, which needs no disk, so that a broker that hangs is found soon.
+
+        Raises Failure: it is not from a broker.
+        """
+        try:
+            info = decode_json(self._quick_http.request("GET", "/info"))
+        except ValueError as error:
+            raise not_a_broker(self.address) from error
         if not isinstance(info, dict):
             raise not_a_broker(self.address)
         return info

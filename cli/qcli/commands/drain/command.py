@@ -135,6 +135,7 @@ def command(
         return clients.enter_context(closing(DrainClient(address, secret)))
 
     with _failures():
+        source.info()
         if stop:
             _stop(source, connect, force)
             return
