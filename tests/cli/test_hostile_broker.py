@@ -66,6 +66,18 @@ def test_invalid_or_deeply_nested_json(words: tuple[str, ...], body: bytes) -> N
     assert "is not the HTTP port of an NSQ broker" in result.err
 
 
+@pytest.mark.parametrize(
+    "topics", [[{"topic_name": "t"}], [7], {"a": "b"}, [{"topic_name": "t", "channels": 5}]]
+)
+def test_statistics_that_are_not_those_of_a_broker(topics: object) -> None:
+    with answering(200, json.dumps({"topics": topics}).encode()) as qcli:
+        result = qcli("stat")
+        with qcli.on_terminal("stat") as terminal:
+            assert terminal.end() == 3
+    assert (result.code, "is not the HTTP port of an NSQ broker" in result.err) == (3, True)
+    assert b"Traceback" not in terminal.shown
+
+
 def test_control_characters_in_an_error() -> None:
     with answering(400, json.dumps({"message": EVIL}).encode()) as qcli:
         result = qcli("topic", "create", "t")
@@ -81,3 +93,18 @@ def test_control_characters_in_names() -> None:
         result = qcli("topic", "list")
     assert result.code == 0, result.err
     assert result.out.decode().split() == [SHOWN, SHOWN]
+
+
+def test_control_characters_on_a_screen() -> None:
+    counts = dict.fromkeys(("depth", "message_count", "in_flight_count", "deferred_count", "client_count"), 1)
+    topic = {"topic_name": EVIL, **counts, "paused": False, "unavailable": EVIL}
+    topic["channels"] = [{"channel_name": EVIL, **counts, "paused": False}]
+    with answering(200, json.dumps({"topics": [topic]}).encode()) as qcli:
+        assert "\x1b" not in qcli("stat").out.decode()
+        with qcli.on_terminal("stat", "--once", columns=80) as terminal:
+            assert terminal.end() == 0
+        assert b"\x1b" not in terminal.shown
+        with qcli.on_terminal("stat", columns=80) as terminal:
+            terminal.expect(b"total")
+            assert terminal.interrupt() == 130
+    assert EVIL.encode() not in terminal.shown

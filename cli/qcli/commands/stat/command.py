@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ from ...framework.params import positive_duration
 from ...terminal.figures import speaks_unicode
 from .columns import COLUMNS, LEFT_OUT_FIRST, Column, ColumnName
 from .printing import print_reports
-from .reports import Reports, ask, check_names
+from .reports import BrokerRows, Reports, check_names
 from .selection import Order, Pattern, Selection, Test, condition, pattern
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def _show_live(brokers: Brokers, selection: Selection, by_broker: bool, interval
     from .settings import Settings
 
     def ask_of(address: str) -> Ask:
-        return functools.partial(ask, AdminClient(address), selection.patterns)
+        return BrokerRows(AdminClient(address), selection.patterns).ask
 
     interval_s = interval_ms / 1000
     discover = in_context(lambda: brokers.again().addresses) if brokers.lookupds else None

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from ...broker.brokers import combined
 from ...framework.errors import ExitCode, Failure
-from .rows import Row, Sampler
+from .rows import Row
 
 SLOW_S = 2.0
 """A broker that has not answered for this long is shown as silent; its request goes on until the timeout."""
@@ -18,8 +17,8 @@ FIRST_WAIT_S = 1.0
 DISCOVER_EACH = 5
 """Ask discovery services again after this many intervals."""
 
-Ask = Callable[[], list[dict[str, Any]]]
-"""Returns the `topics` of a broker's `/stats`. Raises Failure."""
+Ask = Callable[[], list[Row]]
+"""Returns the current rows of a broker. Raises Failure."""
 RowsByBroker = dict[str, list[Row] | None]
 """By address; None: the broker does not answer. The order is that of the addresses."""
 
@@ -149,7 +148,6 @@ class _Poller:
         self.failure: Failure | None = None
         self._ask = ask
         self._asked_s: float | None = None
-        self._sampler = Sampler()
 
     @property
     def has_answered(self) -> bool:
@@ -164,8 +162,7 @@ class _Poller:
         """Ask the broker, and wait for its answer."""
         self._asked_s = time.monotonic()
         try:
-            topics = self._ask()
-            self.rows, self.failure = self._sampler.rows(topics, time.monotonic()), None
+            self.rows, self.failure = self._ask(), None
         except Failure as failure:
             self.rows, self.failure = None, failure
         finally:

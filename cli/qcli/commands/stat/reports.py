@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...broker.brokers import Answers, Brokers
+from ...broker.failures import not_a_broker
 from ...broker.refusals import missing
 from ...framework.errors import Failure
 from .rows import Report, Row, Sampler, combine
@@ -14,6 +15,28 @@ from .selection import Pattern, Selection
 
 if TYPE_CHECKING:
     from ...broker.admin_client import AdminClient
+
+
+class BrokerRows:
+    """Asks one broker for its rows.
+
+    Args:
+        patterns: What is needed; if nothing, everything.
+    """
+
+    def __init__(self, broker: AdminClient, patterns: Sequence[Pattern]) -> None:
+        self._broker = broker
+        exact = patterns[0].exact if len(patterns) == 1 else None
+        self._wanted = exact or (None, None)
+        self._sampler = Sampler()
+
+    def ask(self) -> list[Row]:
+        """Return the current rows. Raises Failure: the broker does not answer, or it is no broker."""
+        topics = self._broker.stats(*self._wanted)["topics"]
+        try:
+            return self._sampler.rows(topics, time.monotonic())
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise not_a_broker(self._broker.address) from error
 
 
 class Reports:
@@ -28,34 +51,27 @@ class Reports:
     def __init__(self, brokers: Brokers, selection: Selection) -> None:
         self._brokers = brokers
         self._selection = selection
-        self._samplers: dict[str, Sampler] = {}
+        self._rows_of: dict[str, BrokerRows] = {}
 
     def take(self) -> Report:
         """Return a report of the brokers that answered.
 
         Raises Failure: no broker answers, or a topic or channel of the command line does not exist.
         """
-
         from ...broker.admin_client import AdminClient
 
-        def rows(address: str) -> list[Row]:
-            topics = ask(AdminClient(address), self._selection.patterns)
-            return self._samplers.setdefault(address, Sampler()).rows(topics, time.monotonic())
+        def ask(address: str) -> list[Row]:
+            if address not in self._rows_of:
+                self._rows_of[address] = BrokerRows(AdminClient(address), self._selection.patterns)
+            return self._rows_of[address].ask()
 
-        self.answers = self._brokers.read(rows)
+        self.answers = self._brokers.read(ask)
         report = combine(self.answers.results)
         if self._selection.patterns and not self._selection.named(report.sums):
             self.answers.check()
         if not self.answers.failures:
             check_names(self._selection, report)
         return report
-
-
-def ask(broker: AdminClient, patterns: Sequence[Pattern]) -> list[dict[str, Any]]:
-    """Return the `topics` of `/stats` that the patterns need. Raises Failure: the broker does not answer."""
-    exact = patterns[0].exact if len(patterns) == 1 else None
-    topics: list[dict[str, Any]] = broker.stats(*(exact or (None, None)))["topics"]
-    return topics
 
 
 def check_names(selection: Selection, report: Report) -> None:

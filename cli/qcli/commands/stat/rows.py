@@ -64,13 +64,16 @@ class Sampler:
         """Return the rows for the `topics` of `/stats`: topics by name, each followed by its channels by name.
 
         `now_s` is the time of the statistics, on a monotonic clock.
+
+        Raises KeyError, TypeError, ValueError or AttributeError: these are no statistics.
         """
         elapsed_s = now_s - self._before_s
         seen: dict[tuple[str, str | None], Mapping[str, Any]] = {}
         for topic in sorted(topics, key=lambda topic: str(topic["topic_name"])):
-            seen[topic["topic_name"], None] = topic
+            name = str(topic["topic_name"])
+            seen[name, None] = topic
             for channel in sorted(topic["channels"] or [], key=lambda channel: str(channel["channel_name"])):
-                seen[topic["topic_name"], channel["channel_name"]] = channel
+                seen[name, str(channel["channel_name"])] = channel
         rows = [_row(key, stats, self._before.get(key), elapsed_s) for key, stats in seen.items()]
         self._before, self._before_s = seen, now_s
         return rows
@@ -80,6 +83,8 @@ def _row(
     key: tuple[str, str | None], stats: Mapping[str, Any], before: Mapping[str, Any] | None, elapsed_s: float
 ) -> Row:
     values: dict[str, float | None] = {column.key: stats.get(column.key) for column in COLUMNS}
+    if not all(value is None or isinstance(value, int | float) for value in values.values()):
+        raise TypeError("a count is not a number")
     # A lower count means that the broker was restarted.
     if before is not None and elapsed_s > 0 and stats["message_count"] >= before["message_count"]:
         values["ingress_rate"] = round((stats["message_count"] - before["message_count"]) / elapsed_s, 1)
