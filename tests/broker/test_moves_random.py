@@ -136,6 +136,8 @@ async def test_random_moves(tmp_path: Path, seed: int) -> None:
                 continue
             answer = await mover.store(stream, batch.content)
             assert answer.status_code == 200, answer.text
+            if chance.random() < 0.2:
+                assert (await mover.store(stream, batch.content)).json()["stored"] == 0
             if chance.random() < 0.8:  # otherwise the answer is lost
                 moved[stream] = int(batch.headers["NSQ-Move-Through"])
             else:
