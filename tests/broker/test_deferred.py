@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from broker.state import SECOND, records
 from trio_nsq.broker.state import deferred as deferred_module
 from trio_nsq.broker.state.batch import Batch
-from trio_nsq.broker.state.deferred import Block, DeferredMessages, Waiting, WaitingMessages
+from trio_nsq.broker.state.deferred import Block, DeferredMessages
+from trio_nsq.broker.state.waiting_messages import Waiting, WaitingMessages
 
 NOW = 1_800_000_000 * SECOND
 

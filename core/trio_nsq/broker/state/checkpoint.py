@@ -7,10 +7,11 @@ from itertools import chain, islice
 from typing import Any
 
 from .batch import Batch
-from .deferred import Block, DeferredMessages, Waiting, WaitingMessages
+from .deferred import Block, DeferredMessages
 from .in_flight import InFlightCopy
 from .producers import LastBatch
 from .settings import TopicSettings
+from .waiting_messages import Waiting, WaitingMessages
 from .withdrawn import Withdrawn
 
 STATE_FORMAT = 1

@@ -27,8 +27,9 @@ from hashlib import sha256
 from heapq import merge
 from typing import Any
 
-from .deferred import Block, WaitingMessages
+from .deferred import Block
 from .steps import in_steps
+from .waiting_messages import WaitingMessages
 
 _DROP_AT_LEAST = 2000
 

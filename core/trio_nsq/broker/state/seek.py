@@ -9,8 +9,9 @@ from .batch import Batch
 from .channel import Channel
 from .checkpoint import ChannelState
 from .cursor import Cursor, spans
-from .deferred import Block, DeferredMessages, Requeued, WaitingMessages
+from .deferred import Block, DeferredMessages, Requeued
 from .steps import Runs, forget, in_steps
+from .waiting_messages import WaitingMessages
 from .withdrawn import Withdrawn
 
 

@@ -12,7 +12,7 @@ The end of the topic is the end of the last records passed to `accept`.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...log import Log, RecordBatch
@@ -23,36 +23,22 @@ from .cache import BatchCache
 from .channel import Channel
 from .checkpoint import STATE_FORMAT, Checkpoint
 from .dead_letter_ledger import DeadLetterLedger
-from .deferred import Waiting
 from .message_store import MessageStore
 from .producers import LastBatch, Producers
-from .record_metadata import IN_SEQUENCE_NS, batch_number, only_channel
+from .record_metadata import batch_number, only_channel
 from .settings import SettingsError, TopicSettings, change
 from .topic_limits import TopicLimits
 from .topic_move import TopicMove
 from .topic_view import TopicView
-from .undistributed import UndistributedMessages
+from .undistributed import UndistributedMessages, distribute_to
 from .version import Version
+from .waiting_messages import Waiting
 
 _NS_PER_MS = 1_000_000
 
 
 class StateError(ValueError):
     """A topic's saved state is damaged or has an unknown format."""
-
-
-def _distribute_to(channels: Iterable[Channel], count: int, deferred: Sequence[Waiting]) -> None:
-    """Give channels `count` messages to read in sequence order, and the deferred ones."""
-    for channel in channels:
-        channel.arrived(count)
-        for waiting in deferred:
-            sequences = waiting.sequences
-            if waiting.channel not in (None, channel.name):
-                channel.skip(sequences.start, sequences.stop)
-            elif waiting.due_ns == IN_SEQUENCE_NS:
-                channel.arrived(len(sequences))
-            else:
-                channel.arrived_deferred(sequences, waiting.due_ns, waiting.held)
 
 
 class Topic:
@@ -213,7 +199,7 @@ class Topic:
         count, deferred = self._undistributed.take()
         if deferred:
             self.has_distributed_deferred = True
-            _distribute_to(channels, count, deferred)
+            distribute_to(channels, count, deferred)
         else:
             for channel in channels:
                 channel.arrived(count)
@@ -223,7 +209,7 @@ class Topic:
         new = list(self._undistributed.waiting.since(start))
         self.has_distributed_deferred |= bool(new)
         count = self.view.end - start - sum(len(waiting.sequences) for waiting in new)
-        _distribute_to(self._private.values(), count, new)
+        distribute_to(self._private.values(), count, new)
 
     # ------------------------------------------------------------------ limits
 

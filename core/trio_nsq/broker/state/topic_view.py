@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from .deferred import WaitingMessages
+from .waiting_messages import WaitingMessages
 
 
 @dataclass(slots=True, eq=False)

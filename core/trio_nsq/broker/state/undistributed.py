@@ -1,8 +1,12 @@
 """The undistributed messages of a topic: those beyond the high watermark, which no channel has."""
 
-from .deferred import Waiting, WaitingMessages
+from collections.abc import Iterable, Sequence
+
+from .channel import Channel
+from .record_metadata import IN_SEQUENCE_NS
 from .topic_view import TopicView
 from .version import Version
+from .waiting_messages import Waiting, WaitingMessages
 
 
 class UndistributedMessages:
@@ -92,3 +96,17 @@ class UndistributedMessages:
         self._topic.high_watermark = sequence
         self._version.increment()
         return before - self.depth
+
+
+def distribute_to(channels: Iterable[Channel], count: int, deferred: Sequence[Waiting]) -> None:
+    """Give channels `count` messages to read in sequence order, and the deferred ones."""
+    for channel in channels:
+        channel.arrived(count)
+        for waiting in deferred:
+            sequences = waiting.sequences
+            if waiting.channel not in (None, channel.name):
+                channel.skip(sequences.start, sequences.stop)
+            elif waiting.due_ns == IN_SEQUENCE_NS:
+                channel.arrived(len(sequences))
+            else:
+                channel.arrived_deferred(sequences, waiting.due_ns, waiting.held)
