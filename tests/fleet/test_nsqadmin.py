@@ -128,20 +128,21 @@ def test_stat_of_each_broker(run_here: Run, fleet: Fleet, admin: Admin, busy: st
         for channel in ("archive", "metrics", "paused")
         for node in admin(f"topics/{busy}/{channel}")["nodes"]
     }
+    shown = run_here(fleet.discovering, "stat", busy, "--by-broker", "--format", "json")
+    assert (shown.code, shown.err) == (0, "")
+    records = [record for record in shown.records if record["broker"] is not None]
     assert len(by_node) == 3 * len(fleet.brokers)
-    for address in fleet.http_addresses:
-        shown = run_here(fleet.cli, "stat", busy, "--format", "json", "--nsqd-http-address", address)
-        for record in shown.records:
-            if record["channel"] is None:
-                (node,) = (each for each in topic["nodes"] if each["node"] == address)
-                assert [record[key] for key in ("depth", "backend_depth", "message_count", "paused")] == [
-                    node[key] for key in ("depth", "backend_depth", "message_count", "paused")
-                ]
-                continue
-            node = by_node[record["channel"], address]
-            assert {key: record[key] for key in COUNTS} == {key: node[key] for key in COUNTS}
-            counter = counters[f"{busy}:{record['channel']}:{address}"]
-            assert record["message_count"] == counter["message_count"]
+    assert len(records) == 4 * len(fleet.brokers)
+    for record in records:
+        channel, address = record["channel"], record["broker"]
+        if channel is None:
+            (node,) = (each for each in topic["nodes"] if each["node"] == address)
+            same: tuple[str, ...] = ("depth", "backend_depth", "message_count", "paused")
+        else:
+            node, same = by_node.pop((channel, address)), (*COUNTS, "paused")
+            assert record["message_count"] == counters[f"{busy}:{channel}:{address}"]["message_count"]
+        assert {key: record[key] for key in same} == {key: node[key] for key in same}
+    assert by_node == {}
 
 
 def test_clients(run_here: Run, fleet: Fleet, admin: Admin, busy: str) -> None:
