@@ -67,6 +67,28 @@ def test_invalid_or_deeply_nested_json(words: tuple[str, ...], body: bytes) -> N
 
 
 @pytest.mark.parametrize(
+    "line", ["nodes", "nodes --check", "clients --interval 0", "clients t --interval 10ms"]
+)
+@pytest.mark.parametrize(
+    "topics",
+    [
+        [7],
+        {"a": "b"},
+        [{"topic_name": "t"}],
+        [{"topic_name": "t", "channels": 5}],
+        [{"topic_name": "t", "channels": [{"channel_name": "c", "clients": 5, "depth": "many"}]}],
+    ],
+)
+def test_answers_for_nodes_and_clients_that_are_not_those_of_a_broker(line: str, topics: object) -> None:
+    body = {"topics": topics, "producers": [5], "version": "1", "start_time": 1, "disk": {"free_bytes": 1}}
+    with answering(200, json.dumps(body).encode()) as qcli:
+        result = qcli(*line.split())
+    told = result.out.decode() if "--check" in line else result.err
+    assert (result.code, "is not the HTTP port of an NSQ broker" in told) == (3, True), result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
     "topics", [[{"topic_name": "t"}], [7], {"a": "b"}, [{"topic_name": "t", "channels": 5}]]
 )
 def test_statistics_that_are_not_those_of_a_broker(topics: object) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ..broker.brokers import Brokers, broker_http_options
+from ..broker.failures import not_a_broker
 from ..broker.name_completion import complete_source
 from ..broker.refusals import missing
 from ..framework import output
@@ -129,23 +130,34 @@ def _sampled(address: str, wanted: Source | None, interval_s: float) -> list[Rec
 def _clients(broker: AdminClient, wanted: Source | None) -> dict[_Key, Record]:
     """Return the clients: consumers by channel, then producers. Raises NotFound: the broker lacks topic or channel."""
     stats = broker.stats(*(wanted or (None, None)), clients=True)
+    try:
+        found, has_wanted = _of_stats(stats, broker.address, wanted)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise not_a_broker(broker.address) from error
+    if wanted is not None and not has_wanted:
+        raise missing(wanted, broker.address)
+    return found
+
+
+def _of_stats(
+    stats: Mapping[str, Any], broker: str, wanted: Source | None
+) -> tuple[dict[_Key, Record], bool]:
+    """Return the clients, and whether the broker has the topic or channel."""
     channels = [
         (str(topic["topic_name"]), channel)
         for topic in stats["topics"]
         for channel in topic["channels"] or ()
     ]
-    if wanted is not None and not (channels if wanted.channel is not None else stats["topics"]):
-        raise missing(wanted, broker.address)
     found: dict[_Key, Record] = {}
     for topic, channel in channels:
         for client in channel["clients"] or ():
-            key, record = _record("consumer", broker.address, topic, str(channel["channel_name"]), client)
+            key, record = _record("consumer", broker, topic, str(channel["channel_name"]), client)
             found[key] = record
     if wanted is None or wanted.channel is None:
         for topic, count, client in _published(stats["producers"] or (), wanted):
-            key, record = _record("producer", broker.address, topic, None, client)
+            key, record = _record("producer", broker, topic, None, client)
             found[key] = record | {"messages": count}
-    return found
+    return found, bool(channels if wanted is not None and wanted.channel is not None else stats["topics"])
 
 
 def _published(
