@@ -1,6 +1,7 @@
 """Tests for the move of a topic to another broker: what is moved, what is kept, and what a move refuses."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from broker.api import Api, running_api
 from broker.letters import another, client_of, configure, fail, letters, take
 from broker.moving import TO, Mover, waiting
 from broker.support import PATIENCE_S, HeldFiles
-from trio_nsq.protocol import Limits
+from trio_nsq.broker.moved_groups import Group
+from trio_nsq.broker.state import producers
+from trio_nsq.protocol import Limits, MessageSet, pack_messages
 
 HOUR_MS = 3_600_000
 DONE = (200, "")
@@ -544,6 +547,90 @@ async def test_requests_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         mover.move = move
         mover.target = source
         assert refusal(await mover.store("c", b"")) == (409, "SAME_BROKER")
+
+
+def group(first: int, last: int, *bodies: bytes, **more: Any) -> bytes:
+    """Return an encoded group."""
+    messages = pack_messages(bodies)
+    return Group(first, last, MessageSet(messages.data, messages.sizes), **more).encode()
+
+
+def dead_letter(topic: Any = "o", channel: Any = "c", **changes: Any) -> dict[str, Any]:
+    """Return the origin of one dead letter, with changes."""
+    origin = {"id": "0123456789abcdef", "sequence": 1, "attempts": 1, "at": 1, "reason": "requeued"} | changes
+    return {"topic": topic, "channel": channel, "messages": [list(origin.values())]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        group(5, 9, b"1") + group(9, 9, b"2"),
+        group(5, 9, b"1") + group(0, 3, b"2"),
+        group(0, 2048, *[b"x"] * 2049),
+        group(0, 1, b"x" * 200_000, b"x" * 200_000),
+        group(0, 0, b"1", letters=dead_letter("../../etc")),
+        group(0, 0, b"1", letters=dead_letter(channel="../c")),
+        group(0, 0, b"1", letters=dead_letter("o" * 65)),
+        group(0, 0, b"1", letters=dead_letter(id="\ud800123456789abcde")),
+        group(0, 0, b"1", letters=dead_letter(sequence="1")),
+        group(0, 0, b"1", letters=dead_letter(sequence=2**63)),
+        group(0, 0, b"1", letters=dead_letter(attempts=None)),
+        group(0, 0, b"1", letters=dead_letter(at=1e308)),
+        group(0, 0, b"1", letters=dead_letter() | {"more": "x" * 100_000}),
+        group(0, 0, b"1", channel="c").replace(b'"channel"', b'"chancel"'),
+    ],
+)
+async def test_groups_that_no_broker_sends_are_refused(tmp_path: Path, body: bytes) -> None:
+    """They could block other clients, store a message twice, or break the lists of dead letters."""
+    async with running_api(tmp_path / "b") as target:
+        await create(target, "t", "c")
+        answer = await target.client.post(
+            "/topic/move/store", params={"topic": "t", "producer": "p"}, content=body
+        )
+        assert refusal(answer) == (400, "BAD_BODY")
+        assert await bodies(target, "t", "c") == []
+
+
+async def test_many_groups_are_stored_in_several_turns(tmp_path: Path) -> None:
+    """One write of all blocked every client for seconds."""
+    async with running_api(tmp_path / "b") as target:
+        await create(target, "t", "c")
+        before = await syncs(target)
+        body = b"".join(group(n, n, b"%d" % n, due_ns=1) for n in range(2400))
+        answer = await target.client.post(
+            "/topic/move/store", params={"topic": "t", "producer": "p"}, content=body
+        )
+        assert answer.json() == {"topic": "t", "stored": 2400, "number": 2399}
+        assert await syncs(target) - before >= 5
+
+
+async def test_a_topic_that_cannot_remember_a_stream_stores_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for other producers: memory and saved states stay small, whoever asks."""
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 3)
+    async with running_api(tmp_path / "b") as target:
+        await create(target, "t", "c")
+        many = b"".join(group(n, n, b"1") for n in range(3))
+        at = {"topic": "t", "producer": "first"}
+        assert (await target.client.post("/topic/move/store", params=at, content=many)).status_code == 200
+        for number in range(2):
+            await publish(target, "t", "1", producer=f"p{number}", number=1)
+        for close in ("false", "true"):
+            unknown = {"topic": "t", "producer": "unknown", "close": close}
+            body = many if close == "false" else b""
+            answer = await target.client.post("/topic/move/store", params=unknown, content=body)
+            assert refusal(answer)[0] == 503
+            assert "cannot remember one more" in answer.json()["message"]
+        asked = await target.client.post("/topic/move/store", params={"topic": "t", "producer": "unknown"})
+        assert asked.json() == {"topic": "t", "stored": 0, "number": None}
+
+
+async def syncs(api: Api) -> int:
+    """Return how many syncs there were."""
+    found = re.search(r"^nsq_syncs_total (\d+)", (await api.get("/metrics")).text, re.MULTILINE)
+    assert found is not None
+    return int(found[1])
 
 
 async def test_a_batch_for_a_missing_channel_is_refused(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@
 
 The sizes are unsigned 32-bit integers, big-endian. The header is a JSON object: `first` and `last`, the sequences of
 the first and the last message at the source; `count`; `due_ns`, Unix nanoseconds, absent if the messages are due;
-`channel`, absent if all channels get them; `dead_letters`, see `record_metadata`.
+`channel`, absent if all channels get them; `dead_letters`, see `record_metadata`. Groups are in ascending order.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -30,6 +31,10 @@ _SIZES = Struct(">II")
 _MAX_NUMBER = 2**63
 _HEADER_BYTES = 100
 """About the size of a header with its sizes."""
+_MAX_HEADER_BYTES = 64 * 1024
+"""More than the origins of the dead letters of one record take."""
+_KEYS = {"first", "last", "count", "due_ns", "channel", "dead_letters"}
+_ID = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(slots=True)
@@ -67,7 +72,7 @@ class Group:
 
 def decode_groups(body: bytes, limits: Limits) -> Iterator[Group]:
     """Yield the groups of a request. Raises ValueError; CommandError if a message is too large."""
-    at = 0
+    at, last = 0, -1
     while at < len(body):
         if len(body) - at < _SIZES.size:
             raise ValueError("the last group is incomplete")
@@ -75,15 +80,23 @@ def decode_groups(body: bytes, limits: Limits) -> Iterator[Group]:
         at += _SIZES.size
         if len(body) - at < header_size + size:
             raise ValueError("the last group is incomplete")
+        if header_size > _MAX_HEADER_BYTES:
+            raise ValueError(f"a group's header has more than {_MAX_HEADER_BYTES} bytes")
         header = decode_json(body[at : at + header_size])
         at += header_size
-        yield _decode_group(header, body[at : at + size], limits)
+        group = _decode_group(header, body[at : at + size], limits)
         at += size
+        if group.first <= last:
+            raise ValueError("the groups are not in ascending order")
+        last = group.last
+        yield group
 
 
 def _decode_group(header: Any, data: bytes, limits: Limits) -> Group:
     if not isinstance(header, dict):
         raise ValueError("a group's header is not a JSON object")
+    if not header.keys() <= _KEYS:
+        raise ValueError("a group's header has an unknown key")
     first, last, count = (_number(header, name) for name in ("first", "last", "count"))
     due_ns = _number(header, "due_ns") if "due_ns" in header else 0
     channel, letters = header.get("channel"), header.get("dead_letters")
@@ -91,6 +104,8 @@ def _decode_group(header: Any, data: bytes, limits: Limits) -> Group:
         raise ValueError("a group's channel is not a valid name")
     if not 0 < count <= last - first + 1:
         raise ValueError("a group's sequences and count do not match")
+    if count > 1 and (count > MAX_RECORD_MESSAGES or len(data) > MAX_RECORD_BYTES):
+        raise ValueError("a group does not fit in one record")
     sizes: list[int] = []
     end = walk_messages(data, 0, len(data), count, limits, sizes)
     if len(sizes) != count or end != len(data):
@@ -108,15 +123,25 @@ def _number(header: Mapping[str, Any], name: str) -> int:
 
 
 def _check_letters(letters: Any, count: int) -> None:
+    """Raise ValueError if no broker writes such origins: lists of dead letters show them, and requeue uses them."""
     try:
         found = origins(json.dumps({"dead_letters": letters}).encode())
     except (KeyError, TypeError, ValueError) as exc:
         raise ValueError("a group's dead_letters are not origins of messages") from exc
-    names = all(
-        isinstance(each, str) for origin in found for each in (origin.topic, origin.channel, origin.id)
-    )
-    if len(found) != count or not names:
+    if len(found) != count or not all(map(_is_origin, found)):
         raise ValueError("a group's dead_letters are not origins of its messages")
+
+
+def _is_origin(origin: Origin) -> bool:
+    return (
+        all(isinstance(name, str) and is_valid_name(name) for name in (origin.topic, origin.channel))
+        and isinstance(origin.id, str)
+        and _ID.fullmatch(origin.id) is not None
+        and all(
+            type(number) is int and 0 <= number < _MAX_NUMBER
+            for number in (origin.sequence, origin.attempts, origin.timestamp_ns)
+        )
+    )
 
 
 # ---------------------------------------------------------------------- at the source

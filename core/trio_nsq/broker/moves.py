@@ -20,6 +20,7 @@ from ..log.interface import READ_BYTES
 from ..log.records import split_batch
 from .delivery import Delivery
 from .errors import DeletedError, MoveRefused, SaveError
+from .ingest.idempotent import refuse_unless_remembered
 from .ingest.publication import Publication
 from .ingest.publisher import Publisher
 from .moved_groups import Group, GroupBuilder
@@ -303,6 +304,10 @@ class _Records:
 # ---------------------------------------------------------------------- at the target
 
 
+_GROUPS_AT_ONCE = 500
+"""Groups that one write stores: each is a record, and costs Python work in one turn of the event loop."""
+
+
 def _closed(producer: str) -> str:
     """Return the name of the producer whose existence says that a stream is closed."""
     return f"{producer}:closed"
@@ -331,7 +336,8 @@ class MovedMessages:
         Raises:
             MoveRefused: This broker is the source, a channel does not exist, or a group is stored in part, or the
                 stream is closed.
-            PublishRefused, SaveError: Nothing was stored.
+            PublishRefused: Some of the groups may be stored, and are durable after the next call.
+            SaveError: The stream is not closed.
         """
         key = topic.name, producer
         while (other := self._storing.get(key)) is not None:
@@ -340,8 +346,11 @@ class MovedMessages:
         try:
             with trio.CancelScope(shield=True):  # another request must not overtake it; the disk bounds it
                 new = self._new(topic, producer, groups)
-                if new:
-                    await self.topics.publish(topic.name, [self._publication(producer, each) for each in new])
+                if new or close:
+                    refuse_unless_remembered(topic, _closed(producer) if close else producer)
+                for at in range(0, len(new), _GROUPS_AT_ONCE):
+                    some = [self._publication(producer, each) for each in new[at : at + _GROUPS_AT_ONCE]]
+                    await self.topics.publish(topic.name, some)
                 # Also without new ones: an earlier request may have been cut off before the sync.
                 await self.topics.sync_durably(topic.name)
                 if close:

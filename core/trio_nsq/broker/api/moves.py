@@ -21,7 +21,7 @@ MAX_BATCH_BYTES = 4 * 1024 * 1024
 _MAX_ADDRESS = 300
 _OCTETS = "application/octet-stream"
 _GROUPS_AT_ONCE = 100
-"""Groups decoded before other tasks run; a group of one message takes some microseconds."""
+"""Groups decoded before other tasks run; a group of one message takes some microseconds, dead letters some more."""
 
 # ---------------------------------------------------------------------- at the source
 
@@ -118,7 +118,7 @@ async def store(server: Server, request: Request) -> Response:
     try:
         for group in decode_groups(request.body, server.options.limits):
             groups.append(group)
-            if len(groups) % _GROUPS_AT_ONCE == 0:
+            if group.letters is not None or len(groups) % _GROUPS_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
     except CommandError as exc:
         limit = server.options.limits.max_msg_size

@@ -12,6 +12,7 @@ from ..errors import PublishRefused
 from ..state.broker import Broker
 from ..state.producers import KEPT_S, MAX_PRODUCERS
 from ..state.record_metadata import metadata_for_batch
+from ..state.topic import Topic
 from ..topics import Topics
 from .publication import Publication
 
@@ -68,7 +69,8 @@ class IdempotentPublisher:
                 raise other.error
         if self.has_published(topic, name):
             return False
-        self._refuse_too_many(topic, name.producer)
+        if (found := self._broker.topics.get(topic)) is not None:
+            refuse_unless_remembered(found, name.producer)
         this = self._in_progress[key] = _InProgress()
         try:
             # Shielded, because the batch may be stored already and other calls wait for the result. The disk bounds it.
@@ -89,15 +91,6 @@ class IdempotentPublisher:
         found = self._broker.topics.get(topic)
         return found is not None and found.producers.has_published(name.producer, name.number, time.time_ns())
 
-    def _refuse_too_many(self, topic: str, producer: str) -> None:
-        found = self._broker.topics.get(topic)
-        if found is not None and not found.producers.has_room(producer, time.time_ns()):
-            raise PublishRefused(
-                f"topic {topic} remembers {MAX_PRODUCERS} producers that have published within {KEPT_S // 60} minutes, "
-                "and cannot remember one more: use a known producer name, publish without producer and "
-                "number, or retry later"
-            )
-
     def _report_forgotten(self, topic: str) -> None:
         found = self._broker.topics.get(topic)
         while found is not None and found.producers.forgotten:
@@ -108,3 +101,13 @@ class IdempotentPublisher:
                 MAX_PRODUCERS,
                 KEPT_S // 60,
             )
+
+
+def refuse_unless_remembered(topic: Topic, producer: str) -> None:
+    """Raise PublishRefused if the topic cannot remember this producer."""
+    if not topic.producers.has_room(producer, time.time_ns()):
+        raise PublishRefused(
+            f"topic {topic.name} remembers {MAX_PRODUCERS} producers that have published within {KEPT_S // 60} "
+            "minutes, and cannot remember one more: use a known producer name, publish without producer and "
+            "number, or retry later"
+        )
