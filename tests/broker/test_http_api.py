@@ -177,6 +177,7 @@ async def test_stats_fields_are_nsqds(tmp_path: Path) -> None:
         assert list(channel) == [
             "channel_name", "depth", "backend_depth", "in_flight_count", "deferred_count", "message_count",
             "requeue_count", "timeout_count", "client_count", "clients", "paused", "e2e_processing_latency",
+            "oldest_message_age_ms",
         ]  # fmt: skip
         assert (channel["depth"], channel["in_flight_count"], channel["message_count"]) == (1, 2, 3)
         (client,) = channel["clients"]

@@ -81,6 +81,7 @@ async def everything(api: Api) -> object:
     for topic in topics:
         topic["settings"] = (await api.get("/topic/settings", topic=topic["topic_name"])).json()
         for channel in topic["channels"]:
+            del channel["oldest_message_age_ms"]
             query = {"topic": topic["topic_name"], "channel": channel["channel_name"]}
             channel["settings"] = (await api.get("/channel/settings", **query)).json()
     return topics
