@@ -4,7 +4,12 @@ import json
 import re
 import signal
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -245,6 +250,146 @@ def test_another_target_is_refused_during_a_move(
         result = here("drain", "--move-to", other.http_address)
         assert result.code in (1, 4)
         assert f"topic t is being moved to {target.http_address}" in result.err
+
+
+def test_a_target_that_was_restored_from_a_backup_is_named(here: Cli, source: Broker, target: Broker) -> None:
+    """The messages that it has lost are no longer on the source: the user must know."""
+    source.create("t", "c")
+    target.create("t", "c")
+    for n in range(3):
+        source.post("/pub", b"%d" % n, topic="t")
+    source.put("/config/draining", b"true")
+    move = json.loads(source.http("POST", "/topic/move/begin", topic="t", to=target.http_address))
+    (producer,) = [each["producer"] for each in move["streams"] if each["channel"] == "c"]
+    following = {"topic": "t", "channel": "c", "move": move["move"], "max_bytes": 1}
+    target.post(
+        "/topic/move/store",
+        source.http("POST", "/topic/move/next", **following),
+        topic="t",
+        producer=producer,
+    )
+    # The target has lost the second message.
+    source.http("POST", "/topic/move/next", **following, moved=1)
+    result = here("drain", "--move-to", target.http_address)
+    assert result.code == 4
+    assert f"{target.http_address} had more messages of t/c than it has now" in result.err
+    assert here("drain", "--move-to", target.http_address, "--force").code == 0
+    assert bodies(target, "t", "c") == ["0", "2"]
+
+
+def test_a_topic_that_takes_few_messages_at_once_gets_small_batches(
+    here: Cli, source: Broker, target: Broker
+) -> None:
+    source.create("t", "c")
+    here.publish("t", [b"%03d" % n for n in range(500)])
+    target.create("t", "c")
+    target.put("/topic/settings", b'{"max_messages": 20, "when_full": "reject"}', topic="t")
+    there = Cli(target.tcp_address, target.http_address)
+    with there.running("tail", "t/c", "-n", "500") as tail:
+        assert here("drain", "--move-to", target.http_address).code == 0
+        out, _ = tail.process.communicate()
+    assert sorted(out.split()) == [b"%03d" % n for n in range(500)]
+
+
+class Forwarder(ThreadingHTTPServer):
+    """Forwards requests to a broker; `before` is called with each path, and returns whether to lose the request."""
+
+    def __init__(self, broker: Broker, before: Callable[[str], bool]) -> None:
+        super().__init__(("127.0.0.1", 0), _Forwarding)
+        self.broker = broker
+        self.before = before
+        self.address = "127.0.0.1:%d" % self.server_address[1]
+
+
+class _Forwarding(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Forwarder
+
+    def forward(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        if self.server.before(self.path.partition("?")[0]):
+            self.close_connection = True
+            return
+        connection = HTTPConnection(self.server.broker.http_address)
+        connection.request(self.command, self.path, body)
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.startswith("NSQ-"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_PUT = forward
+
+    def log_message(self, *_args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def forwarding(broker: Broker, before: Callable[[str], bool]) -> Iterator[Forwarder]:
+    """Run a `Forwarder`."""
+    with Forwarder(broker, before) as forwarder:
+        thread = threading.Thread(target=forwarder.serve_forever)
+        thread.start()
+        try:
+            yield forwarder
+        finally:
+            forwarder.shutdown()
+            thread.join()
+
+
+def test_the_patience_begins_at_an_error_not_at_the_last_progress(
+    run_here: Run, source: Broker, target: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A move that has waited for a consumer for a long time survives a restart, as any other."""
+    monkeypatch.setattr("qcli.commands.drain.move.PATIENCE_S", 1.0)
+    source.create("t", "c")
+    source.post("/pub", b"body", topic="t")
+    seen: list[str] = []
+    with receive(source, "t/c", 1) as consumer:
+
+        def before(path: str) -> bool:
+            seen.append(path)
+            if seen.count("/topic/move/next") < 5:  # twice the patience
+                return False
+            consumer.close()
+            return path == "/topic/move/next" and seen.count(path) == 5
+
+        with forwarding(source, before) as forwarder:
+            through = CliHere(source.tcp_address, forwarder.address, run=run_here)
+            result = through("drain", "--move-to", target.http_address)
+    assert result.code == 0, result.err
+    assert bodies(target, "t", "c") == ["body"]
+
+
+def test_a_restart_between_two_topics_ends_no_move(tmp_path: Path, run_here: Run, target: Broker) -> None:
+    """A restart ends the drain mode: the command switches it on again."""
+    with ExitStack() as lives:
+        source = lives.enter_context(qcli_serve(tmp_path / "restarted"))
+        for topic in "ab":
+            source.create(topic, "c")
+            source.post("/pub", b"body", topic=topic)
+        started = json.loads(source.http("GET", "/stats", format="json"))["start_time"]
+        seen: list[str] = []
+
+        def before(path: str) -> bool:
+            seen.append(path)
+            if path == "/topic/move/begin" and seen.count(path) == 2:
+                lives.close()
+                while int(time.time()) <= started:  # until another second
+                    pass
+                forwarder.broker = lives.enter_context(qcli_serve(tmp_path / "restarted"))
+            return False
+
+        with forwarding(source, before) as forwarder:
+            through = CliHere(source.tcp_address, forwarder.address, run=run_here)
+            result = through("drain", "--move-to", target.http_address)
+        assert result.code == 0, result.err
+    assert [bodies(target, topic, "c") for topic in "ab"] == [["body"], ["body"]]
 
 
 def test_the_broker_itself_an_nsqd_and_a_draining_broker_are_no_targets(

@@ -25,6 +25,8 @@ _RETRY_S = 0.5
 _SHOW_S = 0.2
 _BATCH_BYTES = 1024 * 1024
 _SMALLEST_BATCH = 1024
+_SMALLEST_RETRY = 1
+"""A topic with `max_messages` may take only a few at once: a batch has at least one message."""
 _REMEMBERED_NS = 3600 * 1_000_000_000
 """A target remembers a stream for an hour after its last message, and then until 10,000 others are newer."""
 
@@ -56,8 +58,9 @@ class Mover:
     _started: int | None = None
     _created: set[tuple[str, str | None]] = field(default_factory=set)
     _moved: dict[str, int | None] = field(default_factory=dict)
+    _most_bytes: int = _BATCH_BYTES
     _batch_bytes: int = _BATCH_BYTES
-    _progress_s: float = field(default_factory=time.monotonic)
+    _failing_since_s: float | None = None
     _shown_s: float = 0.0
 
     def run(self) -> None:
@@ -81,6 +84,7 @@ class Mover:
         if not topics:
             return True
         waits = list(filter(None, [self._move_topic(topic) for topic in topics]))
+        self._failing_since_s = None
         self.progress.waits_for = "; ".join(waits)
         if waits:
             self._show(now=True)
@@ -114,6 +118,8 @@ class Mover:
                 return waits
             self.source.call("POST", "/topic/move/end", {"topic": topic, "move": status["move"]})
         except RequestRefused as error:
+            if code_of(error) == "NOT_DRAINING" and self.source.stats().get("start_time") != self._started:
+                return f"{self.source.address}: trying again"  # it was restarted
             if code_of(error) not in ("NOT_MOVED", "NO_SUCH_MOVE", "TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
                 raise
             # NOT_MOVED: a channel was created meanwhile. NO_SUCH_MOVE: another program has ended the move. Others: an
@@ -179,9 +185,12 @@ class Mover:
                 self._moved[producer] = self.target.store(topic, producer)
                 return False
             if code_of(error) == "BODY_TOO_BIG" and self._batch_bytes > _SMALLEST_BATCH:
-                self._batch_bytes //= 2
+                self._most_bytes = self._batch_bytes = self._batch_bytes // 2
                 return False
+            if error.status == 503:  # perhaps a smaller batch finds room
+                self._batch_bytes = max(self._batch_bytes // 4, _SMALLEST_RETRY)
             raise
+        self._batch_bytes = min(2 * self._batch_bytes, self._most_bytes)
         return True
 
     def _check_memory(
@@ -190,14 +199,28 @@ class Mover:
         """Raise Failure if the target may have forgotten the stream."""
         known: int | None = stream["moved"]
         is_old = stream["begun"] and time.time_ns() - status["began_ns"] > _REMEMBERED_NS
-        if number is None and not self.force and (known is not None or is_old):
-            name = topic if stream["channel"] is None else f"{topic}/{stream['channel']}"
+        if self.force:
+            return
+        name = topic if stream["channel"] is None else f"{topic}/{stream['channel']}"
+        if number is None and (known is not None or is_old):
             raise Failure(
                 f"{self.target.address} does not know how far the move of {name} is: its topic was deleted or restored "
                 "from a backup, or the move has rested for more than an hour. The last messages may be there already. "
                 "To continue all the same, and possibly store them twice, use --force.",
                 ExitCode.PARTIAL,
             )
+        # Messages that were left out count as moved: older than `ttl_ms`, or, which is rare, damaged.
+        if number is not None and known is not None and number < known and not self._expires(topic):
+            raise Failure(
+                f"{self.target.address} had more messages of {name} than it has now: it was restored from a backup, or "
+                "the address is of another broker now. The messages that it had are no longer on "
+                f"{self.source.address}. To move the rest all the same, use --force.",
+                ExitCode.PARTIAL,
+            )
+
+    def _expires(self, topic: str) -> bool:
+        settings: dict[str, Any] = self.source.json("GET", "/topic/settings", {"topic": topic})
+        return bool(settings.get("ttl_ms"))
 
     def _what_holds(self, topic: str, stream: dict[str, Any]) -> str:
         """Return why a stream cannot begin: who has its messages in flight."""
@@ -221,7 +244,7 @@ class Mover:
 
     def _count(self, messages: int) -> None:
         self.progress.record_moved(messages, time.monotonic())
-        self._progress_s = time.monotonic()
+        self._failing_since_s = None
         self._show()
         self._check_time()
 
@@ -247,7 +270,9 @@ class Mover:
         self._moved.clear()
         self._created.clear()
         passes = isinstance(error, BrokerUnreachable) or error.status == 503 or code_of(error) == "NO_CHANNEL"
-        if not passes or time.monotonic() - self._progress_s > PATIENCE_S:
+        if self._failing_since_s is None:
+            self._failing_since_s = time.monotonic()
+        if not passes or time.monotonic() - self._failing_since_s > PATIENCE_S:
             failure = failure_of(error)
             if not self.begun:
                 raise failure
