@@ -4,11 +4,13 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cli.support import Cli
+from cli.support import Cli, Run
+from interop.peers import Broker
 
 EVIL = "\x1b]0;title\x07\x1b[2J\r"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\r"
@@ -33,7 +35,7 @@ def answering(status: int, body: bytes) -> Iterator[Cli]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=partial(server.serve_forever, 0.01))
     thread.start()
     try:
         yield Cli("127.0.0.1:1", f"127.0.0.1:{server.server_port}")
@@ -130,3 +132,124 @@ def test_control_characters_on_a_screen() -> None:
             terminal.expect(b"total")
             assert terminal.interrupt() == 130
     assert EVIL.encode() not in terminal.shown
+
+
+COUNTS = {"depth": 1, "backend_depth": 0, "message_count": 1, "paused": False}
+MORE = {"in_flight_count": 0, "deferred_count": 0, "requeue_count": 0, "timeout_count": 0, "client_count": 0}
+CLIENT = {
+    "client_id": "a",
+    "hostname": "b",
+    "user_agent": "c",
+    "remote_address": "127.0.0.1:5",
+    "connect_ts": 1,
+}
+
+
+def stats_of(**changes: object) -> dict[str, object]:
+    """Return the statistics of a topic, a channel and a client. `topic_depth`, for example, changes a topic's depth."""
+
+    def changed(place: str, fields: dict[str, object]) -> dict[str, object]:
+        return fields | {
+            name.removeprefix(f"{place}_"): value
+            for name, value in changes.items()
+            if name.startswith(f"{place}_")
+        }
+
+    client = changed("client", CLIENT)
+    channel = changed("channel", {"channel_name": "c", "clients": [client], **COUNTS, **MORE})
+    topic = changed("topic", {"topic_name": "t", "channels": [channel], **COUNTS})
+    return changed("stats", {"version": "1", "start_time": 1, "topics": [topic], "producers": [client]})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stats_topics": 5},
+        {"stats_topics": {"t": 1}},
+        {"stats_topics": ["t"]},
+        {"stats_version": ["1"]},
+        {"stats_start_time": float("inf")},
+        {"stats_disk": 5},
+        {"topic_topic_name": None},
+        {"topic_topic_name": ["t"]},
+        {"topic_channels": "c"},
+        {"topic_depth": "1"},
+        {"topic_depth": 1e400},
+        {"channel_channel_name": 7},
+        {"channel_message_count": {}},
+        {"channel_oldest_message_age_ms": "old"},
+        {"client_connect_ts": "now"},
+        {"client_remote_address": {}},
+        {"client_pub_counts": [None]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "line", ["stat", "stat --format json", "nodes", "clients --interval 0", "topic list"]
+)
+def test_statistics_of_wrong_types(run_here: Run, line: str, change: dict[str, object]) -> None:
+    with answering(200, json.dumps(stats_of(**change)).encode()) as qcli:
+        result = run_here(qcli, *line.split())
+    assert result.code == 3, result.err
+    assert "is not the HTTP port of an NSQ broker" in result.err
+
+
+@pytest.mark.parametrize("line", ["stat", "nodes", "clients --interval 0", "topic list"])
+def test_statistics_without_fields(run_here: Run, line: str) -> None:
+    topic = {"topic_name": "t", "channels": [{"channel_name": "c"}]}
+    with answering(
+        200, json.dumps({"version": "1", "topics": [topic, {"topic_name": "u"}]}).encode()
+    ) as qcli:
+        result = run_here(qcli, *line.split())
+    assert (result.code, result.err) == (0, "")
+
+
+def test_name_that_cannot_be_encoded(run_here: Run) -> None:
+    result = run_here(Cli("", "a..b:4151"), "topic", "create", "t")
+    assert result.code == 3
+    assert "No broker answers at a..b:4151: the host name is not valid." in result.err
+
+
+def test_half_of_a_surrogate_pair() -> None:
+    with answering(200, json.dumps(stats_of(client_client_id="\ud800")).encode()) as qcli:
+        result = qcli("clients", "--interval", "0", "--format", "json")
+    assert (result.code, result.records[0]["client_id"]) == (0, "\ud800")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [EVIL, "a b", "/run/other.sock", "https://a", "user@a", "a\n", "a" * 64, "\ud800", "a?b", ".."],
+    ids=repr,
+)
+def test_services_that_list_unusable_hosts(run_here: Run, broker: Broker, topic: str, host: str) -> None:
+    broker.create(topic)
+    producers = [
+        {"broadcast_address": each, "http_port": int(port), "tcp_port": 1, "topics": [], "tombstones": []}
+        for each, port in (broker.http_address.split(":"), (host, "4151"))
+    ]
+    with answering(200, json.dumps({"version": "1", "producers": producers}).encode()) as service:
+        for line in ("stat", "nodes", f"topic pause {topic}"):
+            cli = Cli("", "", {"QCLI_LOOKUPD_HTTP_ADDRESS": service.http_address})
+            result = run_here(cli, *line.split())
+            assert result.code == 0, result.err
+            assert f"{host!r} is not a host, but a broker is registered with it; left out." in result.err
+            assert "\x1b" not in result.err + result.out.decode()
+
+
+@pytest.mark.parametrize("producers", [5, [5], [None], {"a": 1}, "x"], ids=repr)
+def test_services_with_answers_of_wrong_types(run_here: Run, producers: object) -> None:
+    with answering(200, json.dumps({"version": "1", "producers": producers}).encode()) as service:
+        cli = Cli("", "", {"QCLI_LOOKUPD_HTTP_ADDRESS": service.http_address})
+        result = run_here(cli, "topic", "list")
+    assert result.code == 3
+    assert "is not the HTTP port of an nsqlookupd" in result.err
+
+
+def test_warnings_about_listed_hosts_are_limited(run_here: Run, broker: Broker) -> None:
+    producers = [{"broadcast_address": f"{number}/", "http_port": 4151} for number in range(1000)]
+    with answering(200, json.dumps({"producers": producers}).encode()) as service:
+        cli = Cli("", broker.http_address, {"QCLI_LOOKUPD_HTTP_ADDRESS": service.http_address})
+        result = run_here(cli, "topic", "list")
+    assert result.code == 0
+    assert len(result.err.splitlines()) == 11
+    assert result.err.endswith("Warning: 990 more such hosts are left out.\n")

@@ -10,6 +10,7 @@ from trio_nsq.untrusted_json import decode_json
 from ..framework.params import is_unix_path, without_scheme
 from .connection_options import ConnectOptions, refuse_plain_http
 from .failures import Refused, http_failure, not_a_broker
+from .stats_check import check_info, check_stats
 
 CONNECT_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 5.0
@@ -47,10 +48,10 @@ class AdminClient:
 
     def info(self) -> dict[str, Any]:
         """Return the broker's `/info`. Raises Failure: no broker answers."""
-        info = self.decoded(self.request("GET", "/info", {}))
-        if not isinstance(info, dict) or "version" not in info:
-            raise not_a_broker(self.address)
-        return info
+        try:
+            return check_info(decode_json(self.request("GET", "/info", {})))
+        except ValueError as error:
+            raise not_a_broker(self.address) from error
 
     def stats(
         self,
@@ -73,17 +74,13 @@ class AdminClient:
         params |= {"topic": topic} if topic is not None else {}
         params |= {"channel": channel} if channel is not None else {}
         try:
-            stats = decode_json(self.request("GET", "/stats", params))
-        except ValueError:
-            stats = None
+            return check_stats(decode_json(self.request("GET", "/stats", params)))
+        except ValueError as error:
+            raise not_a_broker(self.address) from error
         except Refused as error:
             if error.text == "NOT_FOUND":  # every broker has /stats
                 raise not_a_broker(self.address) from error
             raise
-        if not isinstance(stats, dict) or "topics" not in stats:
-            raise not_a_broker(self.address)
-        stats["topics"] = stats["topics"] or []  # null when the filter matches nothing
-        return stats
 
     def listens_at(self, tcp_address: str) -> bool:
         """Return whether the broker also listens at this TCP address. Raises Failure: no broker answers."""

@@ -36,6 +36,9 @@ _RANK = (
     ParameterSource.DEFAULT,
 )
 """Where a value may come from; the first one with an address decides."""
+MAX_WARNINGS = 10
+"""Of the same kind: a discovery service may list any number of hosts."""
+_MAX_SHOWN = 255
 
 
 @dataclass(frozen=True)
@@ -165,15 +168,23 @@ class Brokers:
         from trio_nsq.lookup.hosts import HostPatterns
 
         is_allowed = HostPatterns(self._allowed_hosts).allow
-        found, left_out = [], set[str]()
+        found, foreign, unusable = [], set[str](), set[str]()
         for node in nodes:
-            if is_allowed(node.broadcast_address):
+            if not node.has_usable_host:
+                unusable.add(node.broadcast_address)
+            elif is_allowed(node.broadcast_address):
                 found.append(node)
             else:
-                left_out.add(node.broadcast_address)
-        for host in sorted(left_out):
-            self._warn(f"{host!r} is not among the hosts of --lookupd-allowed-host; left out.")
+                foreign.add(node.broadcast_address)
+        self._warn_left_out(foreign, "is not among the hosts of --lookupd-allowed-host")
+        self._warn_left_out(unusable, "is not a host, but a broker is registered with it")
         return found
+
+    def _warn_left_out(self, hosts: set[str], why: str) -> None:
+        for host in sorted(hosts)[:MAX_WARNINGS]:
+            self._warn(f"{repr(host)[:_MAX_SHOWN]} {why}; left out.")
+        if len(hosts) > MAX_WARNINGS:
+            self._warn(f"{len(hosts) - MAX_WARNINGS} more such hosts are left out.")
 
     def _warn(self, text: str) -> None:
         if not self._quiet:

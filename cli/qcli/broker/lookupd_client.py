@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from .connection_options import ConnectOptions
 from .failures import access_refusal
 
 _MAX_PORT = 65535
+_LABEL = "[A-Za-z0-9_-]{1,63}"
+_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
+"""A name or an address. A path or a URL, for example, would be another kind of address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,11 @@ class Node:
     topics: tuple[str, ...] = ()
     tombstoned: frozenset[str] = frozenset()
     draining: bool = False
+
+    @property
+    def has_usable_host(self) -> bool:
+        """Whether the host has the form of a name or an address; any client may register a broker with any text."""
+        return _HOST.fullmatch(self.broadcast_address) is not None
 
     @property
     def http_address(self) -> str | None:
@@ -75,7 +84,7 @@ class LookupdClient:
         """Return all registered brokers with a usable address. Raises Failure."""
         try:
             found = [_node(each) for each in self._json("/nodes")["producers"] or []]
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise self._not_a_lookupd() from None
         return [node for node in found if node.broadcast_address]
 
@@ -167,4 +176,4 @@ def _node(fields: Mapping[str, Any]) -> Node:
 
 
 def _port(value: object) -> int:
-    return value if isinstance(value, int) and 0 < value <= _MAX_PORT else 0
+    return value if type(value) is int and 0 < value <= _MAX_PORT else 0

@@ -85,7 +85,11 @@ def write(text: str) -> None:
     if sys.stdout is None:
         raise Failure("Standard output is closed.")
     try:
-        sys.stdout.write(text)
+        try:
+            sys.stdout.write(text)
+        except UnicodeEncodeError:  # half a surrogate pair in JSON, or a terminal without Unicode
+            encoding = sys.stdout.encoding
+            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError as error:
         raise OutputClosed from error

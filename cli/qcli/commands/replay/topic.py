@@ -98,8 +98,7 @@ def _tcp_address(address: str, topic: str, destination: str | None) -> str:
     request_json("GET", address, Source(topic, None), "/topic/bounds", {}, CANNOT_BE_READ)
     if destination is not None:
         return destination
-    broker = AdminClient(address)
-    port = int(broker.decoded(broker.request("GET", "/info", {}))["tcp_port"])
+    port = AdminClient(address).info().get("tcp_port")
     host = "localhost" if is_unix_path(address) else without_scheme(address).rpartition(":")[0]
     return f"{host}:{port}"
 

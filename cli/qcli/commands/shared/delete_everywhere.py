@@ -121,21 +121,18 @@ def _watch(kind: str, names: Sequence[Source], brokers: Brokers) -> list[Failure
 
 def _clients(address: str, name: Source) -> list[str] | None:
     """Return the consumers of a topic or channel of a broker; None: it does not exist."""
-    params = {"format": "json", "topic": name.topic, "include_mem": "false", "include_clients": "true"}
-    broker = AdminClient(address)
-    stats = broker.decoded(broker.request("GET", "/stats", params))
     channels: list[dict[str, Any]] | None = None
-    for topic in stats["topics"] or []:
+    for topic in AdminClient(address).stats(name.topic, clients=True)["topics"]:
         if topic["topic_name"] == name.topic:
-            channels = topic["channels"] or []
+            channels = topic["channels"]
     if channels is None:
         return None
     if name.channel is not None:
         channels = [each for each in channels if each["channel_name"] == name.channel]
         if not channels:
             return None
-    clients = [client for channel in channels for client in channel.get("clients") or []]
-    return [f"{client['remote_address']} ({client['user_agent']})" for client in clients]
+    clients = [client for channel in channels for client in channel["clients"]]
+    return [f"{client.get('remote_address')} ({client.get('user_agent')})" for client in clients]
 
 
 def _exists_again(kind: str, name: Source, again: dict[str, list[str]]) -> Failure:

@@ -148,6 +148,8 @@ class BrokerHTTP:
             # `sock` is set before the TLS handshake; it is None again if the answer ends with the connection.
             reason = self._reason(exc, connected=sent or connection.sock is not None, sent=sent)
             raise BrokerUnreachable(self.address, reason, exc, unanswered=sent) from exc
+        except UnicodeError as exc:  # of the resolver
+            raise BrokerUnreachable(self.address, "the host name is not valid") from exc
         except http.client.IncompleteRead as exc:
             raise BrokerUnreachable(self.address, "the connection was lost", unanswered=sent) from exc
         except http.client.HTTPException as exc:
