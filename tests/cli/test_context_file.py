@@ -1,5 +1,6 @@
 """Tests of the file of contexts: what users write by hand stays, and errors name the line."""
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -164,6 +165,10 @@ def test_file_that_cannot_be_used(cli: Cli, file: Path) -> None:
     file.mkdir()
     assert cli("context", "list").err == f"Error: Cannot read {file}: Is a directory.\n"
     file.rmdir()
+    os.mkfifo(file)
+    assert cli("context", "list").err == f"Error: {file} is not a file of contexts: it is a named pipe.\n"
+    assert cli("context", "use", "a").err == f"Error: {file}: it is a named pipe.\n"
+    file.unlink()
     file.parent.rmdir()
     file.parent.touch()
     assert cli("context", "list").code == 0

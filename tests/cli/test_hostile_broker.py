@@ -196,10 +196,10 @@ def test_statistics_of_wrong_types(run_here: Run, line: str, change: dict[str, o
 
 @pytest.mark.parametrize("line", ["stat", "nodes", "clients --interval 0", "topic list"])
 def test_statistics_without_fields(run_here: Run, line: str) -> None:
-    topic = {"topic_name": "t", "channels": [{"channel_name": "c"}]}
-    with answering(
-        200, json.dumps({"version": "1", "topics": [topic, {"topic_name": "u"}]}).encode()
-    ) as qcli:
+    channel = {"channel_name": "c", "depth": 1, "message_count": 1}
+    topics = [{"topic_name": name, "depth": 1, "message_count": 1} for name in "tu"]
+    body = json.dumps({"version": "1", "topics": [{**topics[0], "channels": [channel]}, topics[1]]})
+    with answering(200, body.encode()) as qcli:
         result = run_here(qcli, *line.split())
     assert (result.code, result.err) == (0, "")
 

@@ -1,6 +1,6 @@
 """Check what a broker tells, such as its statistics, so that commands can rely on the types of what they read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,17 +51,12 @@ _INFO: Fields = {
     **_all(bool, "draining"),
 }
 _NEEDED = {"topic_name", "channel_name", "topic", "count"}
-_DEFAULTS: Mapping[str, Any] = {
-    "depth": 0,
-    "message_count": 0,
-    "in_flight_count": 0,
-    "deferred_count": 0,
-    "paused": False,
-}
+_COUNTS = ("depth", "message_count")
+"""What every topic and channel has; other fields depend on the broker and its version."""
 
 
 def check_stats(stats: object) -> dict[str, Any]:
-    """Return the answer of `/stats`, with a list where it has none, and with the fields that every queue has.
+    """Return the answer of `/stats`, with a list where it has none, and with the fields that commands rely on.
 
     Raises ValueError: it is not a broker's, because a field is missing or has another type.
     """
@@ -69,9 +64,13 @@ def check_stats(stats: object) -> dict[str, Any]:
         raise ValueError("no topics")
     _check(stats, _STATS)
     for topic in stats["topics"]:
-        _fill(topic, ("depth", "message_count", "paused"))
+        for queue in (topic, *topic["channels"]):
+            if any(queue.get(name) is None for name in _COUNTS):
+                raise ValueError("a count is missing")
+            queue["paused"] = bool(queue.get("paused"))
         for channel in topic["channels"]:
-            _fill(channel, _DEFAULTS)
+            for name in ("in_flight_count", "deferred_count"):
+                channel[name] = channel.get(name) or 0
     return stats
 
 
@@ -103,9 +102,3 @@ def _check(value: object, fields: Fields) -> None:
             _check(found, kind)
         elif type(found) is not kind or (isinstance(found, int) and not -_MAX <= found < _MAX):
             raise ValueError(f"{name} is not {kind.__name__}")
-
-
-def _fill(queue: dict[str, Any], names: Iterable[str]) -> None:
-    for name in names:
-        if queue.get(name) is None:
-            queue[name] = _DEFAULTS[name]

@@ -133,7 +133,8 @@ class ContextOption(GroupedOption):
         if "auth_secret_command" in context.values and writable_by_others(contexts.path):
             raise Failure(
                 f"{contexts.path}: other users can change this file or its folder, and with it the auth_secret_command "
-                f"of the context {context.name}: chmod go-w {contexts.path.parent} {contexts.path}"
+                f"of the context {context.name}. Make both yours (chown), and: "
+                f"chmod go-w {contexts.path.parent} {contexts.path}"
             )
         ctx.meta[_CHOSEN] = Chosen(context, origin)
         ctx.meta[DEFAULTS_ORIGIN] = f"the context {context.name}"

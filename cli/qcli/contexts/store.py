@@ -83,6 +83,7 @@ def read_contexts() -> Contexts:
 
     path = contexts_path()
     try:
+        _refuse_pipe(path)
         text = read_text(path, _MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return Contexts(path, "", {}, None)
@@ -128,6 +129,12 @@ def writable_by_others(path: Path) -> bool:
     )
 
 
+def _refuse_pipe(path: Path) -> None:
+    """Raise ValueError for a named pipe: opening it would wait for a writer."""
+    if path.is_fifo():
+        raise ValueError("it is a named pipe")
+
+
 def change_contexts(change: Callable[[Contexts, str], str]) -> Path:
     """Change the file atomically, and return its path. Only this user can read it. A missing one is created.
 
@@ -149,6 +156,7 @@ def change_contexts(change: Callable[[Contexts, str], str]) -> Path:
     try:
         for folder in reversed((path.parent, *path.parent.parents)):
             folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+        _refuse_pipe(path)
         edit_file(path, changed, _MAX_BYTES, is_private=True)
     except ValueError as error:
         raise Failure(f"{path}: {error}.") from error
