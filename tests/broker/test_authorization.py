@@ -271,7 +271,7 @@ async def test_if_all_fail_all_reasons_are_given_without_passwords() -> None:
             f"failed to auth against http://xxxxx@{server.address}/auth - invalid TTL 0 (must be >0)"
         )
         assert f"; failed to auth against http://{other.address}/auth - got response 403; failed" in text
-        assert "http://127.0.0.1:1/auth - all attempts to connect" in text
+        assert "http://127.0.0.1:1/auth - Connection refused" in text
         assert "hidden" not in text
         assert "hush" not in text
 

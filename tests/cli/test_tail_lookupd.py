@@ -73,6 +73,7 @@ def test_named_and_listed_brokers_are_united(tmp_path: Path) -> None:
 
 def test_unreachable_service_is_named() -> None:
     result = NOWHERE("tail", "clicks", "--lookupd-http-address", "127.0.0.1:1")
+    assert "127.0.0.1:1: Connection refused. Start one" in result.err
     assert (result.code, result.out) == (ExitCode.UNREACHABLE, b"")
     assert "127.0.0.1:1" in result.err
     assert "--lookupd-http-address" in result.err

@@ -1,6 +1,7 @@
 """HTTP client for the broker's GET requests to auth servers and discovery services."""
 
 import base64
+import os
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +168,14 @@ def _https_port(body: bytes) -> int:
 
 
 def _why(error: BaseException) -> str:
-    """Return the text of an error; if it is empty, that of its cause. Libraries wrap errors in empty ones."""
-    while not str(error) and (inner := error.__cause__ or error.__context__) is not None:
-        error = inner
+    """Return the text of an error; if it says nothing, that of its cause.
+
+    Libraries wrap errors in empty ones, and trio wraps those of all attempts to connect in one without their reasons.
+    """
+    while (not str(error) or str(error).startswith("all attempts to connect")) and (
+        inner := error.__cause__ or error.__context__
+    ) is not None:
+        error = inner.exceptions[-1] if isinstance(inner, BaseExceptionGroup) else inner
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno)
     return str(error) or type(error).__name__
