@@ -525,6 +525,34 @@ def test_brokers_that_take_no_messages_are_left_out(tmp_path: Path) -> None:
         assert kept(draining) == kept(deleted) == []
 
 
+def test_draining_broker_is_named_once_although_nsqlookupd_does_not_know(tmp_path: Path) -> None:
+    with together_registered(tmp_path) as (lookupds, draining, left):
+        draining.put("/config/draining", b"true")
+        for lookupd in lookupds[:2]:
+            while f":{port(draining)}/draining" not in registered(lookupd):
+                pass
+        while {port(draining), port(left)} != {each["tcp_port"] for each in nodes(lookupds[2])}:
+            pass  # it registers again
+        args = ["--lookupd-http-address", ",".join(each.http_address for each in lookupds)]
+        result = Cli("127.0.0.1:1", "127.0.0.1:1")("pub", "t", *args, stdin=lines(numbers(10)))
+        assert (result.code, result.err.count("drains; left out.")) == (0, 1)
+        assert kept(left) == numbers(10)
+
+
+@contextmanager
+def together_registered(folder: Path) -> Iterator[tuple[list[Broker], Broker, Broker]]:
+    """Run two discovery services of ours, an nsqlookupd, and two brokers with a topic `t` that register there."""
+    with qcli_lookupd() as one, qcli_lookupd() as two, nsqlookupd() as theirs:
+        flags = [f"--lookupd-tcp-address={each.tcp_address}" for each in (one, two, theirs)]
+        with qcli_serve(folder / "a", *flags) as first, qcli_serve(folder / "b", *flags) as second:
+            for broker in (first, second):
+                broker.create("t", "c")
+                for lookupd in (one, two, theirs):
+                    while f":{port(broker)}/t" not in registered(lookupd):
+                        pass
+            yield [one, two, theirs], first, second
+
+
 def nodes(lookupd: Broker) -> list[dict[str, Any]]:
     """Return the registered brokers."""
     found: list[dict[str, Any]] = json.loads(lookupd.http("GET", "/nodes"))["producers"]

@@ -172,18 +172,21 @@ class PubOptions:
     def _listed_brokers(self, lookupds: tuple[str, ...]) -> dict[str, str]:
         """Return the brokers that discovery services list, without those that take no messages of the topic."""
         brokers = Brokers((), lookupds, self.lookupd_allowed_hosts)
-        found = {}
+        found: dict[str, str] = {}
+        left_out: dict[str, str] = {}
         for node in brokers.nodes():
             if node.tcp_address is None:
                 continue
+            found[node.tcp_address] = node.http_address or ""
             if node.draining:
-                print_diagnostic(f"Note: the broker at {node.tcp_address} drains; left out.")
+                left_out[node.tcp_address] = f"the broker at {node.tcp_address} drains; left out."
             elif self.common_topic in node.tombstoned:
-                print_diagnostic(
-                    f"Note: {self.common_topic} has a tombstone for the broker at {node.tcp_address}; left out."
-                )
-            else:
-                found[node.tcp_address] = node.http_address or ""
+                text = f"{self.common_topic} has a tombstone for the broker at {node.tcp_address}; left out."
+                left_out.setdefault(node.tcp_address, text)
+        # A broker is listed by each service, and one of them is enough: NSQ's own does not tell that a broker drains.
+        for address, note in sorted(left_out.items()):
+            print_diagnostic(f"Note: {note}")
+            del found[address]
         if not found:
             raise brokers.none_listed(TCP_OPTION)
         return dict(sorted(found.items()))
