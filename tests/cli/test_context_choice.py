@@ -190,6 +190,21 @@ def test_default_brokers_do_not_replace_missing_addresses(
     )
 
 
+def test_drain_asks_for_one_broker_of_the_context(cli: Cli, file: Path) -> None:
+    write(file, '[context.a]\nlookupd_http_address = "127.0.0.1:1"\n')
+    result = cli("--context", "a", "drain")
+    assert (result.code, result.out) == (2, b"")
+    assert "Name it: 'qcli --context a drain --nsqd-http-address HOST:PORT'." in " ".join(result.err.split())
+
+
+def test_missing_topic_in_a_context_is_created_with_the_same_context(
+    cli: Cli, file: Path, broker: Broker
+) -> None:
+    write(file, f'[context.a]\nnsqd_http_address = "{broker.http_address}"\n')
+    result = cli("--context", "a", "stat", "no.such.topic", "--once")
+    assert "Create it with 'qcli topic create no.such.topic', or" in " ".join(result.err.split())
+
+
 def test_typed_address_replaces_those_of_all_kinds(cli: Cli, file: Path) -> None:
     write(file, '[context.a]\nnsqd_http_address = "127.0.0.1:1"\nnsqd_tcp_address = "127.0.0.1:2"\n')
     typed = ("--context", "a", "--nsqd-tcp-address", "127.0.0.1:3")

@@ -61,6 +61,14 @@ def receive(broker: Broker, name: str, count: int) -> socket.socket:
 # ---------------------------------------------------------------------- draining
 
 
+def test_end_of_the_mode_is_suggested_with_the_typed_address(run_here: Run, source: Broker) -> None:
+    source.post("/pub", b"1", topic="t")
+    typed = f"--nsqd-http-address {source.http_address}"
+    result = run_here(Cli("", ""), "drain", "--timeout", "1s", *typed.split())
+    assert result.code == 4
+    assert f"'qcli drain --stop {typed}'" in result.err
+
+
 def test_empty_broker(here: Cli, source: Broker) -> None:
     result = here("drain")
     assert (result.code, result.out) == (0, b"")

@@ -17,6 +17,7 @@ from ..framework.options import DEFAULTS_ORIGIN, IGNORED_VARIABLES, GroupedOptio
 from .context import ADDRESSES, KEYS, SECRETS, Context, option_of
 from .store import read_contexts, writable_by_others
 
+CONTEXT_OPTION = "--context"
 CONTEXT_VARIABLE = "QCLI_CONTEXT"
 BY_USE = "'qcli context use'"
 _CHOSEN = "qcli.context"
@@ -113,7 +114,7 @@ class ContextOption(GroupedOption):
             name = name if source is ParameterSource.COMMANDLINE else before
             if name:
                 ctx.meta[IGNORED_VARIABLES] = frozenset(_parameters(ctx))
-                self._use(ctx, name, "--context", keeps_addresses=not typed_address)
+                self._use(ctx, name, CONTEXT_OPTION, keeps_addresses=not typed_address)
             return
         if replaced_by := typed_address or address_variable():
             ctx.meta[_REPLACED] = name, replaced_by  # not even the file is read

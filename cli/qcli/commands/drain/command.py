@@ -12,12 +12,12 @@ import click
 
 from ...broker.address_options import HTTP_OPTION, http_address, unused_tcp_addresses
 from ...broker.connection_options import http_connection, read_secret
-from ...contexts.choice import require_address
 from ...framework import params
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, print_diagnostic, write
+from .advice import check_broker_is_named, stop_command
 from .left import Left, named
 from .report import Progress, Show, reporter
 
@@ -120,7 +120,7 @@ def command(
         raise click.UsageError("--move-to-auth-secret-file needs --move-to or --stop.")
     if force and not (move_to or stop):
         raise click.UsageError("--force needs --move-to or --stop.")
-    require_address(nsqd_http_address, HTTP_OPTION)
+    check_broker_is_named(nsqd_http_address)
     clients = ExitStack()
     click.get_current_context().call_on_close(clients.close)
     source = clients.enter_context(closing(DrainClient(nsqd_http_address)))
@@ -283,7 +283,7 @@ def _still_draining(address: str, mover: Mover | None) -> str:
     if mover is not None and mover.begun:
         topics = ", ".join(sorted(mover.begun)[:3]) + (" and others" if len(mover.begun) > 3 else "")
         text += f" The move of {topics} is not complete: the channels deliver nothing until it is."
-    return f"{text} Continue with the same command, or end it with 'qcli drain --stop'."
+    return f"{text} Continue with the same command, or end it with {stop_command(address)}."
 
 
 def _report_end(progress: Progress, mover: Mover | None, quiet: bool) -> None:

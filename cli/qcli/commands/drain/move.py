@@ -15,6 +15,7 @@ from trio_nsq.client import BrokerUnreachable, RequestRefused
 
 from ...framework.errors import ExitCode, Failure
 from ...framework.output import print_diagnostic
+from .advice import stop_command
 from .clients import DrainClient, Error, code_of, failure_of
 from .left import Left
 from .report import Progress, Show
@@ -278,7 +279,7 @@ class Mover:
                 raise failure
             raise Failure(
                 f"The move has stopped: {failure.brief} Nothing is lost: continue with the same command, or end the "
-                "move with 'qcli drain --stop'.",
+                f"move with {stop_command(self.source.address)}.",
                 ExitCode.PARTIAL,
             )
         self.progress.waits_for = failure_of(error).brief.rstrip(".")
