@@ -314,7 +314,7 @@ def test_missing_broker(run_here: Run, nowhere: Cli, command: str) -> None:
 def test_own_topic_needs_the_http_address(run_here: Run, target: Broker) -> None:
     result = run_here(Cli(target.tcp_address, "127.0.0.1:1"), "bench", "pub")
     assert (result.code, result.out) == (2, b"")
-    assert f"The HTTP address of the broker at {target.tcp_address} is not known" in result.err
+    assert f"No HTTP address of the broker at {target.tcp_address} is known" in result.err
 
 
 # ------------------------------------------------------------------------------------------------ several brokers

@@ -103,6 +103,7 @@ def _yes(what: str) -> Decorator:
 
 @command.command(
     "pub",
+    short_help="Publish, and report rates and the times until OK.",
     examples={
         "publish for ten seconds": "qcli bench pub",
         "publish messages of 1 KiB one by one, over 50 connections": "qcli bench pub --size 1024 --batch-size 1 "
@@ -154,6 +155,7 @@ def pub(options: BenchOptions) -> int:
 
 @command.command(
     "sub",
+    short_help="Consume, and report rates.",
     examples={
         "publish a million messages, then consume them": "qcli bench sub",
         "consume what 'qcli bench pub --keep' published": "qcli bench sub bench-5d1f20ab/c --duration 1m",
@@ -209,6 +211,7 @@ def sub(options: BenchOptions) -> int:
 
 @command.command(
     "latency",
+    short_help="Publish at a fixed rate, and report delivery times.",
     examples={
         "measure at 1,000 messages per second": "qcli bench latency",
         "measure for a minute, and keep the figures": "qcli bench latency --rate 5000 --duration 1m --format json > "

@@ -43,8 +43,8 @@ class Target:
             except Failure:
                 continue
         raise click.UsageError(
-            f"The HTTP address of the broker at {self.tcp_address} is not known, so that this command could not delete "
-            f"its topic: give {HTTP_OPTION}, or name a topic, which is kept."
+            f"No HTTP address of the broker at {self.tcp_address} is known, so this command could not delete its "
+            f"topic: give {TCP_OPTION} and {HTTP_OPTION} of the same broker, or name a topic, which is kept."
         )
 
 
