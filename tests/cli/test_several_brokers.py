@@ -12,6 +12,7 @@ import pytest
 from cli.support import Cli, Result, Run, does_not_exist, lines, only_ours, without_suggestion
 from interop.peers import Broker, qcli_serve
 from qcli.app import root
+from qcli.broker.refusals import listed
 from qcli.framework.errors import ExitCode
 from qcli.framework.go_flags import GoFlagsCommand
 
@@ -90,6 +91,10 @@ def test_failing_broker_is_named_and_others_are_changed(
     assert (deleted.code, topic in names(broker)) == (ExitCode.PARTIAL, False)
     nothing = run_here(Cli("127.0.0.1:1", f"{gone},127.0.0.2:1"), "topic", "create", topic)
     assert nothing.code == ExitCode.UNREACHABLE
+
+
+def test_three_brokers_are_a_list_in_questions_and_errors() -> None:
+    assert [listed(["a", "b", "c"][:count], "or") for count in (1, 2, 3)] == ["a", "a or b", "a, b or c"]
 
 
 def test_duplicate_addresses_are_refused(run_here: Run, nowhere: Cli, broker: Broker) -> None:
@@ -269,7 +274,7 @@ def test_logs_of_all_are_read(both: Both, broker: Broker, other: Broker, topic: 
     missing = both("peek", topic)
     assert (missing.code, without_suggestion(missing.err)) == (
         1,
-        does_not_exist(topic, f"{here} or {there}", f" --nsqd-http-address {here}"),
+        does_not_exist(topic, f"{here} or {there}", f" --nsqd-http-address {here},{there}"),
     )
 
 

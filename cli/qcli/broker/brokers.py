@@ -22,7 +22,7 @@ from .address_options import (
 )
 from .at_once import at_once
 from .connection_options import http_connection, refuse_plain_http
-from .refusals import NotFound, missing
+from .refusals import NotFound, listed, missing
 
 if TYPE_CHECKING:
     from .lookupd_client import Node
@@ -116,7 +116,7 @@ class Brokers:
     @property
     def names(self) -> str:
         """The addresses, for a question to the user."""
-        return " and ".join(self.addresses)
+        return listed(self.addresses, "and")
 
     def suffix(self, address: str) -> str:
         """Return the end of a report about one of several brokers; empty if there is only one."""
@@ -292,7 +292,7 @@ def combined(failures: Iterable[Failure], *, partial: bool) -> Failure:
     Args:
         partial: Whether another server did what was asked.
     """
-    every = list(failures)
+    every = list({failure.message: failure for failure in failures}.values())  # a server may fail twice
     codes = {failure.exit_code for failure in every}
     if partial or ExitCode.PARTIAL in codes:
         code = ExitCode.PARTIAL

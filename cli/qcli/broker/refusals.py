@@ -6,10 +6,14 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import click
+from click.core import ParameterSource
+
+from ..contexts.choice import chosen_context
 from ..framework.command import did_you_mean
 from ..framework.errors import Failure
 from ..framework.params import Source
-from .address_options import DEFAULT_HTTP_ADDRESS, HTTP_OPTION, HTTP_VARIABLE
+from .address_options import DEFAULT_HTTP_ADDRESS, HTTP_OPTION, HTTP_VARIABLE, LOOKUPD_OPTION
 from .at_once import at_once
 from .failures import http_failure
 
@@ -50,8 +54,8 @@ def missing(wanted: Source, *addresses: str, creation: bool = True) -> NotFound:
     False, as for a command that deletes it.
     """
     topics = _topics(addresses)
-    where = " or ".join(addresses)
-    at = _address_option(addresses[0])
+    where = listed(addresses, "or")
+    at = _address_option(addresses)
     if wanted.channel is None or (topics and wanted.topic not in topics):
         kind, name, known, also = "topic", wanted.topic, list(topics), ", or publish to it"
     else:
@@ -74,10 +78,26 @@ def _topics(addresses: Sequence[str]) -> dict[str, list[str]]:
     return channels_by_topic(topics)
 
 
-def _address_option(address: str) -> str:
-    """Return the option that a command needs to reach this broker; empty if it does not need one."""
+def listed(names: Sequence[str], word: str) -> str:
+    """Return the names as a list for people: "a, b or c"."""
+    return f" {word} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _address_option(addresses: Sequence[str]) -> str:
+    """Return the options that a command needs to reach these brokers; empty if it does not need any."""
+    ctx = click.get_current_context(silent=True)
+    if ctx is not None:
+        typed = {
+            option: ",".join(ctx.params[name])
+            for option, name in ((HTTP_OPTION, "nsqd_http_addresses"), (LOOKUPD_OPTION, "lookupd_addresses"))
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        }
+        if typed:
+            return "".join(f" {option} {value}" for option, value in typed.items())
+        if chosen_context(ctx) is not None:
+            return ""
     usual = os.environ.get(HTTP_VARIABLE) or DEFAULT_HTTP_ADDRESS
-    return "" if address == usual else f" {HTTP_OPTION} {address}"
+    return "" if len(addresses) > 1 or addresses[0] == usual else f" {HTTP_OPTION} {addresses[0]}"
 
 
 def not_found(address: str, wanted: Source, text: str, *, creation: bool = True) -> NotFound | None:

@@ -76,7 +76,7 @@ def command(
     if len(failures) < len(answers):
         services = " or ".join(each for each, known in answers.items() if not isinstance(known, Failure))
         failures += [
-            Failure(f"No broker {node} with topic {topic} is registered at {services}.")
+            Failure(f"No broker {node} with topic {topic} is registered at {services}. See 'qcli nodes'.")
             for node in nodes
             if node not in hidden
         ]
