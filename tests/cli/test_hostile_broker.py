@@ -253,3 +253,12 @@ def test_warnings_about_listed_hosts_are_limited(run_here: Run, broker: Broker) 
     assert result.code == 0
     assert len(result.err.splitlines()) == 11
     assert result.err.endswith("Warning: 990 more such hosts are left out.\n")
+
+
+def test_number_of_failures_in_an_error_is_limited(run_here: Run) -> None:
+    producers = [{"broadcast_address": "127.0.0.1", "http_port": port} for port in range(1, 302, 2)]
+    with answering(200, json.dumps({"producers": producers}).encode()) as service:
+        result = run_here(Cli("", "", {"QCLI_LOOKUPD_HTTP_ADDRESS": service.http_address}), "topic", "list")
+    assert result.code == 3
+    assert result.err.splitlines()[0] == "Error: 151 failures:"
+    assert result.err.splitlines()[101:] == ["  and 51 more."]

@@ -38,6 +38,8 @@ _RANK = (
 """Where a value may come from; the first one with an address decides."""
 MAX_WARNINGS = 10
 """Of the same kind: a discovery service may list any number of hosts."""
+MAX_FAILURES = 100
+"""Named in one error."""
 _MAX_SHOWN = 255
 
 
@@ -300,7 +302,10 @@ def combined(failures: Iterable[Failure], *, partial: bool) -> Failure:
         code = codes.pop() if len(codes) == 1 else ExitCode.FAILURE
     if len(every) == 1:
         return Failure(every[0].message, code, brief=every[0].brief)
-    return Failure("\n  ".join([f"{len(every)} failures:", *(failure.brief for failure in every)]), code)
+    shown = [failure.brief for failure in every[:MAX_FAILURES]]
+    if len(every) > len(shown):
+        shown.append(f"and {len(every) - len(shown)} more.")
+    return Failure("\n  ".join([f"{len(every)} failures:", *shown]), code)
 
 
 def chosen(
