@@ -153,7 +153,12 @@ def test_nsqd_is_refused(tmp_path: Path) -> None:
     with nsqd(tmp_path / "data") as broker:
         broker.create("t", "c")
         qcli = Cli(broker.tcp_address, broker.http_address)
-        for args in (("peek", "t"), ("peek", "t/c"), ("channel", "seek", "t/c", "--to", "0")):
+        for args in (("peek", "t"), ("channel", "seek", "t/c", "--to", "0")):
             result = qcli(*args)
             assert result.code == 1
             assert "cannot be read by sequence or time" in result.err
+        result = qcli("peek", "t/c")
+        assert (result.code, "cannot show the messages of a channel: it is an nsqd" in result.err) == (
+            1,
+            True,
+        )

@@ -73,6 +73,7 @@ def channel(stats: dict[str, Any] | None) -> dict[str, Any]:
 
 NO_SETTINGS = "has no settings of topics and channels"
 NO_POSITIONS = "cannot be read by sequence or time"
+NO_PEEK = "cannot show the messages of a channel"
 NO_DEAD_LETTERS = "has no dead letters"
 NO_DEFERRED = "has no list of deferred messages"
 
@@ -118,7 +119,7 @@ CASES = [
     Case("channel set TOPIC/c max_attempts=3", ["# WELL\n", "max_attempts=3\n"], no_nsqd=NO_SETTINGS, answers=2),
     # messages
     Case("peek TOPIC -n 3 --format raw", ["a\nb\nc\n"], no_nsqd=NO_POSITIONS),
-    Case("peek TOPIC/c -n 3 --format raw", ["a\nb\nc\n"], no_nsqd=NO_POSITIONS, by_discovery=True),
+    Case("peek TOPIC/c -n 3 --format raw", ["a\nb\nc\n"], no_nsqd=NO_PEEK, by_discovery=True),
     Case("tail TOPIC --from earliest --to latest", ["a\nb\nc\n"], no_nsqd=NO_POSITIONS),
     Case("tail TOPIC --from earliest --to latest", ["a\nb\nc\n"], no_nsqd=NO_POSITIONS, by_discovery=True),
     Case("replay TOPIC TOPIC.copy --from earliest --to latest --nsqd-tcp-address WELLTCP",

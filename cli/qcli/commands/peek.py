@@ -95,12 +95,12 @@ def command(
     def ask(address: str) -> Any:
         params = {"max_messages": str(count)}
         if wanted.channel is not None:
-            path = "/channel/peek"
+            path, what = "/channel/peek", "cannot show the messages of a channel"
             params |= {"state": ",".join(states)} if states else {}
         else:
-            path = "/topic/read"
+            path, what = "/topic/read", CANNOT_BE_READ
             params["from"] = first or _newest(address, wanted, count)
-        return request_json("GET", address, wanted, path, params, CANNOT_BE_READ, lines=True)
+        return request_json("GET", address, wanted, path, params, what, lines=True)
 
     answers = brokers.read(ask)
     lines = brokers.merge(answers)
