@@ -34,7 +34,8 @@ _ACTIONS = [
         " deleted",
         {"delete without confirmation": "qcli channel delete --yes clicks/archive"},
         "Delete channels with their messages.\n\nAsks for confirmation on a terminal; elsewhere --yes is required. "
-        "Consumers are disconnected.",
+        "Consumers are disconnected. Without --everywhere, nsqlookupd keep the channel, and brokers that get its topic "
+        "later create it again.",
         destroys=True,
         everywhere="Delete on all brokers that the nsqlookupd list and in the nsqlookupd, and check that the channel "
         "stays deleted.",

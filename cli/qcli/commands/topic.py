@@ -29,7 +29,8 @@ _ACTIONS = [
             "127.0.0.1:4161",
         },
         "Delete topics with their channels and messages.\n\nAsks for confirmation on a terminal; elsewhere --yes "
-        "is required. Consumers are disconnected. A later publish creates the topic again.",
+        "is required. Consumers are disconnected. A later publish creates the topic again. Without --everywhere, "
+        "nsqlookupd keep its name.",
         destroys=True,
         everywhere="Delete on all brokers that the nsqlookupd list and in the nsqlookupd, and check that the topic "
         "stays deleted.",
