@@ -265,7 +265,9 @@ def test_csv_and_tsv_have_the_keys_of_json(run_here: Run, fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 140])
-def test_tables_fit_the_terminal(fleet: Fleet, columns: int) -> None:
+def test_tables_fit_the_terminal(fleet: Fleet, topic: str, columns: int) -> None:
+    fleet.create(topic, "c")
+    fleet.ours[0].post("/pub", b"waits", topic=topic)  # a column of ages
     with fleet.discovering.on_terminal("nodes", columns=columns) as terminal:
         assert terminal.end() == 0
     brokers, lookupds = (

@@ -14,15 +14,9 @@ import trustme
 
 from lookup.support import Runs, ours, producer, real
 from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
+from trio_nsq.lookup.answers import Node, ProducerAddress
 from trio_nsq.lookup.hosts import HostPatterns
-from trio_nsq.lookup.query import (
-    MAX_ANSWER_BYTES,
-    LookupFailed,
-    Node,
-    ProducerAddress,
-    lookup_nodes,
-    lookup_topic,
-)
+from trio_nsq.lookup.query import MAX_ANSWER_BYTES, LookupFailed, lookup_nodes, lookup_topic
 from trio_nsq.protocol import NSQError
 
 FIELDS = {
@@ -96,13 +90,13 @@ async def test_query_for_all_brokers(lookupds: Runs) -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, Node("b", 4150, 4151, frozenset(), False)),
-        ({"topics": None, "tombstones": None}, Node("b", 4150, 4151, frozenset(), False)),
+        ({}, Node("b", 4150, 4151, version="1.3.0")),
+        ({"topics": None, "tombstones": None, "version": None}, Node("b", 4150, 4151)),
         (
             {"topics": ["t", "u", "v"], "tombstones": [True, False, True], "draining": True},
-            Node("b", 4150, 4151, frozenset({"t", "v"}), True),
+            Node("b", 4150, 4151, ("t", "u", "v"), frozenset({"t", "v"}), draining=True, version="1.3.0"),
         ),
-        ({"topics": ["t"], "tombstones": []}, Node("b", 4150, 4151, frozenset(), False)),
+        ({"topics": ["t"], "tombstones": []}, Node("b", 4150, 4151, ("t",), version="1.3.0")),
     ],
 )
 async def test_fields_of_all_brokers(fields: dict[str, object], expected: Node) -> None:

@@ -1,7 +1,5 @@
 """Options for the addresses of brokers and discovery services."""
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import click
@@ -24,41 +22,11 @@ BROKER = "Which broker"
 MAY_BE_SEVERAL = "Several: with commas, or repeat the option."
 
 
-def _of_one_broker(convert: Callable[[str], str]) -> Callable[[str], str]:
-    """Return a converter for the address of a command that takes one broker: its error explains a list."""
-
-    @wraps(convert)
-    def converted(text: str) -> str:
-        if "," in text:
-            raise click.BadParameter(
-                f"{text!r} is a list; this command takes one broker. Run it for each of them."
-            )
-        return convert(text)
-
-    return converted
-
-
-_TCP: dict[str, Any] = {
-    "envvar": TCP_VARIABLE,
-    "metavar": "HOST:PORT",
-}
 _HTTP: dict[str, Any] = {
     "type": params.http_address,
     "envvar": HTTP_VARIABLE,
     "metavar": "[https://]HOST:PORT|PATH",
 }
-
-
-def tcp_address(text: str) -> Decorator:
-    """Return `--nsqd-tcp-address` with this help."""
-    return option(
-        BROKER,
-        TCP_OPTION,
-        type=_of_one_broker(params.tcp_address),
-        default=DEFAULT_TCP_ADDRESS,
-        help=text,
-        **_TCP,
-    )
 
 
 def tcp_addresses(text: str) -> Decorator:
@@ -69,7 +37,8 @@ def tcp_addresses(text: str) -> Decorator:
         "nsqd_tcp_addresses",
         default=(DEFAULT_TCP_ADDRESS,),
         help=f"{text} {MAY_BE_SEVERAL}",
-        **_TCP,
+        envvar=TCP_VARIABLE,
+        metavar="HOST:PORT",
     )
 
 
@@ -99,9 +68,17 @@ def check_tcp_address(text: str) -> None:
         raise
 
 
+def _one_http_address(text: str) -> str:
+    if "," in text:
+        raise click.BadParameter(
+            f"{text!r} is a list; this command takes one broker. Run it for each of them."
+        )
+    return params.http_address(text)
+
+
 def http_address(text: str) -> Decorator:
     """Return `--nsqd-http-address` with this help."""
-    one = {**_HTTP, "type": _of_one_broker(params.http_address)}
+    one = {**_HTTP, "type": _one_http_address}
     return option(BROKER, HTTP_OPTION, default=DEFAULT_HTTP_ADDRESS, help=text, **one)
 
 
@@ -140,7 +117,7 @@ def note_default_tcp_address(what: str) -> None:
 def lookupd_addresses(text: str) -> Decorator:
     """Return the options about discovery services, which are tuples.
 
-    `--lookupd-http-address`: `lookupd_addresses`; see `chosen_lookupds`. `--lookupd-allowed-host`:
+    `--lookupd-http-address`: `lookupd_addresses`. `--lookupd-allowed-host`:
     `lookupd_allowed_hosts`.
     """
     return all_of(
@@ -164,17 +141,3 @@ def lookupd_addresses(text: str) -> Decorator:
             f"{MAY_BE_SEVERAL}",
         ),
     )
-
-
-def chosen_lookupds(addresses: tuple[str, ...], *brokers: str) -> tuple[str, ...]:
-    """Return the discovery services to ask: none if they are from the environment and the command line has a broker.
-
-    Args:
-        addresses: The value of `--lookupd-http-address`.
-        brokers: The names of the parameters for brokers' addresses.
-    """
-    source = click.get_current_context().get_parameter_source
-    typed = click.core.ParameterSource.COMMANDLINE
-    if source("lookupd_addresses") is typed:
-        return addresses
-    return () if any(source(name) is typed for name in brokers) else addresses

@@ -25,7 +25,7 @@ from .connection_options import http_connection, refuse_plain_http
 from .refusals import NotFound, listed, missing
 
 if TYPE_CHECKING:
-    from .lookupd_client import Node
+    from trio_nsq.lookup.answers import Node
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])

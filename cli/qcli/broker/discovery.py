@@ -4,8 +4,9 @@ from collections.abc import Iterable
 
 import trio
 
+from trio_nsq.lookup.answers import ProducerAddress
 from trio_nsq.lookup.hosts import HostPatterns
-from trio_nsq.lookup.query import LookupFailed, ProducerAddress, lookup_topic
+from trio_nsq.lookup.query import LookupFailed, lookup_topic
 
 from ..framework.output import print_diagnostic
 from .connection_options import ConnectOptions

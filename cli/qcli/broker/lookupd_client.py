@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from trio_nsq.client import BrokerUnreachable, RequestRefused
 from trio_nsq.client.errors import NotABroker
 from trio_nsq.client.http.broker_http import BrokerHTTP
-from trio_nsq.protocol.address import format_address
+from trio_nsq.lookup.answers import Node, parse_nodes
 from trio_nsq.untrusted_json import decode_json
 
 from ..framework.errors import ExitCode, Failure, reason_of
@@ -18,48 +16,6 @@ from .address_options import LOOKUPD_OPTION
 from .admin_client import CONNECT_TIMEOUT_S, MAX_ANSWER_BYTES, REQUEST_TIMEOUT_S
 from .connection_options import ConnectOptions
 from .failures import access_refusal
-
-_MAX_PORT = 65535
-_LABEL = "[A-Za-z0-9_-]{1,63}"
-_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
-"""A name or an address. A path or a URL, for example, would be another kind of address."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A broker that is registered at a discovery service.
-
-    Attributes:
-        broadcast_address: Its host for clients.
-        tcp_port, http_port: Its ports; 0 if it has none.
-        version: Its version; may be empty.
-        topics: Its topics.
-        tombstoned: Those of its topics for which it has a tombstone.
-        draining: Whether it has announced that it takes no messages.
-    """
-
-    broadcast_address: str
-    tcp_port: int
-    http_port: int
-    version: str = ""
-    topics: tuple[str, ...] = ()
-    tombstoned: frozenset[str] = frozenset()
-    draining: bool = False
-
-    @property
-    def has_usable_host(self) -> bool:
-        """Whether the host has the form of a name or an address; any client may register a broker with any text."""
-        return _HOST.fullmatch(self.broadcast_address) is not None
-
-    @property
-    def http_address(self) -> str | None:
-        """`host:port`; None if the broker has no HTTP port."""
-        return format_address(self.broadcast_address, self.http_port) if self.http_port else None
-
-    @property
-    def tcp_address(self) -> str | None:
-        """`host:port`; None if the broker has no TCP port."""
-        return format_address(self.broadcast_address, self.tcp_port) if self.tcp_port else None
 
 
 class LookupdClient:
@@ -83,10 +39,9 @@ class LookupdClient:
     def nodes(self) -> list[Node]:
         """Return all registered brokers with a usable address. Raises Failure."""
         try:
-            found = [_node(each) for each in self._json("/nodes")["producers"] or []]
-        except (AttributeError, KeyError, TypeError, ValueError):
+            return [node for node in parse_nodes(self._request("GET", "/nodes", {})) if node.is_usable]
+        except ValueError:
             raise self._not_a_lookupd() from None
-        return [node for node in found if node.broadcast_address]
 
     def version(self) -> str:
         """Return the version. Raises Failure."""
@@ -158,22 +113,3 @@ class LookupdRefused(Failure):
             access_refusal(server, text) or f"{server} refused with HTTP status {status}: {text}."
         )
         self.text = text
-
-
-def _node(fields: Mapping[str, Any]) -> Node:
-    """Convert an element of `producers`. Raises KeyError, TypeError, ValueError."""
-    topics = tuple(map(str, fields.get("topics") or ()))
-    tombstones: Iterable[bool] = fields.get("tombstones") or ()
-    return Node(
-        broadcast_address=str(fields["broadcast_address"]),
-        tcp_port=_port(fields.get("tcp_port")),
-        http_port=_port(fields.get("http_port")),
-        version=str(fields.get("version") or ""),
-        topics=topics,
-        tombstoned=frozenset(topic for topic, has in zip(topics, tombstones, strict=False) if has),
-        draining=bool(fields.get("draining")),
-    )
-
-
-def _port(value: object) -> int:
-    return value if type(value) is int and 0 < value <= _MAX_PORT else 0

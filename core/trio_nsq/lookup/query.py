@@ -2,8 +2,7 @@
 
 import logging
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
 from typing import TypeVar
 from urllib.parse import quote_plus, urlsplit
@@ -11,17 +10,15 @@ from urllib.parse import quote_plus, urlsplit
 from ..http.client import HTTPClient, RequestFailed, UnexpectedStatus
 from ..protocol import NSQError
 from ..protocol.address import is_loopback, without_secrets
-from ..protocol.go_json import GoObject, decode_object
+from ..protocol.go_json import decode_object
 from ..protocol.limits import MIB
 from ..secret import warn_in_clear
+from .answers import Node, ProducerAddress, parse_lookup, parse_nodes
 
 logger = logging.getLogger("trio_nsq.lookup")
 
 MAX_ANSWER_BYTES = 5 * MIB
 """The largest answer: enough for ten thousand producers."""
-
-_UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC")
-_MAX_PORT = 65535
 
 Found = TypeVar("Found", bound="ProducerAddress")
 
@@ -39,34 +36,6 @@ class LookupFailed(NSQError):
         super().__init__(f"nsqlookupd {address}: {reason}")
         self.address = address
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerAddress:
-    """A broker.
-
-    Attributes:
-        broadcast_address: The host for clients; never "".
-        tcp_port: The TCP port for clients; within 1-65535.
-        http_port: The port of the HTTP API; 0 if the answer has none.
-    """
-
-    broadcast_address: str
-    tcp_port: int
-    http_port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Node(ProducerAddress):
-    """A broker that is registered, whatever its topics.
-
-    Attributes:
-        tombstones: The topics that are being deleted there; consumers are not sent to this broker for them.
-        draining: The broker refuses publishes. Always False in answers of NSQ's own nsqlookupd.
-    """
-
-    tombstones: frozenset[str]
-    draining: bool
 
 
 async def lookup_topic(
@@ -95,7 +64,7 @@ async def lookup_topic(
         if exc.status == 404 and _says_unknown(exc.body):
             return []
         raise LookupFailed(address, _refusal(exc)) from exc
-    return _producers(address, answer, lambda fields: ProducerAddress(*_place(fields)))
+    return _usable(address, parse_lookup(answer))
 
 
 async def lookup_nodes(
@@ -106,7 +75,7 @@ async def lookup_nodes(
         answer = await _get(address, "/nodes", timeout_s, tls, token)
     except UnexpectedStatus as exc:
         raise LookupFailed(address, _refusal(exc)) from exc
-    return _producers(address, answer, _node)
+    return _usable(address, parse_nodes(answer))
 
 
 async def _get(address: str, path: str, timeout_s: float, tls: ssl.SSLContext | None, token: str) -> bytes:
@@ -156,17 +125,6 @@ def _base_url(address: str) -> str:
     return (address if "://" in address else f"http://{address}").rstrip("/")
 
 
-def _unwrapped(answer: GoObject) -> GoObject:
-    """Return the data of an answer. Services before 1.0 wrap data and errors in an envelope."""
-    status = answer.integer("status_code")
-    if status == 0:
-        return answer
-    error = answer.text("status_txt")
-    if status == 200 or error in _UNKNOWN_TOPIC:
-        return answer.object("data")
-    raise ValueError(f"status_code {status} {error!a}")
-
-
 def _says_unknown(body: bytes) -> bool:
     """Whether the body of a 404 is about the topic; other servers send 404 for every unknown path."""
     try:
@@ -176,27 +134,15 @@ def _says_unknown(body: bytes) -> bool:
         return False
 
 
-def _producers(address: str, answer: bytes, parse: Callable[[GoObject], Found]) -> list[Found]:
-    """Return the brokers of an answer. Raises LookupFailed."""
-    producers = []
+def _usable(address: str, brokers: Iterable[Found]) -> list[Found]:
+    """Return the brokers with a usable address. Raises LookupFailed."""
+    usable = []
     try:
-        for fields in _unwrapped(decode_object(answer)).objects("producers"):
-            producer = parse(fields)
-            if producer.broadcast_address and 0 < producer.tcp_port <= _MAX_PORT:
-                producers.append(producer)
+        for broker in brokers:
+            if broker.is_usable:
+                usable.append(broker)
             else:
-                logger.warning("nsqlookupd %s: no usable address in %r", without_secrets(address), producer)
+                logger.warning("nsqlookupd %s: no usable address in %r", without_secrets(address), broker)
     except ValueError as exc:
         raise LookupFailed(address, f"the answer is not valid: {exc}") from exc
-    return producers
-
-
-def _place(fields: GoObject) -> tuple[str, int, int]:
-    host = fields.text("broadcast_address") or fields.text("address")  # the latter before 0.2.22
-    return host, fields.integer("tcp_port"), fields.integer("http_port")
-
-
-def _node(fields: GoObject) -> Node:
-    marked = zip(fields.texts("topics"), fields.booleans("tombstones"), strict=False)
-    tombstones = frozenset(topic for topic, has_tombstone in marked if has_tombstone)
-    return Node(*_place(fields), tombstones, fields.boolean("draining"))
+    return usable

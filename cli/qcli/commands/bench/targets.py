@@ -63,9 +63,8 @@ def targets_of(options: BenchOptions) -> list[Target]:
     if lookupds:
         brokers = Brokers((), lookupds, options.lookupd_allowed_hosts)
         for node in brokers.nodes():
-            if node.tcp_address is not None:
-                http = [node.http_address] if node.http_address else []
-                found.append(Target(node.tcp_address, (*http, *options.nsqd_http_addresses)))
+            http = [node.http_address] if node.http_address else []
+            found.append(Target(node.tcp_address, (*http, *options.nsqd_http_addresses)))
         if not found:
             raise brokers.none_listed(TCP_OPTION)
     return list({target.tcp_address: target for target in found}.values())

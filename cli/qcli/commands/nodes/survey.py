@@ -15,7 +15,7 @@ from ...framework.errors import ExitCode, Failure
 from .answers import checked_info, checked_stats
 
 if TYPE_CHECKING:
-    from ...broker.lookupd_client import Node
+    from trio_nsq.lookup.answers import Node
 
 _IDENTITY = ("hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
 """What tells two brokers apart in `/info`; the address does not: `localhost` and `127.0.0.1` may be one broker."""
@@ -85,9 +85,9 @@ class BrokerState:
     def tombstones(self) -> dict[str, list[str]]:
         """The topics for which services hide it, by the address of the service."""
         return {
-            address: sorted(node.tombstoned)
+            address: sorted(node.tombstones)
             for address, node in self.registrations.items()
-            if node.tombstoned
+            if node.tombstones
         }
 
 
@@ -131,7 +131,7 @@ def take_survey(brokers: Brokers) -> Survey:
         for node in lookupd.nodes:
             if node not in allowed:
                 continue
-            address = node.http_address or node.tcp_address or node.broadcast_address
+            address = node.http_address or node.tcp_address
             address = https.get(address, address)
             state = states.setdefault(address, BrokerState(address, configured=False))
             states[address] = replace(state, registrations={**state.registrations, lookupd.address: node})

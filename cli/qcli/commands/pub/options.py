@@ -175,12 +175,10 @@ class PubOptions:
         found: dict[str, str] = {}
         left_out: dict[str, str] = {}
         for node in brokers.nodes():
-            if node.tcp_address is None:
-                continue
             found[node.tcp_address] = node.http_address or ""
             if node.draining:
                 left_out[node.tcp_address] = f"the broker at {node.tcp_address} drains; left out."
-            elif self.common_topic in node.tombstoned:
+            elif self.common_topic in node.tombstones:
                 text = f"{self.common_topic} has a tombstone for the broker at {node.tcp_address}; left out."
                 left_out.setdefault(node.tcp_address, text)
         # A broker is listed by each service, and one of them is enough: NSQ's own does not tell that a broker drains.

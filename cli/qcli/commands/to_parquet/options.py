@@ -14,7 +14,6 @@ from ...broker.address_options import (
     LOOKUPD_OPTION,
     TCP_OPTION,
     check_tcp_address,
-    chosen_lookupds,
 )
 from ...broker.connection_options import ConnectOptions
 from ...contexts.choice import require_address
@@ -101,7 +100,9 @@ class ToParquetOptions:
         Raises UsageError: the options contradict each other.
         """
         consume = self._consumes()
-        lookupds = chosen_lookupds(self.lookupd_addresses, "tcp_addresses", "nsqd_http_addresses")
+        # A broker on the command line replaces services of the environment.
+        asks = given("lookupd_addresses") or not given("tcp_addresses", "nsqd_http_addresses")
+        lookupds = self.lookupd_addresses if asks else ()
         addresses = lookupds or (self.tcp_addresses if consume else self.nsqd_http_addresses)
         require_address(addresses, TCP_OPTION if consume else HTTP_OPTION, LOOKUPD_OPTION)
         return dataclasses.replace(

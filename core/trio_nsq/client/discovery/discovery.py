@@ -7,8 +7,9 @@ from typing import Generic, Protocol, TypeVar
 
 import trio
 
+from ...lookup.answers import ProducerAddress
 from ...lookup.hosts import HostPatterns
-from ...lookup.query import LookupFailed, ProducerAddress
+from ...lookup.query import LookupFailed
 from ...protocol.address import format_address, without_secrets
 from ...secret import SecretFileError
 from ..connection.addresses import nsqd_address
