@@ -151,15 +151,15 @@ def test_sub_leaves_the_rest_when_its_time_is_over(bench: Run, target: Broker, b
     flags = ("--duration", "20ms", "--connections", "1")
     found = record(bench("sub", f"{bench_topic}/c", "--format", "json", *flags))
     channel = target.channel_stats(bench_topic, "c")
-    # An nsqd may send one more message while it answers CLS.
+    # An nsqd may send one more message while it answers CLS, and then close without reading its FIN.
     is_nsqd = json.loads(target.http("GET", "/info"))["version"] == "1.3.0"
     assert channel["in_flight_count"] <= (1 if is_nsqd else 0)
     assert channel["requeue_count"] == 0
     deadline = time.monotonic() + DEADLINE_S
     while (channel := target.channel_stats(bench_topic, "c"))["message_count"] < 60_000:
         assert time.monotonic() < deadline  # nsqd moves messages from the topic to the channel
-    left = channel["depth"] + channel["in_flight_count"]
-    assert found["messages"] + found["finished_afterwards"] + left == 60_000
+    finished = found["messages"] + found["finished_afterwards"]
+    assert 60_000 - channel["in_flight_count"] <= finished + channel["depth"] <= 60_000
     assert channel["depth"] > 0
 
 
