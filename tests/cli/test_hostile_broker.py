@@ -246,7 +246,9 @@ def test_services_with_answers_of_wrong_types(run_here: Run, producers: object) 
 
 
 def test_warnings_about_listed_hosts_are_limited(run_here: Run, broker: Broker) -> None:
-    producers = [{"broadcast_address": f"{number}/", "tcp_port": 1, "http_port": 4151} for number in range(1000)]
+    producers = [
+        {"broadcast_address": f"{number}/", "tcp_port": 1, "http_port": 4151} for number in range(1000)
+    ]
     with answering(200, json.dumps({"producers": producers}).encode()) as service:
         cli = Cli("", broker.http_address, {"QCLI_LOOKUPD_HTTP_ADDRESS": service.http_address})
         result = run_here(cli, "topic", "list")
