@@ -139,6 +139,9 @@ def test_filter(qcli: Cli, many: str) -> None:
         terminal.type(ESCAPE.encode())
         screen.wait_for("40 topics, 120 channels")
         assert screen.press("/paused\r", "1 channel  by name")
+        terminal.type(ESCAPE.encode())
+        screen.wait_for("40 topics, 120 channels")
+        screen.press("/depht>30\r", "no such condition: depht>30  esc clears it")
 
 
 def test_one_topic(qcli: Cli, many: str) -> None:

@@ -14,6 +14,7 @@ from .columns import COLUMNS, RATES
 from .history import History, Series
 from .layout import TREND_WIDTH, Layout, lay_out, unavailable_lines, with_topics
 from .rows import Report, Row, total
+from .selection import ignored_words
 from .settings import KEYS, Settings
 
 _HINTS = "q quit  ? help  / filter  s sort  b brokers  enter topic  space stop  r reverse"
@@ -164,7 +165,8 @@ class Drawing:
             return f"/{settings.filter}_"[-width:]
         count, end = len(place.rows), place.top + len(place.shown)
         where = f"{place.top + 1}-{end} of {count}" if count > place.page else ""
-        left = f"/{settings.filter}  esc clears it" if settings.filter else _HINTS
+        ignored = "".join(f"  no such condition: {word}" for word in ignored_words(settings.filter))
+        left = f"/{settings.filter}{ignored}  esc clears it" if settings.filter else _HINTS
         left = left[: max(0, width - len(where) - 2)] if where else left
         return styled("dim", f"{left.ljust(width - len(where))}{where}"[:width])
 

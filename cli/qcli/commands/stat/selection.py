@@ -139,6 +139,11 @@ def typed_tests(text: str) -> list[Test]:
     return tests
 
 
+def ignored_words(text: str) -> list[str]:
+    """Return the words that `typed_tests` leaves out."""
+    return [word for word in text.split() if not typed_tests(word)]
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """An order of rows: topics, each followed by its channels.
