@@ -266,3 +266,13 @@ def test_number_of_failures_in_an_error_is_limited(run_here: Run) -> None:
     assert result.code == 3
     assert result.err.splitlines()[0] == "Error: 151 failures:"
     assert result.err.splitlines()[101:] == ["  and 51 more."]
+
+
+@pytest.mark.parametrize("line", ["tail {0} --to latest", "replay {0} {0}.again", "peek {0} --format raw"])
+def test_server_that_is_no_broker_is_named(run_here: Run, broker: Broker, topic: str, line: str) -> None:
+    broker.post("/pub", b"a", topic=topic)
+    with answering(200, b"{}") as other:
+        cli = Cli("", f"{broker.http_address},{other.http_address}")
+        found = run_here(cli, *line.format(topic).split())
+    assert (found.code, found.out) == (4, b"" if "replay" in line else b"a\n"), found.err
+    assert f"{other.http_address} is not the HTTP port of an NSQ broker." in found.err

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..framework.params import Source
-from .failures import Refused
-from .refusals import refusal
+from .failures import Refused, not_a_broker
+from .refusals import CANNOT_BE_READ, refusal
 
 
 def request_json(
@@ -46,3 +46,15 @@ def request_json(
     except Refused as error:
         raise refusal(address, wanted, error.text, what) or error from error
     return [broker.decoded(line) for line in answer.splitlines()] if lines else broker.decoded(answer)
+
+
+def topic_bounds(address: str, topic: str) -> dict[str, int]:
+    """Return the bounds of a topic's log: `first_sequence`, and `next_sequence`, the next one to be assigned.
+
+    Raises Failure: as `request_json`, or the server is not a broker.
+    """
+    found = request_json("GET", address, Source(topic, None), "/topic/bounds", {}, CANNOT_BE_READ)
+    try:
+        return {name: int(found[name]) for name in ("first_sequence", "next_sequence")}
+    except (KeyError, TypeError, ValueError):
+        raise not_a_broker(address) from None

@@ -39,7 +39,7 @@ def reading_errors(address: str) -> Iterator[None]:
                 if isinstance(cause, AnswerSilent):
                     reason = f"{NO_ANSWER}: {error.reason}"
                 elif isinstance(cause, AnswerLost) and not (is_https(address) or is_unix_path(address)):
-                    reason = hung_up(address)
+                    reason = hung_up(error.address)
                 raise unreachable(error.address, HTTP_OPTION, reason) from error
         raise
 

@@ -9,7 +9,7 @@ import click
 from ..broker.brokers import Brokers, broker_http_options
 from ..broker.name_completion import complete_source
 from ..broker.refusals import CANNOT_BE_READ
-from ..broker.requests import request_json
+from ..broker.requests import request_json, topic_bounds
 from ..broker.topic_log import report_gap
 from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
@@ -138,7 +138,7 @@ def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[
     if wanted.channel is not None:
         state = f"{' or '.join(states)} " if states else ""
         return f"Note: there are no {state}messages in {wanted}."
-    bounds = _bounds(address, wanted)
+    bounds = topic_bounds(address, wanted.topic)
     if bounds["first_sequence"] == bounds["next_sequence"]:
         return f"Note: {wanted} has no messages."
     newest = f"the newest message is {bounds['next_sequence'] - 1}"
@@ -149,13 +149,8 @@ def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[
 
 def _newest(address: str, wanted: Source, count: int) -> str:
     """Return the first sequence of a topic's `count` newest messages."""
-    bounds = _bounds(address, wanted)
+    bounds = topic_bounds(address, wanted.topic)
     return str(max(bounds["first_sequence"], bounds["next_sequence"] - count))
-
-
-def _bounds(address: str, wanted: Source) -> Any:
-    """Return the first sequence of a topic, and the next one to be assigned."""
-    return request_json("GET", address, wanted, "/topic/bounds", {}, CANNOT_BE_READ)
 
 
 def _report_gaps(gaps: Iterable[dict[str, Any]]) -> bool:

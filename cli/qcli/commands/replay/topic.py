@@ -18,12 +18,11 @@ from ...broker.admin_client import AdminClient
 from ...broker.brokers import Brokers, combined
 from ...broker.connection_options import ConnectOptions
 from ...broker.failures import connection_failure, refused
-from ...broker.refusals import CANNOT_BE_READ
-from ...broker.requests import request_json
+from ...broker.requests import topic_bounds
 from ...broker.topic_log import reading_errors, report_start
 from ...framework import output
 from ...framework.errors import ExitCode, Failure
-from ...framework.params import Source, is_unix_path, without_scheme
+from ...framework.params import is_unix_path, without_scheme
 from ...framework.signals import watch_signals
 from .options import ReplayOptions
 from .publish import TopicReplay, TopicReplayResult
@@ -95,7 +94,7 @@ def _replay_from_all(
 
 def _tcp_address(address: str, topic: str, destination: str | None) -> str:
     """Return where to publish the messages of a broker that has the topic. Raises Failure."""
-    request_json("GET", address, Source(topic, None), "/topic/bounds", {}, CANNOT_BE_READ)
+    topic_bounds(address, topic)
     if destination is not None:
         return destination
     port = AdminClient(address).info().get("tcp_port")

@@ -30,22 +30,24 @@ def delete_everywhere(kind: str, names: Sequence[Source], brokers: Brokers) -> N
     """
     failures: list[Failure] = []
     deleted: list[Source] = []
+    failed: set[str] = set()
     for name in names:
         found, complaints = _delete(kind, name, brokers)
-        failures += complaints
+        failures += complaints.values()
+        failed.update(complaints)
         if found:
             deleted.append(name)
         elif not complaints:
             failures.append(missing(name, *brokers.addresses, creation=False))
     if deleted:
-        failures += _watch(kind, deleted, brokers)
+        failures += _watch(kind, deleted, [each for each in brokers.addresses if each not in failed])
     if failures:
         raise combined(failures, partial=bool(deleted))
 
 
-def _delete(kind: str, name: Source, brokers: Brokers) -> tuple[bool, list[Failure]]:
-    """Delete one topic or channel. Returns whether a server had it, and the failures."""
-    failures: list[Failure] = []
+def _delete(kind: str, name: Source, brokers: Brokers) -> tuple[bool, dict[str, Failure]]:
+    """Delete one topic or channel. Returns whether a server had it, and the failures by address."""
+    failures: dict[str, Failure] = {}
     names = {"topic": name.topic} | ({"channel": name.channel} if name.channel is not None else {})
 
     def run(servers: Iterable[str], act: Callable[[str], bool], done: str) -> bool:
@@ -55,7 +57,7 @@ def _delete(kind: str, name: Source, brokers: Brokers) -> tuple[bool, list[Failu
             if isinstance(answer, NotFound):
                 continue
             if isinstance(answer, Failure):
-                failures.append(answer)
+                failures[address] = answer
             elif answer:
                 found = True
                 print_diagnostic(f"{kind} {name} {done} {address}")
@@ -92,29 +94,30 @@ def _delete(kind: str, name: Source, brokers: Brokers) -> tuple[bool, list[Failu
         run(brokers.lookupds, hide, "hidden from consumers at")
     found |= run(brokers.addresses, delete, "deleted on")
     # A broker that failed may register the topic again.
-    found |= run(brokers.lookupds, forget, "deleted in nsqlookupd")
+    found |= run([each for each in brokers.lookupds if each not in failures], forget, "deleted in nsqlookupd")
     return found, failures
 
 
-def _watch(kind: str, names: Sequence[Source], brokers: Brokers) -> list[Failure]:
-    """Return a failure for each topic or channel that exists again on a broker."""
+def _watch(kind: str, names: Sequence[Source], addresses: Sequence[str]) -> list[Failure]:
+    """Return a failure for each topic or channel that exists again on one of these brokers, or cannot be checked."""
     failures: dict[Source, Failure] = {}
     deadline_s = time.monotonic() + CHECK_S
-    while time.monotonic() < deadline_s and len(failures) < len(names):
+    while addresses and time.monotonic() < deadline_s and len(failures) < len(names):
         time.sleep(_CHECK_INTERVAL_S)
         for name in names:
             if name in failures:
                 continue
-            answers = at_once(brokers.addresses, lambda address, name=name: _clients(address, name))  # type: ignore[misc]
-            again = {
-                each: clients
-                for each, clients in answers.items()
-                if not isinstance(clients, Failure) and clients is not None
-            }
+            answers = at_once(addresses, lambda address, name=name: _clients(address, name))  # type: ignore[misc]
+            again: dict[str, list[str]] = {}
+            for address, clients in answers.items():
+                if isinstance(clients, Failure):
+                    failures[name] = clients
+                elif clients is not None:
+                    again[address] = clients
             if again:
                 failures[name] = _exists_again(kind, name, again)
     for name in names:
-        if name not in failures:
+        if name not in failures and addresses:
             print_diagnostic(f"{kind} {name} stays deleted ({CHECK_S:g} s)")
     return list(failures.values())
 

@@ -12,12 +12,11 @@ from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 
 from ...broker.connection_options import ConnectOptions, refuse_plain_http
-from ...broker.refusals import CANNOT_BE_READ
-from ...broker.requests import request_json
+from ...broker.requests import topic_bounds
 from ...broker.topic_log import reading_errors, report_gap, report_start
 from ...framework.errors import ExitCode
 from ...framework.output import json_lines, print_diagnostic, silence_library
-from ...framework.params import Source, without_scheme
+from ...framework.params import without_scheme
 from ...framework.signals import watch_signals
 from ..shared.format_string import MessageColumns
 from ..shared.messages import log_record
@@ -107,7 +106,7 @@ def tail_log(options: TailOptions) -> ExitCode:
     answers = []
     if brokers.is_fleet:  # without a broker that has not the topic, or does not answer
         for topic in addresses:
-            answers.append(brokers.read(partial(_bounds, topic)))
+            answers.append(brokers.read(partial(topic_bounds, topic=topic)))
             addresses[topic] = tuple(answers[-1].results)
     else:
         refuse_plain_http(brokers.addresses[0])
@@ -139,10 +138,6 @@ def tail_log(options: TailOptions) -> ExitCode:
     for answer in answers:
         answer.check()
     return ExitCode.DAMAGED if printer.damaged else ExitCode.OK
-
-
-def _bounds(topic: str, address: str) -> object:
-    return request_json("GET", address, Source(topic, None), "/topic/bounds", {}, CANNOT_BE_READ)
 
 
 async def _print_all(printer: LogPrinter, readers: Sequence[tuple[str, BrokerLog]]) -> None:
