@@ -306,6 +306,7 @@ class Forwarder(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Forwarding)
         self.broker = broker
         self.before = before
+        self.answers: dict[str, bytes] = {}  # instead of the broker's, by path
         self.address = "127.0.0.1:%d" % self.server_address[1]
 
 
@@ -317,6 +318,13 @@ class _Forwarding(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         if self.server.before(self.path.partition("?")[0]):
             self.close_connection = True
+            return
+        wrong = self.server.answers.get(self.path.partition("?")[0])
+        if wrong is not None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(wrong)))
+            self.end_headers()
+            self.wfile.write(wrong)
             return
         connection = HTTPConnection(self.server.broker.http_address)
         connection.request(self.command, self.path, body)
@@ -372,6 +380,37 @@ def test_the_patience_begins_at_an_error_not_at_the_last_progress(
             result = through("drain", "--move-to", target.http_address)
     assert result.code == 0, result.err
     assert bodies(target, "t", "c") == ["body"]
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("/topic/move/store", b"{}"),
+        ("/topic/move/store", b"[]"),
+        ("/topic/move/store", b'{"number": "1"}'),
+        ("/topic/move/store", b'{"number": null}'),
+        ("/topic/move/begin", b"null"),
+        ("/topic/move/begin", b'{"move": "m", "to": "x", "began_ns": 1, "streams": [{"channel": "c"}]}'),
+    ],
+)
+def test_wrong_answers_lose_nothing(
+    run_here: Run, source: Broker, target: Broker, path: str, wrong: bytes
+) -> None:
+    """Above all, the source keeps its messages unless the target confirms that it has them."""
+    source.create("t", "c")
+    for n in range(3):
+        source.post("/pub", b"%d" % n, topic="t")
+    with (
+        forwarding(source, lambda _: False) as giving,
+        forwarding(target, lambda _: False) as taking,
+    ):
+        (taking if path == "/topic/move/store" else giving).answers[path] = wrong
+        result = CliHere(source.tcp_address, giving.address, run=run_here)(
+            "drain", "--move-to", taking.address
+        )
+    assert result.code in (3, 4)
+    assert result.err.count("Error: ") == 1
+    assert len(bodies(source, "t", "c")) == 3
 
 
 def test_a_restart_between_two_topics_ends_no_move(tmp_path: Path, run_here: Run, target: Broker) -> None:

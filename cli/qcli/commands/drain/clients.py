@@ -19,6 +19,7 @@ from ...framework.errors import Failure
 _ANSWER_TIMEOUT_S = 30.0
 """Long, because a target may wait for its disk."""
 _KEEP_ALIVE_S = 4.0
+_MAX_DIGITS = 20
 Error = RequestRefused | BrokerUnreachable
 
 
@@ -113,8 +114,29 @@ class DrainClient:
 
     def move_of(self, topic: str) -> dict[str, Any] | None:
         """Return the status of a topic's move; None if there is none."""
-        status: dict[str, Any] = self.json("GET", "/topic/move", {"topic": topic})
-        return status if status["move"] is not None else None
+        status = self.json("GET", "/topic/move", {"topic": topic})
+        if isinstance(status, dict) and status.get("move", "") is None:
+            return None
+        return self._checked_status(status)
+
+    def begin_move(self, topic: str, to: str) -> dict[str, Any]:
+        """Begin or continue a move, and return its status."""
+        return self._checked_status(self.json("POST", "/topic/move/begin", {"topic": topic, "to": to}))
+
+    def _checked_status(self, status: Any) -> dict[str, Any]:
+        """Return the status of a move. Raises Failure: it is not from a broker."""
+        if not (_has(status, {"move": str, "to": str, "began_ns": int, "streams": list})):
+            raise not_a_broker(self.address)
+        for stream in status["streams"]:
+            if not _has(stream, {"producer": str, "begun": bool, "left": int}):
+                raise not_a_broker(self.address)
+            channel, moved = stream.get("channel"), stream.get("moved")
+            if not isinstance(channel, str | None) or not isinstance(moved, int | None):
+                raise not_a_broker(self.address)
+            if channel is not None and not _has(stream, {"withdrawn": int, "dead_letter_topic": str}):
+                raise not_a_broker(self.address)
+        found: dict[str, Any] = status
+        return found
 
     def next(self, topic: str, move: str, channel: str | None, moved: int | None, max_bytes: int) -> Batch:
         """Confirm the messages up to `moved`, and return the next ones of a stream."""
@@ -125,10 +147,15 @@ class DrainClient:
             body = answer.read()
             through = answer.headers.get("NSQ-Move-Through")
             counts = [
-                int(answer.headers.get(f"NSQ-Move-{name}", "0"))
+                self._number(answer.headers.get(f"NSQ-Move-{name}", "0"))
                 for name in ("Messages", "Damaged", "Expired")
             ]
-        return Batch(body, int(through) if through is not None else None, *counts)
+        return Batch(body, self._number(through) if through is not None else None, *counts)
+
+    def _number(self, text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and len(text) < _MAX_DIGITS):
+            raise not_a_broker(self.address)
+        return int(text)
 
     # ------------------------------------------------------------------ at the target
 
@@ -139,8 +166,15 @@ class DrainClient:
         """
         params = {"topic": topic, "producer": producer} | ({"close": "true"} if close else {})
         answer = self.json("POST", "/topic/move/store", params, body)
-        number: int | None = answer["number"]
+        number = answer.get("number", "") if isinstance(answer, dict) else ""
+        if number is not None and (type(number) is not int or number < 0):
+            raise not_a_broker(self.address)
         return number
+
+
+def _has(value: Any, kinds: Mapping[str, type]) -> bool:
+    """Whether a JSON value is an object with values of these types."""
+    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in kinds.items())
 
 
 def code_of(error: Error) -> str:

@@ -110,9 +110,7 @@ class Mover:
     def _move_topic(self, topic: str) -> str:
         """Move a topic as far as possible. Returns what it waits for; empty: it is done."""
         try:
-            status = self.source.json(
-                "POST", "/topic/move/begin", {"topic": topic, "to": self.target.address}
-            )
+            status = self.source.begin_move(topic, self.target.address)
             self.begun.add(topic)
             waits = self._move_streams(topic, status)
             if waits:
@@ -179,8 +177,9 @@ class Mover:
 
     def _store(self, topic: str, producer: str, body: bytes) -> bool:
         """Store a batch. Returns False if the next one must be smaller, or begin elsewhere."""
+        before = self._moved[producer]
         try:
-            self.target.store(topic, producer, body)
+            number = self.target.store(topic, producer, body)
         except RequestRefused as error:
             if code_of(error) == "OVERLAP":  # another program moves the same stream
                 self._moved[producer] = self.target.store(topic, producer)
@@ -191,6 +190,12 @@ class Mover:
             if error.status == 503:  # perhaps a smaller batch finds room
                 self._batch_bytes = max(self._batch_bytes // 4, _SMALLEST_RETRY)
             raise
+        if number is None or (before is not None and number <= before):
+            # The source would drop messages that nobody has.
+            raise Failure(
+                f"{self.target.address} does not confirm that it has stored messages of {topic}.",
+                ExitCode.PARTIAL,
+            )
         self._batch_bytes = min(2 * self._batch_bytes, self._most_bytes)
         return True
 
