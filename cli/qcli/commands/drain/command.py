@@ -36,7 +36,7 @@ _POLL_S = 0.5
         "let consumers empty a broker, then stop it": "qcli drain --nsqd-http-address 10.0.0.7:4151 && "
         "ssh 10.0.0.7 systemctl stop trio-nsq",
         "move what is left to another broker": "qcli drain --nsqd-http-address 10.0.0.7:4151 --move-to 10.0.0.8:4151",
-        "give consumers ten minutes, then move the rest": "qcli drain --timeout 10m || qcli drain --move-to "
+        "give consumers ten minutes, then move the rest": "qcli drain --timeout 10m; qcli drain --move-to "
         "10.0.0.8:4151",
         "accept publishes again": "qcli drain --stop",
     },

@@ -106,9 +106,9 @@ INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
     STRATEGY,
     "--strategy",
     type=click.Choice([ALL, ROUND_ROBIN, HASH]),
-    show_default="all, or round-robin with nsqlookupd",
+    show_default=False,
     help="all: each broker gets every message. round-robin: the brokers get messages in turn. hash: messages with the "
-    "same key go to the same broker.",
+    "same key go to the same broker. The default is all, or round-robin with nsqlookupd.",
 )
 @option(
     STRATEGY,
