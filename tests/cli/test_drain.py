@@ -390,6 +390,8 @@ def test_the_patience_begins_at_an_error_not_at_the_last_progress(
         ("/topic/move/store", b'{"number": "1"}'),
         ("/topic/move/store", b'{"number": null}'),
         ("/topic/move/begin", b"null"),
+        ("/stats", b'{"topics": [{}]}'),
+        ("/stats", b'{"topics": [{"topic_name": "t", "depth": "x", "message_count": 1, "channels": []}]}'),
         ("/topic/move/begin", b'{"move": "m", "to": "x", "began_ns": 1, "streams": [{"channel": "c"}]}'),
     ],
 )

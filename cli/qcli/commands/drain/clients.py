@@ -14,6 +14,7 @@ from trio_nsq.untrusted_json import decode_json
 from ...broker.admin_client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S
 from ...broker.connection_options import ConnectOptions, refuse_plain_http
 from ...broker.failures import http_failure, not_a_broker
+from ...broker.stats_check import check_stats
 from ...framework.errors import Failure
 
 _ANSWER_TIMEOUT_S = 30.0
@@ -89,9 +90,10 @@ class DrainClient:
         """Return `/stats`. Raises Failure: it is not from a broker."""
         usual = {"format": "json", "include_mem": "false", "include_clients": "false"}
         stats = self.json("GET", "/stats", usual | params)
-        if not isinstance(stats, dict) or "topics" not in stats:
-            raise not_a_broker(self.address)
-        return stats | {"topics": stats["topics"] or []}
+        try:
+            return check_stats(stats)
+        except ValueError as error:
+            raise not_a_broker(self.address) from error
 
     def info(self) -> dict[str, Any]:
         """Return `/info`, which needs no disk, so that a broker that hangs is found soon.
