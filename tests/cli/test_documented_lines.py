@@ -35,7 +35,10 @@ def documented_lines(page: Path) -> Iterator[str]:
 def runs_of_qcli(line: str) -> Iterator[list[str]]:
     """Return the arguments of each `qcli` in a shell line."""
     words: list[str] | None = None
-    for word in [*shlex.split(line.replace("$(", "; ").replace(")", " ;"), comments=True), ";"]:
+    for word in [
+        *shlex.split(line.replace("$(", "; ").replace(")", " ;").replace("; ", " ; "), comments=True),
+        ";",
+    ]:
         if word in _OPERATORS:
             if words is not None:
                 yield words
