@@ -91,10 +91,10 @@ async def test_exception_in_the_dead_letter_mover(
     """It retries after a pause, not continuously."""
     publish, is_broken = Topics.publish_durably, True
 
-    async def break_it(topics: Topics, *args: Any) -> None:
+    async def break_it(topics: Topics, *args: Any, **kwargs: Any) -> None:
         if is_broken:
             raise ZeroDivisionError("a defect")
-        await publish(topics, *args)
+        await publish(topics, *args, **kwargs)
 
     monkeypatch.setattr(Topics, "publish_durably", break_it)
     async with running_api(tmp_path / "d") as api, client_of(api) as reader:

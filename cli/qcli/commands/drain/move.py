@@ -191,7 +191,7 @@ class Mover:
                 self._batch_bytes = max(self._batch_bytes // 4, _SMALLEST_RETRY)
             raise
         if number is None or (before is not None and number <= before):
-            # The source would drop messages that nobody has.
+            # The source would drop messages that no broker has.
             raise Failure(
                 f"{self.target.address} does not confirm that it has stored messages of {topic}.",
                 ExitCode.PARTIAL,
