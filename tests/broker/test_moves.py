@@ -607,7 +607,7 @@ async def test_many_groups_are_stored_in_several_turns(tmp_path: Path) -> None:
 async def test_a_topic_that_cannot_remember_a_stream_stores_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for other producers: memory and saved states stay small, whoever asks."""
+    """The limit of producers bounds memory and saved states, as for batches with a number."""
     monkeypatch.setattr(producers, "MAX_PRODUCERS", 3)
     async with running_api(tmp_path / "b") as target:
         await create(target, "t", "c")

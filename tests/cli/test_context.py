@@ -1,45 +1,25 @@
 """Tests for the commands of `qcli context`."""
 
-import json
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from cli.support import DEADLINE_S, Cli, CliHere, Run, command_line
-
-NO_ADDRESSES = {"QCLI_NSQD_TCP_ADDRESS": "", "QCLI_NSQD_HTTP_ADDRESS": ""}
+from cli.contexts import cli_with_contexts, contexts_file, shown
+from cli.support import DEADLINE_S, Cli, Run, command_line
 
 
 @pytest.fixture
 def cli(tmp_path: Path, run_here: Run) -> Cli:
     """Runs commands in this process, with its own contexts and no addresses in the environment."""
-    return CliHere("", "", {"XDG_CONFIG_HOME": str(tmp_path / "config"), **NO_ADDRESSES}, run=run_here)
+    return cli_with_contexts(tmp_path / "config", run_here)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """The file of contexts."""
-    return tmp_path / "config" / "qcli" / "contexts.toml"
-
-
-def write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-
-
-def shown(cli: Cli, *args: str, **env: str) -> dict[str, tuple[str, str]]:
-    """Return the values that a command would use, and where they are from, by option."""
-    result = cli("context", "show", *args, "--format", "json", env=env)
-    assert result.code == 0, result.err
-    return {
-        each["name"].removeprefix("--"): (
-            ",".join(each["value"]) if isinstance(each["value"], list) else str(each["value"]),
-            each["from"],
-        )
-        for each in json.loads(result.out)["options"]
-    }
+    return contexts_file(tmp_path / "config")
 
 
 def test_save_use_list_and_delete(cli: Cli, file: Path) -> None:

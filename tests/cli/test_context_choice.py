@@ -1,7 +1,6 @@
 """Tests of `--context`: which addresses, options and secret a command uses."""
 
 import dataclasses
-import json
 import shlex
 import subprocess
 import sys
@@ -9,41 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import DEADLINE_S, Cli, CliHere, Run
+from cli.contexts import cli_with_contexts, contexts_file, shown, write
+from cli.support import DEADLINE_S, Cli, Run
 from client.support.tokens import SECRETS, AuthFile
 from interop.peers import Broker, qcli_lookupd, qcli_serve
-
-NO_ADDRESSES = {"QCLI_NSQD_TCP_ADDRESS": "", "QCLI_NSQD_HTTP_ADDRESS": ""}
 
 
 @pytest.fixture
 def cli(tmp_path: Path, run_here: Run) -> Cli:
     """Runs commands in this process, with its own contexts and no addresses in the environment."""
-    return CliHere("", "", {"XDG_CONFIG_HOME": str(tmp_path / "config"), **NO_ADDRESSES}, run=run_here)
+    return cli_with_contexts(tmp_path / "config", run_here)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """The file of contexts."""
-    return tmp_path / "config" / "qcli" / "contexts.toml"
-
-
-def write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-
-
-def shown(cli: Cli, *args: str, **env: str) -> dict[str, tuple[str, str]]:
-    """Return the values that a command would use, and where they are from, by option."""
-    result = cli("context", "show", *args, "--format", "json", env=env)
-    assert result.code == 0, result.err
-    return {
-        each["name"].removeprefix("--"): (
-            ",".join(each["value"]) if isinstance(each["value"], list) else str(each["value"]),
-            each["from"],
-        )
-        for each in json.loads(result.out)["options"]
-    }
+    return contexts_file(tmp_path / "config")
 
 
 def test_precedence(cli: Cli, file: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.support import Cli, CliHere, Run
+from cli.contexts import cli_with_contexts, contexts_file
+from cli.support import Cli, Run
 from qcli.contexts.toml_edit import remove_table, set_keys
 
 FILE = """\
@@ -35,7 +36,7 @@ nsqd_tcp_address = "127.0.0.1:4150"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "qcli" / "contexts.toml"
+    path = contexts_file(tmp_path)
     path.parent.mkdir()
     path.write_text(FILE)
     return path
@@ -44,8 +45,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def cli(tmp_path: Path, run_here: Run) -> Cli:
     """Runs commands in this process, with the contexts of the file."""
-    env = {"XDG_CONFIG_HOME": str(tmp_path), "QCLI_NSQD_TCP_ADDRESS": "", "QCLI_NSQD_HTTP_ADDRESS": ""}
-    return CliHere("", "", env, run=run_here)
+    return cli_with_contexts(tmp_path, run_here)
 
 
 def test_commands_change_only_what_they_must(cli: Cli, file: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import DEADLINE_S, Cli, CliHere, Run, command_line
+from cli.contexts import cli_with_contexts, contexts_file
+from cli.support import DEADLINE_S, Cli, Run, command_line
 from client.support.tokens import SECRETS, AuthFile
 from interop.peers import Broker, qcli_serve
 from qcli.contexts.secret import secret_of_command
@@ -29,13 +30,12 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def cli(tmp_path: Path, run_here: Run) -> Cli:
-    env = {"XDG_CONFIG_HOME": str(tmp_path), "QCLI_NSQD_TCP_ADDRESS": "", "QCLI_NSQD_HTTP_ADDRESS": ""}
-    return CliHere("", "", env, run=run_here)
+    return cli_with_contexts(tmp_path, run_here)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "qcli" / "contexts.toml"
+    return contexts_file(tmp_path)
 
 
 def program(tmp_path: Path, text: str) -> str:

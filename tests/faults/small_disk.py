@@ -23,11 +23,13 @@ import trio
 
 from broker.support import mpub
 from faults.load import Gone, connection
+from interop.peers import Broker, Child
 from log.support import HastyFiles
 from trio_nsq.broker import BrokerOptions, serve
 
 _BLOCK_BYTES = 4096
 _MOUNT_S = 30.0
+_START_S = 60.0
 _PAUSE_S = 0.002
 """Retry delay of a refused producer."""
 
@@ -277,6 +279,22 @@ async def main(data_path: Path, size: int, addresses: Path, options: str) -> Non
         bound = await nursery.start(lambda task_status: serve(made, files=files, task_status=task_status))
         addresses.write_text(json.dumps([bound.tcp_address, bound.http_address]))
         print("ready", flush=True)
+
+
+@contextmanager
+def on_small_disk(folder: Path, disk_bytes: int, **options: object) -> Iterator[Broker]:
+    """Run a broker on a simulated disk of this size; it is killed at the end of the block."""
+    told = folder.with_name(f"{folder.name}.addresses")
+    child = Child(
+        [sys.executable, "-m", "faults.small_disk", folder, str(disk_bytes), told, json.dumps(options)]
+    )
+    try:
+        if child.stdout.next(time.monotonic() + _START_S) != "ready":
+            child.fail("did not start")
+        tcp_address, http_address = json.loads(told.read_text())
+        yield Broker(tcp_address, http_address, child)
+    finally:
+        child.close()
 
 
 if __name__ == "__main__":

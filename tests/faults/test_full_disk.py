@@ -7,10 +7,9 @@ default; `FAULT_COMPLETE=1` for fifty of each kind, on larger disks.
 import json
 import os
 import random
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,15 @@ from typing import Any
 import pytest
 import trio
 
-from faults.small_disk import FullDiskLedger, consume_for_ever, meanwhile, publish_for_ever, small_disk
-from interop.peers import Broker, Child, qcli_serve
+from faults.small_disk import (
+    FullDiskLedger,
+    consume_for_ever,
+    meanwhile,
+    on_small_disk,
+    publish_for_ever,
+    small_disk,
+)
+from interop.peers import Broker, qcli_serve
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 FILLS = 50 if COMPLETE else 2
@@ -34,22 +40,6 @@ AGAIN = 100
 TOPICS = {"a": ("c", "d"), "b": ("c",)}
 ONE_FILE = 100 * 1024 * 1024
 """With files of this size, all messages are in files that still grow."""
-
-
-@contextmanager
-def serve_small_files(folder: Path, **options: object) -> Iterator[Broker]:
-    """Run a broker on a simulated disk; it is killed at the end of the block."""
-    told = folder.with_name(f"{folder.name}.addresses")
-    child = Child(
-        [sys.executable, "-m", "faults.small_disk", folder, str(DISK_BYTES), told, json.dumps(options)]
-    )
-    try:
-        if child.stdout.next(time.monotonic() + PATIENCE_S) != "ready":
-            child.fail("did not start")
-        tcp_address, http_address = json.loads(told.read_text())
-        yield Broker(tcp_address, http_address, child)
-    finally:
-        child.close()
 
 
 class Life:
@@ -182,8 +172,9 @@ async def test_simulated_disk_becomes_empty_in_spite_of_publishers(tmp_path: Pat
     folder.mkdir()
     await fill_and_recover(
         partial(
-            serve_small_files,
+            on_small_disk,
             folder,
+            DISK_BYTES,
             max_bytes_per_file=file_bytes,
             checkpoint_interval_ms=CHECKPOINT_INTERVAL_MS,
         )

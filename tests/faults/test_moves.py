@@ -8,13 +8,12 @@ import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from broker.api import running_api
 from broker.moving import Mover, waiting
 from cli.support import Cli, Running
 from faults.disk import RecordingFiles, disk_at, write_image
-from interop.peers import Broker, Child, qcli_serve
+from faults.small_disk import on_small_disk
+from interop.peers import Broker, qcli_serve
 from log.support import HastyFiles
 from trio_nsq.client import RequestRefused
 from trio_nsq.client.http.broker_http import BrokerHTTP
@@ -261,22 +261,6 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 # ---------------------------------------------------------------------- a full disk at the target
-
-
-@contextmanager
-def on_small_disk(folder: Path, disk_bytes: int, **options: object) -> Iterator[Broker]:
-    """Run a broker on a simulated disk of this size; it is killed at the end of the block."""
-    told = folder.with_name(f"{folder.name}.addresses")
-    child = Child(
-        [sys.executable, "-m", "faults.small_disk", folder, str(disk_bytes), told, json.dumps(options)]
-    )
-    try:
-        if child.stdout.next(time.monotonic() + PATIENCE_S) != "ready":
-            child.fail("did not start")
-        tcp_address, http_address = json.loads(told.read_text())
-        yield Broker(tcp_address, http_address, child)
-    finally:
-        child.close()
 
 
 @pytest.mark.slow

@@ -103,6 +103,7 @@ def lookupd_unreachable(address: str, reason: str) -> Failure:
         f"No nsqlookupd answers at {address}: {reason}. Start one with 'qcli lookupd', or use another address: "
         f"{LOOKUPD_OPTION}.",
         ExitCode.UNREACHABLE,
+        brief=f"nsqlookupd {address}: {reason}",
     )
 
 
@@ -202,6 +203,13 @@ def connection_failure(error: ConnectionFailed, address: str | None = None) -> F
     return unreachable(address, TCP_OPTION, reason_of(cause) if isinstance(cause, OSError) else error.reason)
 
 
+def reason_unreachable(error: BrokerUnreachable) -> str:
+    """Return why no server answered an HTTP request; the library's texts of timeouts name the step."""
+    if error.cause is None or isinstance(error.cause, TimeoutError):
+        return error.reason
+    return reason_of(error.cause)
+
+
 def http_failure(error: RequestRefused | BrokerUnreachable) -> Failure:
     """Return the failure for an HTTP request that was refused or not answered, or answered by another program."""
     from trio_nsq.client.errors import NotABroker, RequestRefused
@@ -217,9 +225,7 @@ def http_failure(error: RequestRefused | BrokerUnreachable) -> Failure:
         return Refused(address, error.status, error.text)
     if failure := tls_failure(address, error):
         return failure
-    reason = error.reason
-    if error.cause is not None and not isinstance(error.cause, TimeoutError):
-        reason = reason_of(error.cause)
+    reason = reason_unreachable(error)
     if isinstance(error.cause, ConnectionResetError) and not (is_https(address) or is_unix_path(address)):
         reason = hung_up(address)
     return unreachable(address, HTTP_OPTION, reason)

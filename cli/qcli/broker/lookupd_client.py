@@ -11,11 +11,11 @@ from trio_nsq.client.http.broker_http import BrokerHTTP
 from trio_nsq.lookup.answers import Node, parse_nodes
 from trio_nsq.untrusted_json import decode_json
 
-from ..framework.errors import ExitCode, Failure, reason_of
+from ..framework.errors import ExitCode, Failure
 from .address_options import LOOKUPD_OPTION
 from .admin_client import CONNECT_TIMEOUT_S, MAX_ANSWER_BYTES, REQUEST_TIMEOUT_S
 from .connection_options import ConnectOptions
-from .failures import access_refusal
+from .failures import access_refusal, lookupd_unreachable, reason_unreachable
 
 
 class LookupdClient:
@@ -81,16 +81,7 @@ class LookupdClient:
         except NotABroker as error:
             raise self._not_a_lookupd() from error
         except BrokerUnreachable as error:
-            cause = error.cause
-            reason = (
-                error.reason if cause is None or isinstance(cause, TimeoutError) else reason_of(cause)
-            ).rstrip(".")
-            raise Failure(
-                f"No nsqlookupd answers at {self.address}: {reason}. Start one with 'qcli lookupd', or use another "
-                f"address: {LOOKUPD_OPTION}.",
-                ExitCode.UNREACHABLE,
-                brief=f"nsqlookupd {self.address}: {reason}",
-            ) from error
+            raise lookupd_unreachable(self.address, reason_unreachable(error).rstrip(".")) from error
 
     def _not_a_lookupd(self) -> Failure:
         return Failure(
