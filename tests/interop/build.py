@@ -19,12 +19,21 @@ DEADLINE_S = 10 * 60
 """Timeout of one download or build. The first Go build, with empty caches, takes about a minute on two cores."""
 
 NSQ = "github.com/nsqio/nsq"
+NSQ_APPS = (
+    "nsq_stat",
+    "nsq_tail",
+    "nsq_to_file",
+    "nsq_to_http",
+    "nsq_to_nsq",
+    "nsqadmin",
+    "nsqd",
+    "nsqlookupd",
+    "to_nsq",
+)
 GO_PACKAGES = [
     "./gopeer",
     "./goload",
-    f"{NSQ}/apps/nsqadmin",
-    f"{NSQ}/apps/nsqd",
-    f"{NSQ}/apps/nsqlookupd",
+    *(f"{NSQ}/apps/{name}" for name in NSQ_APPS),
     f"{NSQ}/bench/bench_reader",
     f"{NSQ}/bench/bench_writer",
 ]

@@ -288,6 +288,12 @@ def nsqd_program() -> Path:
         return go_program("nsqd")
 
 
+def nsq_program(name: str) -> Path:
+    """Return the path of one of NSQ's own programs, such as ``nsq_to_file``."""
+    with _or_skip():
+        return go_program(name)
+
+
 def goload_program() -> Path:
     """Return the path of the load generator of the benchmarks."""
     with _or_skip():
