@@ -1,0 +1,1 @@
+"""Copy topics to files, HTTP servers and other brokers."""
