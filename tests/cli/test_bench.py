@@ -253,6 +253,31 @@ def interrupt(running: Running, number: int = signal.SIGINT) -> Result:
     return running.end()
 
 
+def stop_with_unanswered_commands(broker: Broker, client: Running) -> None:
+    """Stop the broker's process, and wait until the client has read all answers and waits for more."""
+    broker.process.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + DEADLINE_S
+    while not (
+        state(broker.process.pid) == "T"
+        and not has_unread_answers(broker.tcp_address)
+        and state(client.process.pid) == "S"
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # nothing tells of the kernel's buffers
+
+
+def state(pid: int) -> str:
+    """Return the state of a process: S: it waits; T: it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def has_unread_answers(address: str) -> bool:
+    """Return whether the kernel has data from this address that a client has not read."""
+    port = int(address.rpartition(":")[2])
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(row[2].endswith(f":{port:04X}") and int(row[4].partition(":")[2], 16) for row in rows)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_run_reports_what_was_done(target: Broker, topic: str, number: int, code: int) -> None:
     cli = Cli(target.tcp_address, target.http_address)
@@ -285,7 +310,7 @@ def test_broker_that_stops_answering_is_named(tmp_path: Path) -> None:
         cli = Cli(broker.tcp_address, broker.http_address)
         with cli.running("bench", "pub", "t", "--duration", "1h", "--format", "json") as running:
             wait_for_messages(broker, "t", 1000)
-            broker.process.send_signal(signal.SIGSTOP)
+            stop_with_unanswered_commands(broker, running)
             result = interrupt(running)  # and do not wait for answers for ten seconds
         broker.process.send_signal(signal.SIGCONT)
         assert result.code == 4

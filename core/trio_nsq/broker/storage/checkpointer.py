@@ -24,6 +24,8 @@ _THREADS = 16
 """Threads for saves only, so that saves do not wait for other work."""
 _WRITERS_AT_THE_END = 8
 """Concurrent saves at shutdown, when syncs share disk work. While clients are served, one save leaves them the disk."""
+_IDS = ""
+"""The reserved ids among the errors, which are by topic; no topic has this name."""
 _TOPICS_AT_ONCE = 100
 """Topics examined before the event loop serves other tasks."""
 
@@ -78,8 +80,6 @@ class Checkpointer:
         roll: See `RetentionManager`.
         sync: Syncs a topic's log; returns whether that succeeded, and logs errors.
 
-    Attributes:
-        error: The error of the last write; empty if it succeeded.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Checkpointer:
         roll: Callable[[Topic], Awaitable[bool]],
         sync: Callable[[Topic], Awaitable[bool]],
     ) -> None:
-        self.error = ""
+        self._errors: dict[str, str] = {}  # of what was not written since: by topic, or _IDS
         self._sync = sync
         self._threads = trio.CapacityLimiter(_THREADS)
         self._spare_room = folder.spare_room
@@ -106,6 +106,11 @@ class Checkpointer:
         self._due: set[str] = set()
         self._locks: dict[Topic, trio.Lock] = {}
         self._changes: dict[Topic, list[_Change]] = {}  # waiting for the lock, in its order
+
+    @property
+    def error(self) -> str:
+        """An error of something whose last write failed; empty if everything could be written."""
+        return next(iter(self._errors.values()), "")
 
     # ------------------------------------------------------------------ one topic
 
@@ -221,10 +226,11 @@ class Checkpointer:
             if not isinstance(exc, OSError):  # a defect in the broker must not stop it, nor the next save
                 logger.exception("topic %s: internal error", topic.name)
             reason = exc.strerror if isinstance(exc, OSError) else "internal error"
-            self._report_error(f"cannot save the state of topic {topic.name}: {reason}")
+            text = f"cannot save the state of topic {topic.name}: {reason}"
+            self._report_error(topic.name, text)
             for change in changes:
-                change.refuse(SaveError(self.error))
-            raise SaveError(self.error) from exc
+                change.refuse(SaveError(text))
+            raise SaveError(text) from exc
         self._broker.never_saved.discard(topic)
         for change in changes:
             change.make()
@@ -233,9 +239,9 @@ class Checkpointer:
         topic.saved(checkpoint)
         self.retention.schedule.watch(topic.name, next_check_ns)
         if error is None:
-            self.error = ""
+            self._errors.pop(topic.name, None)
         else:
-            self._report_error(str(error))
+            self._report_error(topic.name, str(error))
             self._due.add(topic.name)  # the next checkpoint retries
 
     def _write(self, topic: Topic, checkpoint: Checkpoint) -> tuple[int | None, LogError | None]:
@@ -257,11 +263,12 @@ class Checkpointer:
     def forget(self, topic: Topic) -> None:
         self._saved.pop(topic, None)
         self._locks.pop(topic, None)
+        self._errors.pop(topic.name, None)
 
-    def _report_error(self, text: str) -> None:
-        if self.error != text:
+    def _report_error(self, what: str, text: str) -> None:
+        if self._errors.get(what) != text:
             logger.error("%s", text)
-        self.error = text
+        self._errors[what] = text
 
     # ------------------------------------------------------------------ all topics
 
@@ -330,6 +337,7 @@ class Checkpointer:
                 topic = self._broker.topics.get(name)
                 if topic is None or topic.ephemeral:
                     self._due.discard(name)
+                    self._errors.pop(name, None)
                     continue
                 try:
                     await self.save(topic)
@@ -348,7 +356,7 @@ class Checkpointer:
                 await trio.to_thread.run_sync(self._folder.reserve_ids, below, limiter=self._threads)
             except OSError as exc:
                 # The next checkpoint retries; until then the broker uses the ids reserved before.
-                self._report_error(f"cannot write to {self._folder.path}: {exc.strerror}")
+                self._report_error(_IDS, f"cannot write to {self._folder.path}: {exc.strerror}")
             else:
                 self._ids.reserved = below
-                self.error = ""
+                self._errors.pop(_IDS, None)
