@@ -108,7 +108,7 @@ def test_address_without_a_port() -> None:
 def test_workers_of_spark_need_the_standard_library_only() -> None:
     script = (
         "import sys; sys.modules |= dict.fromkeys(['trio', 'httpx', 'httptools']); "
-        "from trio_nsq.client import IdempotentProducer; import trio_nsq.spark.broker_log"
+        "from trio_nsq.client import IdempotentProducer; import trio_nsq.client.reading.broker_log"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 

@@ -10,9 +10,9 @@ from cli.support import Cli
 from interop.peers import qcli_serve
 from spark.support import cli_of, numbers
 from trio_nsq.client.errors import BrokerUnreachable
+from trio_nsq.client.reading.broker_log import BrokerLog
+from trio_nsq.log.gaps import Span
 from trio_nsq.log.records import RecordBatch
-from trio_nsq.spark.broker_log import BrokerLog
-from trio_nsq.spark.ranges import Span
 
 
 def test_unreachable_broker_is_retried(topic: str, tmp_path: Path) -> None:

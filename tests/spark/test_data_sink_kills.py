@@ -19,7 +19,7 @@ import pytest
 from cli.support import Cli
 from spark.support import bodies_in, jvm_of
 from trio_nsq.client.errors import RequestRefused
-from trio_nsq.spark.broker_log import BrokerLog
+from trio_nsq.client.reading.broker_log import BrokerLog
 
 SEED = int(os.environ.get("FAULT_SEED", "1"))
 KILLS = 6

@@ -19,8 +19,8 @@ from cli.support import Cli
 from interop.peers import Broker, qcli_serve
 from spark.support import HOUR_NS, NOON_NS, cli_of, numbers, until, write_log
 from trio_nsq.client.errors import BrokerUnreachable
+from trio_nsq.client.reading.broker_log import BrokerLog, LogReplaced
 from trio_nsq.protocol.errors import NSQError
-from trio_nsq.spark.broker_log import BrokerLog, LogReplaced
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.source.options import SourceError

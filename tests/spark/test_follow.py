@@ -20,7 +20,7 @@ from spark.support import (
     run_in_process,
     until,
 )
-from trio_nsq.spark.broker_log import BrokerLog
+from trio_nsq.client.reading.broker_log import BrokerLog
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.runtime.engine import Advance, Done, Task, run_inline

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trio_nsq.log.gaps import Span
 from trio_nsq.spark.export.layout import (
     BodyFormat,
     JsonColumn,
@@ -18,7 +19,7 @@ from trio_nsq.spark.export.layout import (
     safe_name,
 )
 from trio_nsq.spark.export.manifest import Manifest, ManifestError, RangeResult
-from trio_nsq.spark.ranges import LastMessage, Span, covered_up_to
+from trio_nsq.spark.ranges import LastMessage, covered_up_to
 
 LAYOUT = Layout(
     PartitionBy.HOUR,

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.spark.ranges import Span, covered_up_to, split, subtract
+from trio_nsq.log.gaps import Span
+from trio_nsq.spark.ranges import covered_up_to, split, subtract
 
 spans = st.tuples(st.integers(0, 60), st.integers(1, 20)).map(lambda pair: Span(pair[0], sum(pair)))
 

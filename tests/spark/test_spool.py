@@ -11,11 +11,10 @@ import pytest
 
 from spark.support import HOUR_NS, NOON_NS, column, parquet_files, rows
 from trio_nsq.log import LogWriteError
-from trio_nsq.log.gaps import Gap
+from trio_nsq.log.gaps import Gap, Span
 from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout, PartitionBy
 from trio_nsq.spark.export.request import ExportRequest
-from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.spark.spool.records import (
     InvalidMessageId,

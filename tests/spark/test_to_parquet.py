@@ -26,11 +26,11 @@ from spark.support import (
     rows,
     write_log,
 )
+from trio_nsq.log.gaps import Span
 from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
-from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.runtime.engine import run_inline
 from trio_nsq.spark.storage import ArrowStorage, LocalStorage
 

@@ -20,10 +20,10 @@ from cli.support import DEADLINE_S, Cli, does_not_exist, without_suggestion
 from interop.peers import nsqd, qcli_serve
 from spark.support import ToParquet, cli_of, column, export, leftovers, numbers, parquet_files, until
 from trio_nsq.extras import install_hint
+from trio_nsq.log.gaps import Span
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
-from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.storage import LocalStorage
 
 

@@ -1,7 +1,25 @@
-"""Gaps: ranges of sequences that a reader of a log cannot read."""
+"""Spans of sequences, and gaps: those that a reader of a log cannot read."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+
+class Span(NamedTuple):
+    """The sequences of one broker's log from `first` up to, but not including, `end`; never empty."""
+
+    first: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.first
+
+    def overlaps(self, other: "Span") -> bool:
+        return self.first < other.end and other.first < self.end
+
+    def common(self, other: "Span") -> int:
+        """Return the number of sequences that both spans have."""
+        return max(0, min(self.end, other.end) - max(self.first, other.first))
 
 
 @dataclass(frozen=True, slots=True)

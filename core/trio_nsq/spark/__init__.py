@@ -3,7 +3,7 @@
 `export` writes topics to Parquet files and `replay` publishes Parquet files; `runtime` runs their tasks, in this
 process or on Spark. `data_source` is the entry point of Spark's data source `nsq`: `source` reads a topic and `sink`
 writes one; `options` parses their common options. `spool` stores messages of an nsqd until they are exported.
-`broker_log` reads a broker's log, `storage` reads and writes files, and `ranges` has spans of sequences.
+`storage` reads and writes files, and `ranges` has the exported ranges.
 
 Tasks run in Spark's workers, which may have only the standard library, pyarrow, zlib-ng and this package as a zip
 file. So a module that a task imports must not import anything else.

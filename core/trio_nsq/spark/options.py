@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from ..client.connection.reconnect import PATIENCE_S
 from ..client.connection.tls import TLSFiles
+from ..client.reading.broker_log import broker_label
 from ..protocol.errors import NSQError
 from ..secret import NO_SECRET, Secret
-from .broker_log import broker_label
 
 MS_PER_S = 1000
 ACCESS_OPTIONS = (

@@ -1,27 +1,11 @@
-"""Spans of sequences, and the ranges of a log that are exported."""
+"""The ranges of a log that are exported."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-
-class Span(NamedTuple):
-    """The sequences of one broker's log from `first` up to, but not including, `end`; never empty."""
-
-    first: int
-    end: int
-
-    @property
-    def length(self) -> int:
-        return self.end - self.first
-
-    def overlaps(self, other: "Span") -> bool:
-        return self.first < other.end and other.first < self.end
-
-    def common(self, other: "Span") -> int:
-        """Return the number of sequences that both spans have."""
-        return max(0, min(self.end, other.end) - max(self.first, other.first))
+from ..log.gaps import Span
 
 
 class LastMessage(NamedTuple):

@@ -10,8 +10,8 @@ from typing import NoReturn
 import click
 
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
+from trio_nsq.client.reading.broker_log import LogReplaced
 from trio_nsq.protocol.address import format_address
-from trio_nsq.spark.broker_log import LogReplaced
 from trio_nsq.spark.export.job import ExportJob
 from trio_nsq.spark.export.request import ExportRequest, ExportResult
 from trio_nsq.spark.export.task import ExportTask

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from ...client.reading.broker_log import Bounds, BrokerLog, LogReplaced, broker_label
+from ...log.gaps import Span
 from ...log.records import RecordBatch
-from ..broker_log import Bounds, BrokerLog, LogReplaced, broker_label
-from ..ranges import BrokerRanges, Span, covered_up_to, subtract
+from ..ranges import BrokerRanges, covered_up_to, subtract
 from ..runtime.engine import Advance, Engine
 from ..spool.records import SpooledRows
 from ..spool.spool import NsqdLog, Spool

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from ...log.gaps import Span
 from ...protocol.errors import NSQError
-from ..ranges import Span
 
 
 class LayoutError(NSQError):

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...log.gaps import Span
 from ...protocol.errors import NSQError
-from ..ranges import BrokerRanges, LastMessage, Span, split, subtract
+from ..ranges import BrokerRanges, LastMessage, split, subtract
 from .layout import Layout, range_name, safe_name
 
 VERSION = 1

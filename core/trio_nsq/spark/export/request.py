@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ...client.connection.reconnect import PATIENCE_S
 from ...client.connection.tls import TLSFiles
+from ...client.reading.broker_log import BrokerLog
+from ...log.gaps import Span
 from ...secret import NO_SECRET, Secret
-from ..broker_log import BrokerLog
-from ..ranges import Span
 from .layout import JsonType, Layout
 from .manifest import RangeResult
 

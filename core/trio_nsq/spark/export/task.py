@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...client.reading.batches import Found, is_for_all_channels
-from ...log.gaps import Gap
+from ...client.reading.broker_log import broker_label
+from ...log.gaps import Gap, Span
 from ...log.records import RecordBatch
-from ..broker_log import broker_label
-from ..ranges import Span
 from ..runtime.engine import Advance
 from ..spool.records import Spooled, SpooledRows, read_spool
 from ..storage import Storage, naming_file, storage_at

@@ -19,8 +19,8 @@ from pyspark.sql.types import (
 )
 
 from ...client.connection.reconnect import PATIENCE_S
+from ...client.reading.broker_log import BrokerLog
 from ...protocol.errors import NSQError
-from ..broker_log import BrokerLog
 from ..options import (
     ACCESS_OPTIONS,
     MS_PER_S,

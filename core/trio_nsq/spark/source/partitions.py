@@ -6,9 +6,9 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from ...client.reading.batches import is_for_all_channels
-from ...log.gaps import Gap
-from ..broker_log import BrokerLog, LogReplaced
-from ..ranges import Span, split
+from ...client.reading.broker_log import BrokerLog, LogReplaced
+from ...log.gaps import Gap, Span
+from ..ranges import split
 from .options import ReadOptions, SourceError
 
 BATCH_ROWS = 10_000

@@ -30,8 +30,8 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ...client.errors import RequestRefused
-from ..broker_log import Bounds
-from ..ranges import Span
+from ...client.reading.broker_log import Bounds
+from ...log.gaps import Span
 from .options import ReadOptions, SourceError, position_on
 from .partitions import (
     NsqPartition,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ...log.files import Files
-from ...log.gaps import Gap, gaps
+from ...log.gaps import Gap, Span, gaps
 from ...log.inspection.segments import segment_paths
 from ...log.inspection.selection import select_batches
 from ...log.records import RecordBatch
@@ -25,7 +25,6 @@ from ...log.segment.index import big_endian, native
 from ...log.selection import Selection
 from ...protocol.errors import NSQError
 from ...protocol.messages import pack_messages
-from ..ranges import Span
 
 _METADATA_BYTES = 18
 """Bytes per message."""

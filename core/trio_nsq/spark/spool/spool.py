@@ -22,10 +22,11 @@ from urllib.parse import quote, unquote
 
 from zlib_ng.zlib_ng import crc32
 
+from ...client.reading.broker_log import Bounds
 from ...log import DiskLog, Files, OpenFiles, reasonable_limit
+from ...log.gaps import Span
 from ...protocol.errors import NSQError
-from ..broker_log import Bounds
-from ..ranges import BrokerRanges, Span
+from ..ranges import BrokerRanges
 from ..storage import lock_file, make_folder
 from .records import Spooled, SpooledRows, parse_ids, read_spool, record_of, rows_of
 

@@ -3,17 +3,16 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from ..client.connection.reconnect import PATIENCE_S, Retry
-from ..client.connection.tls import TLSFiles
-from ..client.errors import BrokerUnreachable, NotABroker
-from ..client.http.broker_http import BrokerHTTP
-from ..client.reading.batches import Found, batches_and_gaps, has_gaps
-from ..log.gaps import gaps
-from ..log.raw import RawStreamReader
-from ..log.records import RecordBatch
-from ..protocol.errors import NSQError
-from ..secret import NO_SECRET, Secret
-from .ranges import Span
+from ...log.gaps import Span, gaps
+from ...log.raw import RawStreamReader
+from ...log.records import RecordBatch
+from ...protocol.errors import NSQError
+from ...secret import NO_SECRET, Secret
+from ..connection.reconnect import PATIENCE_S, Retry
+from ..connection.tls import TLSFiles
+from ..errors import BrokerUnreachable, NotABroker
+from ..http.broker_http import BrokerHTTP
+from .batches import Found, batches_and_gaps, has_gaps
 
 _RECEIVE_BYTES = 1024 * 1024
 
