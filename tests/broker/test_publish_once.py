@@ -146,6 +146,8 @@ async def test_without_a_number_nothing_changes(tmp_path: Path) -> None:
         ({"producer": "p", "number": "1.0"}, "INVALID_NUMBER: "),
         ({"producer": "p", "number": str(2**63)}, "INVALID_NUMBER: "),
         ({"producer": "p", "number": "1" * 5000}, "INVALID_NUMBER: "),
+        ({"producer": "p", "number": "1", "first": "2"}, "INVALID_FIRST: "),
+        ({"producer": "p", "number": "1", "first": "x"}, "INVALID_FIRST: "),
         ({"producer": "p", "number": "1", "defer": "soon"}, "INVALID_DEFER"),
     ],
 )
@@ -155,6 +157,20 @@ async def test_invalid_names_and_numbers(tmp_path: Path, query: dict[str, str], 
             status, text = await api.post(path, b"x", topic="t", **query)
             assert (status, text[: len(error)]) == (400, error)
         assert (await api.stats())["topics"] == []
+
+
+async def test_batch_that_is_stored_in_part_is_refused(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        assert await send(api, 14, b"a", first=10) == PUBLISHED
+        refused = (409, "OVERLAP: numbers up to 14 of this producer are stored", None)
+        assert await send(api, 19, b"b", first=14) == refused
+        assert await send(api, 19, b"b", first=0) == refused
+        assert await send(api, 14, b"a", first=10) == REPEATED
+        assert await send(api, 12, b"a", first=12) == REPEATED
+        assert await send(api, 19, b"b", first=15) == PUBLISHED
+        assert await send(api, 30, b"c", first=25) == PUBLISHED
+        assert await send(api, 31, b"d") == PUBLISHED
+        assert await stored(api) == ["a", "b", "c", "d"]
 
 
 async def test_batch_without_messages_has_no_number(tmp_path: Path) -> None:
@@ -213,16 +229,17 @@ async def test_batch_refused_by_a_full_topic_is_stored_later(tmp_path: Path) -> 
 
 
 async def send_together(
-    address: str, files: HeldFiles, numbers: Sequence[int]
+    address: str, files: HeldFiles, numbers: Sequence[int], first: Sequence[int] | None = None
 ) -> list[tuple[int, str, str | None]]:
     """Send batches, each while the previous one waits for the disk; return the answers after the disk
     continues.
     """
     answers: dict[int, tuple[int, str, str | None]] = {}
+    queries = [{} for _ in numbers] if first is None else [{"first": each} for each in first]
 
     async def one(at: int, number: int) -> None:
         async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20) as client:
-            answers[at] = await send(client, number, b"body of %d" % number)
+            answers[at] = await send(client, number, b"body of %d" % number, **queries[at])
 
     async with trio.open_nursery() as nursery:
         for at, number in enumerate(numbers):
@@ -232,6 +249,19 @@ async def send_together(
         assert not answers
         files.release()
     return [answers[at] for at in range(len(numbers))]
+
+
+async def test_batch_in_part_the_same_as_one_in_progress_is_refused(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.post("/pub", b"before", topic="t")
+        files.hold("sync")
+        address = str(api.client.base_url.netloc, "ascii")
+        answers = await send_together(address, files, [20, 25], first=[10, 15])
+        assert [answer[:2] for answer in answers] == [
+            (200, "OK"),
+            (409, "OVERLAP: numbers up to 20 of this producer are stored"),
+        ]
 
 
 class FailingHeldFiles(HeldFiles):

@@ -77,6 +77,18 @@ async def test_batch_published_by_another_process_is_a_repeat(tmp_path: Path) ->
         assert await beside(bound, publish) == [PUBLISHED, REPEATED] * 3
 
 
+async def test_batch_that_is_published_in_part_is_refused(tmp_path: Path) -> None:
+    def publish(address: str) -> None:
+        with IdempotentProducer(address, "t", "p") as publisher:
+            assert publisher.publish([b"a"], 19, first=10) is PUBLISHED
+            with pytest.raises(RequestRefused, match="OVERLAP: numbers up to 19"):
+                publisher.publish([b"b"], 25, first=15)
+            assert publisher.publish([b"b"], 25, first=20) is PUBLISHED
+
+    async with running_broker(tmp_path / "d") as bound:
+        await beside(bound, publish)
+
+
 async def test_deferred_batch(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c", ready_count=10)

@@ -66,7 +66,7 @@ CALLS = [
     call("POST /channel/create topic=none channel=c", status=404),
     call("POST /channel/create topic=t", status=400),
     call("POST /pub topic=t", b"one"),
-    call("POST /pub topic=t producer=p number=7", b"numbered"),
+    call("POST /pub topic=t producer=p number=7 first=5", b"numbered"),
     call("POST /pub topic=t producer=p number=7", b"numbered"),
     call("POST /pub topic=t defer=3600000", b"deferred"),
     call("POST /pub topic=t", status=400),
@@ -74,7 +74,7 @@ CALLS = [
     call("POST /mpub topic=t", b"two\n\xff\n"),
     call("POST /mpub topic=t binary=true", bytes.fromhex("00000001 00000001 61")),
     call(
-        "POST /mpub topic=t binary=true producer=p number=8 defer=3600000",
+        "POST /mpub topic=t binary=true producer=p number=8 first=8 defer=3600000",
         bytes.fromhex("0000000100000001 61"),
     ),
     call("POST /mpub topic=t binary=true", b"x", status=413),

@@ -31,6 +31,13 @@ class LimitReached(PublishRefused):
     """A topic, channel or consumer exceeds a limit of the broker's options, which the text names."""
 
 
+class BatchOverlaps(NSQError):
+    """A batch has numbers up to the producer's last one, and greater ones. Nothing of it was stored.
+
+    The text begins with a code.
+    """
+
+
 class SaveError(NSQError):
     """A state cannot be saved. The text is the disk error."""
 

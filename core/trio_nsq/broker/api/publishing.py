@@ -174,11 +174,17 @@ def _batch_given(request: Request) -> BatchNumber | None:
     """Return the batch number of an idempotent publish; None for other publishes. Raises HTTPError."""
     if "producer" not in request.query and "number" not in request.query:
         return None
-    producer, text = producer_given(request), given(request, "number")
+    producer, number = producer_given(request), _number_in(given(request, "number"), "NUMBER", _NUMBERS - 1)
+    if "first" not in request.query:
+        return BatchNumber(producer, number)
+    return BatchNumber(producer, number, _number_in(request.query["first"], "FIRST", number))
+
+
+def _number_in(text: str, name: str, greatest: int) -> int:
     number = int(text) if _DIGITS.fullmatch(text) else _NUMBERS
-    if number >= _NUMBERS:
-        raise HTTPError(400, "INVALID_NUMBER: not a whole number from 0 to 9223372036854775807")
-    return BatchNumber(producer, number)
+    if number > greatest:
+        raise HTTPError(400, f"INVALID_{name}: not a whole number from 0 to {greatest}")
+    return number
 
 
 def refusal(error: PublishRefused) -> HTTPError:

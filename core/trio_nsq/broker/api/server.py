@@ -28,7 +28,7 @@ from ...http import (
 from ...listening import is_unix_path, port_of
 from ...log import LogError
 from ..addresses import BoundAddresses, Broadcast
-from ..errors import DeletedError, MoveRefused, PublishRefused, SaveError
+from ..errors import BatchOverlaps, DeletedError, MoveRefused, PublishRefused, SaveError
 from ..server import Server
 from ..state.settings import SettingsError
 from . import backlog, dead_letters, debug, moves, read, topics
@@ -237,7 +237,7 @@ async def _answer(handler: Handler, request: Request) -> Response:
         raise refusal(exc) from exc
     except SettingsError as exc:
         raise HTTPError(400, f"INVALID_SETTING: {exc}") from exc
-    except MoveRefused as exc:
+    except (BatchOverlaps, MoveRefused) as exc:
         raise HTTPError(409, str(exc)) from exc
     except DeletedError as exc:
         what = "CHANNEL" if "channel" in request.query else "TOPIC"

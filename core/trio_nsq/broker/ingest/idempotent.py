@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import trio
 
 from ...protocol import MessageSet
-from ..errors import PublishRefused
+from ..errors import BatchOverlaps, PublishRefused
 from ..state.broker import Broker
 from ..state.producers import KEPT_S, MAX_PRODUCERS
 from ..state.record_metadata import metadata_for_batch
@@ -25,10 +25,13 @@ class BatchNumber:
 
     Attributes:
         number: Greater than the numbers of all the producer's earlier batches in the same topic.
+        first: The batch has the numbers from this one to `number`, so that batches with other limits can be told from
+            repetitions; None: only `number`.
     """
 
     producer: str
     number: int
+    first: int | None = None
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class IdempotentPublisher:
             due_ns: Earliest delivery time, Unix nanoseconds; 0: at once.
 
         Raises:
+            BatchOverlaps: Some of the batch's numbers are stored, but not the last one.
             PublishRefused: The batch was not stored, because storing it failed, or storing the producer's batch in
                 progress failed, or the topic cannot remember another producer.
         """
@@ -70,6 +74,7 @@ class IdempotentPublisher:
         if self.has_published(topic, name):
             return False
         if (found := self._broker.topics.get(topic)) is not None:
+            _refuse_overlap(found, name)
             refuse_unless_remembered(found, name.producer)
         this = self._in_progress[key] = _InProgress()
         try:
@@ -101,6 +106,13 @@ class IdempotentPublisher:
                 MAX_PRODUCERS,
                 KEPT_S // 60,
             )
+
+
+def _refuse_overlap(topic: Topic, name: BatchNumber) -> None:
+    """Raise BatchOverlaps if a batch that is not stored begins at or below the last number."""
+    last = topic.producers.number_of(name.producer)
+    if last is not None and name.first is not None and name.first <= last:
+        raise BatchOverlaps(f"OVERLAP: numbers up to {last} of this producer are stored")
 
 
 def refuse_unless_remembered(topic: Topic, producer: str) -> None:

@@ -128,7 +128,9 @@ class IdempotentProducer:
             self._retry(lambda: self._request("POST", "/topic/producer/forget", self._names))
             self._last = -1
 
-    def publish(self, bodies: Sequence[bytes], number: int, defer_ms: int = 0) -> PublishOutcome:
+    def publish(
+        self, bodies: Sequence[bytes], number: int, defer_ms: int = 0, *, first: int | None = None
+    ) -> PublishOutcome:
         """Publish a batch as a whole; return when it is stored.
 
         Args:
@@ -136,13 +138,18 @@ class IdempotentProducer:
             number: 0 to 2**63 - 1, greater than the previous number; numbers may be skipped. To send a batch again, use
                 the same number.
             defer_ms: The delay before the delivery, in milliseconds; 0: no delay. nsqd up to 1.3.0 ignores it.
+            first: The batch has the numbers from this one to `number`. For a producer whose batches may end elsewhere
+                after a restart: a batch that is stored in part is refused.
 
         Raises:
             BrokerUnreachable: The broker was unavailable for longer than `patience_s`.
             PublishInDoubt: The batch may be stored, the broker does not deduplicate, and `max_resends` is exhausted.
-            RequestRefused: The broker rejects the batch, for example because it is too large or the topic is full.
+            RequestRefused: The broker rejects the batch, for example because it is too large or the topic is full. The
+                text begins with OVERLAP if numbers from `first` on are stored, but not `number`.
         """
         parameters = self._names | {"binary": "true", "number": str(number)}
+        if first is not None:
+            parameters["first"] = str(first)
         if defer_ms:
             parameters["defer"] = str(defer_ms)
         body = b"%s%s" % (pack(">i", len(bodies)), pack_messages(bodies).data)
