@@ -235,7 +235,9 @@ async def send_together(
     continues.
     """
     answers: dict[int, tuple[int, str, str | None]] = {}
-    queries = [{} for _ in numbers] if first is None else [{"first": each} for each in first]
+    queries: list[dict[str, Any]] = (
+        [{} for _ in numbers] if first is None else [{"first": each} for each in first]
+    )
 
     async def one(at: int, number: int) -> None:
         async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20) as client:
