@@ -1,5 +1,6 @@
 """Read a topic's log on a broker over HTTP, with blocking calls (docs/how-to/read-and-replay.md)."""
 
+import ssl
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
@@ -62,7 +63,7 @@ class BrokerLog:
         self,
         address: str,
         topic: str,
-        tls: TLSFiles | None = None,
+        tls: TLSFiles | ssl.SSLContext | None = None,
         patience_s: float = PATIENCE_S,
         secret: Secret = NO_SECRET,
     ) -> None:
@@ -172,6 +173,46 @@ class BrokerLog:
         self._http.post("/channel/create", {"topic": self._topic, "channel": channel})
         params = {"channel": channel, "to": "latest", "dry_run": "true"}
         return self._numbers("POST", "/channel/seek", params, "from_sequence")[0]
+
+    def create_topic(self) -> None:
+        """Create the topic if it does not exist. Raises the errors of `bounds`."""
+        self._http.post("/topic/create", {"topic": self._topic})
+
+    def first_unfinished(self, channel: str) -> int:
+        """Create the channel if it does not exist, and return the sequence of its first unfinished message.
+
+        It is before the channel's position if messages before that are in flight, deferred or requeued. Raises the
+        errors of `bounds`.
+        """
+        high = self.open_channel(channel)
+        if not self._skipped_by_move(channel, high):
+            return high
+        low = min(self.bounds().first, high)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._skipped_by_move(channel, middle):
+                high = middle - 1
+            else:
+                low = middle
+        return low
+
+    def _skipped_by_move(self, channel: str, sequence: int) -> int:
+        """Return how many unfinished messages a channel has before a sequence."""
+        params = {"channel": channel, "to": str(sequence), "dry_run": "true"}
+        return self._numbers("POST", "/channel/seek", params, "skipped")[0]
+
+    def is_paused(self, channel: str) -> bool:
+        """Return whether the topic or the channel is paused; False if there is none. Raises the errors of `bounds`."""
+        params = {"format": "json", "topic": self._topic, "channel": channel, "include_clients": "false"}
+        found = self._http.request_json("GET", "/stats", params)
+        try:
+            return any(
+                each["paused"]
+                for topic in found["topics"] or []
+                for each in (topic, *(topic["channels"] or []))
+            )
+        except (ValueError, KeyError, TypeError):
+            raise NotABroker(self._address) from None
 
     def move_channel(self, channel: str, sequence: int) -> None:
         """Move a channel durably; its new position may be before `sequence`. Raises the errors of `bounds`."""

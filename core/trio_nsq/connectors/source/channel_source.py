@@ -1,0 +1,40 @@
+"""A channel as a source: the messages that the broker delivers to any NSQ consumer."""
+
+from ...client.consuming.consumer import Consumer
+from ...client.errors import ConnectionLost
+from .batch import Position, SourceBatch, from_delivery
+
+
+class ChannelSource:
+    """See `Source`.
+
+    Args:
+        broker: The broker's TCP address; empty: all brokers of the consumer.
+        consumer: An open consumer.
+    """
+
+    is_log = False
+
+    def __init__(self, topic: str, broker: str, consumer: Consumer) -> None:
+        self.topic = topic
+        self.broker = broker
+        self._consumer = consumer
+        self._batches = consumer.batches()
+
+    async def receive(self) -> SourceBatch:
+        """See `Source`. Raises ConnectionLost, AuthRefused."""
+        try:
+            return from_delivery(self.topic, await anext(self._batches))
+        except StopAsyncIteration:
+            raise ConnectionLost(self.broker or "the brokers", "the consumer was closed") from None
+
+    def commit(self, position: Position) -> None:
+        """See `Source`."""
+
+    def is_starved(self) -> bool:
+        """See `Source`."""
+        return self._consumer.is_starved
+
+    def lag(self) -> int | None:
+        """See `Source`."""
+        return None

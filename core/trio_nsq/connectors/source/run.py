@@ -1,0 +1,314 @@
+"""Follow topics and brokers, and run a task for each source."""
+
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import re2  # type: ignore[import-untyped]  # no types are published
+import trio
+
+from ...client.connection.reconnect import ReconnectDelays
+from ...client.consuming.consumer import Consumer
+from ...client.consuming.options import ConsumerSettings
+from ...client.discovery.discovery import Discovery
+from ...client.errors import (
+    AuthRefused,
+    BrokerUnreachable,
+    ConnectionFailed,
+    ConnectionLost,
+    RequestRefused,
+    none_reached,
+)
+from ...client.reading.broker_log import BrokerLog
+from ...client.reading.topic_reader import TopicReader
+from ...log.raw import RawStreamError
+from ...lookup.answers import Node
+from ...lookup.query import lookup_nodes
+from ...protocol.names import is_ephemeral
+from .batch import Position, Source
+from .broker_http import BrokerFinder
+from .channel_source import ChannelSource
+from .log_source import LogChanged, LogRequests, open_log_source
+from .options import BrokerAddresses, SourceOptions
+
+logger = logging.getLogger("trio_nsq.connectors")
+
+_FIRST_PAUSE_S = 1.0
+_ALL = BrokerAddresses("", ())
+"""For a channel that is consumed from all brokers."""
+
+Start = Callable[[str, str], Awaitable[Position | None]]
+Handle = Callable[[Source], Awaitable[None]]
+
+
+async def run_sources(options: SourceOptions, start: Start, handle: Handle) -> None:
+    """Read the topics from all brokers, also those that appear later; runs until cancelled.
+
+    There is a source for each topic and broker: the log, or the channel if the log cannot be read. With
+    `at_least_once`, there is one source for each topic: its channel on all brokers. After an error, a source is opened
+    and `handle` is called again. If `handle` returns, its source is closed for good; when all are closed and none can
+    appear, this returns.
+
+    Args:
+        start: Returns up to where the messages of a topic (first argument) of a broker (second) are stored; None: begin
+            at the channel's position. Called for logs only, each time before one is opened.
+        handle: Receives batches from a source. It lets the errors of `receive` pass.
+
+    Raises:
+        ConnectionFailed: No broker and no discovery service can be reached at the start.
+        AuthRefused, RequestRefused: A broker refuses the secret.
+        re2.error: The pattern is invalid.
+        ValueError: There are neither brokers nor discovery services.
+    """
+    if not options.brokers and not options.lookupd_http_addresses:
+        raise ValueError("there are neither brokers nor discovery services")
+    await _Sources(options, start, handle).run()
+
+
+class _Sources:
+    def __init__(self, options: SourceOptions, start: Start, handle: Handle) -> None:
+        self._options = options
+        self._start = start
+        self._handle = handle
+        self._settings = replace(
+            ConsumerSettings(**options.consumer), lookupd_poll_interval_s=options.topic_refresh_s
+        )
+        self._tls = self._settings.client_context() if self._settings.has_tls_files else None
+        self._finder = BrokerFinder(options, self._tls, self._settings.secret)
+        self._pattern = re2.compile(options.topic_pattern) if options.topic_pattern is not None else None
+        self._discovery = Discovery(
+            options.lookupd_http_addresses, self._settings, random.random, lookup_nodes, self._open_new
+        )
+        self._topics_of: dict[BrokerAddresses, list[str]] = {}  # of the brokers that the user names
+        self._sources: set[tuple[str, str]] = set()  # topic and TCP address of those that run
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        failures: list[ConnectionFailed] = []
+
+        async def try_first(broker: BrokerAddresses) -> None:
+            try:
+                await self._finder.find(broker)
+                await self._refresh(broker)
+            except ConnectionFailed as failure:
+                failures.append(failure)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._discovery.ask)
+            for broker in self._options.brokers:
+                nursery.start_soon(try_first, broker)
+        if len(failures) == len(self._options.brokers) and not self._discovery.has_answer:
+            raise none_reached([*failures, *self._discovery.failures_to_connect()])
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._open_new()
+            nursery.start_soon(self._discovery.keep_asking)
+            if self._options.lookupd_http_addresses:
+                nursery.start_soon(self._ask_while_missing)
+            if self._pattern is not None:
+                for broker in self._options.brokers:
+                    nursery.start_soon(self._keep_refreshing, broker)
+
+    # ------------------------------------------------------------------ topics and brokers
+
+    def _is_wanted(self, topic: str) -> bool:
+        return topic in self._options.topics or (
+            self._pattern is not None and self._pattern.search(topic) is not None
+        )
+
+    def _wanted(self) -> dict[tuple[str, str], BrokerAddresses]:
+        """Return the broker of each source, by topic and TCP address."""
+        options = self._options
+        listed: dict[tuple[str, str], BrokerAddresses] = {}
+        for address, nodes in self._discovery.found.items():
+            for topic in _topics_of(nodes):
+                if self._is_wanted(topic):
+                    http = tuple(each for each in (node.http_address for node in nodes) if each)
+                    listed[topic, address] = BrokerAddresses(address, http[:1])
+        given: dict[tuple[str, str], BrokerAddresses] = {}
+        for broker in options.brokers:
+            for topic in (*options.topics, *filter(self._is_wanted, self._topics_of.get(broker, ()))):
+                given[topic, broker.tcp or broker.http[0]] = broker
+        if options.at_least_once:
+            topics = dict.fromkeys([*options.topics, *(topic for topic, _ in (*given, *listed))])
+            return {(topic, ""): _ALL for topic in topics}
+        return listed | given
+
+    def _open_new(self) -> None:
+        """Start a task for each source that does not run yet."""
+        if self._nursery is None:
+            return
+        for key, broker in self._wanted().items():
+            if key not in self._sources:
+                self._sources.add(key)
+                self._nursery.start_soon(self._keep_open, key, broker)
+
+    async def _keep_refreshing(self, broker: BrokerAddresses) -> None:
+        """Look for new topics of a broker that the user names."""
+        while True:
+            await trio.sleep(self._options.topic_refresh_s)
+            try:
+                await self._refresh(broker)
+            except ConnectionFailed:
+                continue  # its sources report it
+            self._open_new()
+
+    async def _refresh(self, broker: BrokerAddresses) -> None:
+        if self._pattern is None:
+            return
+        found = await self._finder.find(broker)
+        if not found.http:
+            logger.warning(
+                "the topics of the broker at %s are unknown: its HTTP API was not found", broker.tcp
+            )
+            return
+        try:
+            self._topics_of[broker] = await self._finder.topics(found.http[0])
+        except BrokerUnreachable as exc:
+            raise ConnectionFailed(exc.address, exc.reason) from exc
+
+    async def _ask_while_missing(self) -> None:
+        """Ask discovery services more often while a topic has no broker: it is often about to be created."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            missing = set(self._options.topics) - {topic for topic, _ in self._wanted()}
+            if self._pattern is not None and not self._sources:
+                missing.add("")
+            pause_s = min(2 * pause_s, self._options.topic_refresh_s) if missing else _FIRST_PAUSE_S
+            await trio.sleep(min(pause_s, self._options.topic_refresh_s))
+            if missing:
+                self._discovery.ask_again()
+
+    # ------------------------------------------------------------------ one source
+
+    async def _keep_open(self, key: tuple[str, str], broker: BrokerAddresses) -> None:
+        """Open a source, and again after each error, until the handler returns."""
+        topic, _ = key
+        delays = ReconnectDelays(
+            self._settings.reconnect_min_s, self._settings.reconnect_max_s, random.random
+        )
+        warned = False
+
+        @asynccontextmanager
+        async def opened() -> AsyncIterator[Source]:
+            nonlocal warned
+            async with self._open(topic, broker) as source:
+                if warned:
+                    logger.info("topic %s: connected to %s again", topic, source.broker)
+                warned = False
+                delays.reset()
+                yield source
+
+        while True:
+            errors: list[Exception] = []
+            try:
+                async with opened() as source:
+                    await self._handle(source)
+            except* (
+                ConnectionFailed,
+                ConnectionLost,
+                BrokerUnreachable,
+                RequestRefused,
+                LogChanged,
+                RawStreamError,
+            ) as group:
+                errors += _leaves(group)
+            if not errors:
+                return  # the key stays: the source is closed for good
+            error = errors[0]
+            if isinstance(error, AuthRefused) or (
+                isinstance(error, RequestRefused) and error.is_about_secret
+            ):
+                raise error
+            is_listed = broker not in self._options.brokers
+            if is_listed and isinstance(error, RequestRefused) and error.status == 404:
+                self._sources.discard(key)  # the topic was deleted; it may be listed again
+                return
+            if not warned:
+                logger.warning("topic %s: %s; retrying", topic, error)
+            warned = True
+            await trio.sleep(delays.next_s())
+
+    @asynccontextmanager
+    async def _open(self, topic: str, broker: BrokerAddresses) -> AsyncIterator[Source]:
+        options = self._options
+        if broker is _ALL:
+            named = [each.tcp or (await self._finder.find(each)).tcp for each in options.brokers]
+            async with self._consumer(topic, named, list(options.lookupd_http_addresses)) as consumer:
+                yield ChannelSource(topic, "", consumer)
+            return
+        requests = None
+        if not is_ephemeral(topic) and not is_ephemeral(options.channel):
+            broker, requests = await self._log_requests(topic, broker)
+        if requests is None:
+            async with self._consumer(topic, [broker.tcp], []) as consumer:
+                yield ChannelSource(topic, broker.tcp, consumer)
+            return
+        stored = await self._start(topic, requests.address)
+        secret = self._settings.secret
+
+        def reader_at(sequence: int) -> TopicReader:
+            return TopicReader(
+                requests.address,
+                topic,
+                start=sequence,
+                follow=True,
+                tls=self._tls if requests.address.startswith("https://") else None,
+                auth_secret=secret.text,
+                auth_secret_file=secret.file,
+            )
+
+        async with open_log_source(topic, options.channel, requests, stored, reader_at) as source:
+            yield source
+
+    async def _log_requests(
+        self, topic: str, broker: BrokerAddresses
+    ) -> tuple[BrokerAddresses, LogRequests | None]:
+        """Return the broker with its TCP address, and requests about its log; None: its log cannot be read."""
+        if broker in self._options.brokers:
+            found = await self._finder.find(broker)
+        else:
+            secured = [
+                await trio.to_thread.run_sync(self._options.https_address, each, limiter=self._finder.threads)
+                for each in broker.http
+            ]
+            found = BrokerAddresses(broker.tcp, tuple(secured))
+        if not found.http:
+            logger.warning(
+                "the HTTP API of the broker at %s was not found; its channel is consumed, at least once",
+                broker.tcp,
+            )
+            return found, None
+        address = found.http[0]
+        log = BrokerLog(address, topic, self._tls, secret=self._settings.secret)
+        requests = LogRequests(log, address, topic, self._finder.threads)
+        if not await requests.supports_logs():
+            logger.info("the broker at %s cannot read logs; its channel is consumed, at least once", address)
+            return found, None
+        return found, requests
+
+    def _consumer(self, topic: str, brokers: list[str], lookupds: list[str]) -> Consumer:
+        return Consumer(
+            topic,
+            self._options.channel,
+            nsqd_tcp_addresses=brokers,
+            lookupd_http_addresses=lookupds,
+            max_in_flight=self._options.max_in_flight,
+            **self._options.consumer,
+        )
+
+
+def _topics_of(nodes: list[Node]) -> set[str]:
+    """Return the topics of a broker that is listed by several services, without those that are being deleted."""
+    topics = {topic for node in nodes for topic in node.topics}
+    return topics - {topic for node in nodes for topic in node.tombstones}
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+    return [
+        leaf
+        for each in group.exceptions
+        for leaf in (_leaves(each) if isinstance(each, BaseExceptionGroup) else [each])
+    ]
