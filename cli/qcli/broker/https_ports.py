@@ -25,11 +25,11 @@ def addresses_with_https(addresses: Sequence[str]) -> dict[str, str]:
     same = {address: address for address in addresses}
     if not ConnectOptions.of_command().has_tls or not addresses:
         return same
-    found = at_once(addresses, _https_address)
+    found = at_once(addresses, https_address)
     return same | {address: answer for address, answer in found.items() if isinstance(answer, str) and answer}
 
 
-def _https_address(address: str) -> str:
+def https_address(address: str) -> str:
     """Return the HTTPS address of a broker that requires TLS; empty if it does not, or does not answer."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=CONNECT_TIMEOUT_S)

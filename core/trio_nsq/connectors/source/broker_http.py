@@ -43,7 +43,10 @@ class BrokerFinder:
             RequestRefused: It requires authentication.
         """
         failure: BrokerUnreachable | None = None
-        for address in broker.http:
+        for each in broker.http:
+            address = await self._run(self._options.https_address, each)
+            if not address:
+                continue
             try:
                 tcp = await self._run(self._tcp_address, address, broker.tcp)
             except BrokerUnreachable as exc:
@@ -52,7 +55,8 @@ class BrokerFinder:
             if tcp:
                 return BrokerAddresses(broker.tcp or tcp, (address,))
         if not broker.tcp:
-            assert failure is not None
+            if failure is None:
+                raise ConnectionFailed(", ".join(broker.http), "it has no HTTPS port, and TLS is asked for")
             raise ConnectionFailed(failure.address, failure.reason)
         await self._check_reachable(broker.tcp)
         return BrokerAddresses(broker.tcp, ())

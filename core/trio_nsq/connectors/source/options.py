@@ -38,7 +38,8 @@ class SourceOptions:
         max_in_flight: The largest number of unanswered messages of a channel, at least 1, over all its brokers.
         at_least_once: Consume channels of all brokers, also of those whose log can be read.
         consumer: Options of consumers. Those for discovery, TLS and the secret also apply to HTTP.
-        https_address: Returns the https address of a broker for its http address, or the same; it may block.
+        https_address: Returns the address to use for an HTTP address: the same, the broker's https address, or "" if it
+            has none and must not be used. It may block.
         http_connect_timeout_s, http_request_timeout_s: Timeouts of HTTP requests to brokers.
     """
 

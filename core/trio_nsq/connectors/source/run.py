@@ -274,7 +274,7 @@ class _Sources:
                 await trio.to_thread.run_sync(self._options.https_address, each, limiter=self._finder.threads)
                 for each in broker.http
             ]
-            found = BrokerAddresses(broker.tcp, tuple(secured))
+            found = BrokerAddresses(broker.tcp, tuple(filter(None, secured)))
         if not found.http:
             logger.warning(
                 "the HTTP API of the broker at %s was not found; its channel is consumed, at least once",

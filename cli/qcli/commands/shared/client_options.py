@@ -1,0 +1,120 @@
+"""Options of the Go client by their names, `NAME,VALUE`, as NSQ's programs take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from ...framework.params import Boolean, duration
+
+
+def _seconds(text: str) -> float:
+    return duration(text) / 1000
+
+
+def _boolean(text: str) -> bool:
+    return bool(Boolean().convert(text, None, None))
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a whole number.") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a number.") from None
+
+
+_OF_CONNECTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "dial_timeout": ("dial_timeout_s", _seconds),
+    "client_id": ("client_id", str),
+    "hostname": ("hostname", str),
+    "user_agent": ("user_agent", str),
+    "heartbeat_interval": ("heartbeat_interval_ms", duration),
+    "tls_v1": ("tls_v1", _boolean),
+    "tls_root_ca_file": ("tls_root_ca_file", str),
+    "tls_cert": ("tls_cert", str),
+    "tls_key": ("tls_key", str),
+    "tls_insecure_skip_verify": ("tls_insecure_skip_verify", _boolean),
+    "deflate": ("deflate", _boolean),
+    "deflate_level": ("deflate_level", _integer),
+    "snappy": ("snappy", _boolean),
+    "auth_secret": ("auth_secret", str),
+}
+_OF_CONSUMERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    **_OF_CONNECTIONS,
+    "lookupd_poll_interval": ("lookupd_poll_interval_s", _seconds),
+    "lookupd_poll_jitter": ("lookupd_poll_jitter", _number),
+    "lookupd_poll_timeout": ("lookupd_poll_timeout_s", _seconds),
+    "max_requeue_delay": ("max_requeue_delay_ms", duration),
+    "default_requeue_delay": ("default_requeue_delay_ms", duration),
+    "backoff_strategy": ("backoff_strategy", str),
+    "max_backoff_duration": ("max_backoff_duration_s", _seconds),
+    "backoff_multiplier": ("backoff_multiplier_s", _seconds),
+    "max_attempts": ("max_attempts", _integer),
+    "low_rdy_idle_timeout": ("low_rdy_idle_timeout_s", _seconds),
+    "low_rdy_timeout": ("low_rdy_timeout_s", _seconds),
+    "rdy_redistribute_interval": ("rdy_redistribute_interval_s", _seconds),
+    "sample_rate": ("sample_rate", _integer),
+    "output_buffer_size": ("output_buffer_size", _integer),
+    "output_buffer_timeout": ("output_buffer_timeout_ms", duration),
+    "max_in_flight": ("max_in_flight", _integer),
+    "msg_timeout": ("msg_timeout_ms", duration),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOption:
+    """An option of our client.
+
+    Attributes:
+        given: The name that the user gave.
+        name: The name of the keyword argument of `Consumer` or `Producer`, or `max_attempts`.
+    """
+
+    given: str
+    name: str
+    value: Any
+
+
+def consumer_option(text: str) -> ClientOption:
+    """Parse an option of a consumer. Raises BadParameter."""
+    return _parsed(text, _OF_CONSUMERS)
+
+
+def producer_option(text: str) -> ClientOption:
+    """Parse an option of a producer. Raises BadParameter."""
+    return _parsed(text, _OF_CONNECTIONS)
+
+
+def keyword_arguments(options: Iterable[ClientOption], besides: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the arguments for the client, without those `besides`; the last of the same name counts."""
+    return {each.name: each.value for each in options if each.name not in besides}
+
+
+def check_keyword_arguments(make: Callable[..., object], options: Iterable[ClientOption]) -> None:
+    """Raises UsageError if `make`, which is called with each option alone, refuses a value."""
+    for each in options:
+        try:
+            make(**{each.name: each.value})
+        except ValueError as error:
+            raise click.UsageError(f"{each.given}: {error}.") from None
+
+
+def _parsed(text: str, known: dict[str, tuple[str, Callable[[str], Any]]]) -> ClientOption:
+    name, comma, value = text.partition(",")
+    if name not in known:
+        raise click.BadParameter(f"{name!r} is not supported. The names are {', '.join(sorted(known))}.")
+    ours, convert = known[name]
+    try:
+        return ClientOption(name, ours, convert(value if comma else "true"))
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{name}: {error.message}") from None

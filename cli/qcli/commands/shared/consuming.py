@@ -1,0 +1,264 @@
+"""The options of the commands that consume topics for a long time: `to-file`, `to-http` and `to-nsq`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from trio_nsq.protocol.names import is_valid_name
+
+from ...broker.address_options import (
+    check_tcp_address,
+    http_addresses,
+    lookupd_addresses,
+    tcp_addresses,
+)
+from ...broker.brokers import chosen
+from ...broker.connection_options import ConnectOptions, tcp_connection
+from ...broker.name_completion import complete_topic
+from ...framework.options import Decorator, all_of, option, several
+from ...framework.params import is_https, is_unix_path, positive_duration, topic_name
+from .client_options import ClientOption, check_keyword_arguments, consumer_option, keyword_arguments
+
+if TYPE_CHECKING:
+    from trio_nsq.connectors.source.options import BrokerAddresses, SourceOptions
+
+SOURCE = "Which messages"
+_F = TypeVar("_F", bound=Callable[..., Any])
+_NAMES = (
+    *("topics", "old_topics", "topic_pattern", "topic_refresh_ms", "channel", "nsqd_tcp_addresses"),
+    *("nsqd_http_addresses", "lookupd_addresses", "lookupd_allowed_hosts", "max_in_flight", "consumer_opts"),
+    *("at_least_once", "connect_timeout_ms", "request_timeout_ms"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consuming:
+    """What to consume, from which brokers: the values of `consuming_options`."""
+
+    topics: tuple[str, ...]
+    old_topics: tuple[str, ...]
+    topic_pattern: str | None
+    topic_refresh_ms: int
+    channel: str
+    nsqd_tcp_addresses: tuple[str, ...]
+    nsqd_http_addresses: tuple[str, ...]
+    lookupd_addresses: tuple[str, ...]
+    lookupd_allowed_hosts: tuple[str, ...]
+    max_in_flight: int
+    consumer_opts: tuple[ClientOption, ...]
+    at_least_once: bool
+    connect_timeout_ms: int
+    request_timeout_ms: int
+
+    @property
+    def all_topics(self) -> tuple[str, ...]:
+        """The topics that are named, each once."""
+        return tuple(dict.fromkeys([*self.topics, *self.old_topics]))
+
+    @property
+    def max_attempts(self) -> int | None:
+        """The Go client's `max_attempts`; None: not given."""
+        return self._opt("max_attempts")
+
+    def _opt(self, name: str) -> int | None:
+        found: int | None = keyword_arguments(self.consumer_opts).get(name)
+        return found
+
+    def source_options(self) -> SourceOptions:
+        """Return the options for `run_sources`.
+
+        Raises:
+            UsageError: No topic is named, or a value is wrong.
+            Failure: A file for TLS or the secret cannot be used.
+        """
+        from trio_nsq.connectors.source.options import SourceOptions
+
+        if not self.all_topics and self.topic_pattern is None:
+            raise click.UsageError("Missing argument 'TOPIC...': name topics, or give --topic-pattern.")
+        from trio_nsq.client.consuming.options import ConsumerSettings
+
+        known = [each for each in self.consumer_opts if each.name not in ("max_attempts", "max_in_flight")]
+        check_keyword_arguments(ConsumerSettings, known)
+        connecting = ConnectOptions.of_command()
+        brokers, lookupds = self._brokers(connecting)
+        consumer: Any = {  # the names were checked
+            **connecting.options(),
+            "lookupd_allowed_hosts": self.lookupd_allowed_hosts,
+            **{each.name: each.value for each in known},
+        }
+        return SourceOptions(
+            channel=self.channel,
+            topics=self.all_topics,
+            topic_pattern=self.topic_pattern,
+            topic_refresh_s=self.topic_refresh_ms / 1000,
+            brokers=brokers,
+            lookupd_http_addresses=lookupds,
+            max_in_flight=self._opt("max_in_flight") or self.max_in_flight,
+            at_least_once=self.at_least_once,
+            consumer=consumer,
+            https_address=_https if connecting.has_tls else str,
+            http_connect_timeout_s=self.connect_timeout_ms / 1000,
+            http_request_timeout_s=self.request_timeout_ms / 1000,
+        )
+
+    def _brokers(self, connecting: ConnectOptions) -> tuple[tuple[BrokerAddresses, ...], tuple[str, ...]]:
+        """Return the brokers and the discovery services to use. Raises UsageError: an address is wrong."""
+        from trio_nsq.connectors.source.options import BrokerAddresses
+
+        ctx = click.get_current_context()
+        typed = ParameterSource.COMMANDLINE
+        if (
+            ctx.get_parameter_source("nsqd_http_addresses") is typed
+            and ctx.get_parameter_source("nsqd_tcp_addresses") is not typed
+        ):
+            addresses, lookupds = chosen(ctx)
+            return tuple(BrokerAddresses("", (address,)) for address in addresses), lookupds
+        addresses, lookupds = chosen(ctx, "nsqd_tcp_addresses")
+        for address in addresses:
+            check_tcp_address(address)
+        http = [
+            each
+            for each in self.nsqd_http_addresses
+            if is_https(each) or is_unix_path(each) or not connecting.encrypts_tcp
+        ]
+        # By convention, the port of HTTP is the one after the TCP port.
+        return tuple(
+            BrokerAddresses(address, tuple(dict.fromkeys([*http, _next_port(address)])))
+            for address in addresses
+        ), lookupds
+
+
+def _https(address: str) -> str:
+    """Return the HTTPS address of a broker, empty if there is none; TLS is asked for."""
+    if is_https(address) or is_unix_path(address):
+        return address
+    from ...broker.https_ports import https_address
+
+    return https_address(address)
+
+
+def _next_port(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    return f"{host}:{min(int(port) + 1, 65535)}"
+
+
+def _pattern(text: str) -> str:
+    import re2  # type: ignore[import-untyped]  # no types are published
+
+    try:
+        re2.compile(text)
+    except re2.error as error:
+        raise click.BadParameter(f"{text!r} is not a regular expression (RE2): {error}.") from None
+    return text
+
+
+def _channel(text: str) -> str:
+    if not is_valid_name(text):
+        raise click.BadParameter(f"{text!r} is not a valid channel name.")
+    return text
+
+
+def consuming_options(channel: str, *, reads_logs: bool = True) -> Decorator:
+    """Return the options and the argument TOPIC... as one decorator; the command gets `consuming: Consuming`.
+
+    Args:
+        channel: The default of `--channel`.
+        reads_logs: Whether the command reads logs where it can, so that there is `--at-least-once`.
+    """
+    by_log = "Or, of a broker that can read logs, the channel that shows what is done." if reads_logs else ""
+    options = all_of(
+        click.argument(
+            "topics", metavar="TOPIC...", nargs=-1, type=topic_name, shell_complete=complete_topic
+        ),
+        several(SOURCE, "--topic", "old_topics", type=topic_name, hidden=True, help="The same as TOPIC."),
+        option(
+            SOURCE,
+            "--topic-pattern",
+            type=_pattern,
+            metavar="REGEX",
+            help="Consume all topics whose name matches, also those created later.",
+        ),
+        option(
+            SOURCE,
+            "--topic-refresh",
+            "topic_refresh_ms",
+            type=positive_duration,
+            default="1m",
+            brief=True,
+            help="Look for new topics and brokers at this interval.",
+        ),
+        option(
+            SOURCE,
+            "--channel",
+            type=_channel,
+            default=channel,
+            metavar="CHANNEL",
+            help=f"Consume this channel. {by_log}".rstrip(),
+        ),
+        *(
+            (
+                option(
+                    SOURCE,
+                    "--at-least-once",
+                    is_flag=True,
+                    brief=True,
+                    help="Consume the channel, as of an nsqd, also if the broker's log can be read.",
+                ),
+            )
+            if reads_logs
+            else ()
+        ),
+        option(
+            SOURCE,
+            "--max-in-flight",
+            type=click.IntRange(min=1),
+            default=200,
+            brief=True,
+            help="Receive at most N unanswered messages of a channel.",
+        ),
+        option(
+            SOURCE,
+            "--consumer-opt",
+            "consumer_opts",
+            type=consumer_option,
+            multiple=True,
+            metavar="NAME,VALUE",
+            brief=True,
+            help="Set an option of the Go client by its name, for channels.",
+        ),
+        tcp_addresses("Consume from these brokers."),
+        lookupd_addresses("Consume from all brokers that these nsqlookupd list."),
+        http_addresses("The HTTP addresses of the same brokers; by default the port after the TCP port."),
+        tcp_connection,
+        *(
+            option(
+                "Connection",
+                f"--http-client-{name}-timeout",
+                f"{name}_timeout_ms",
+                type=positive_duration,
+                default=default,
+                brief=True,
+                help=f"Wait so long for {what} over HTTP.",
+            )
+            for name, default, what in (
+                ("connect", "2s", "a connection to a broker"),
+                ("request", "5s", "a broker's answer"),
+            )
+        ),
+    )
+
+    def decorate(command: _F) -> _F:
+        @functools.wraps(command)
+        def run(**values: Any) -> Any:
+            consuming = {name: values.pop(name) for name in _NAMES if name in values}
+            return command(consuming=Consuming(**{"at_least_once": not reads_logs, **consuming}), **values)
+
+        return options(run)  # type: ignore[return-value]  # click calls it with the parameters of the options
+
+    return decorate
