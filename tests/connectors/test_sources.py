@@ -1,0 +1,338 @@
+"""Tests for the sources of connectors, on real brokers."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from interop.peers import Broker, nsqd, qcli_lookupd, qcli_serve
+from trio_nsq.client import ConnectionFailed, Consumer, RequestRefused
+from trio_nsq.connectors.source.batch import Position, Source, SourceBatch
+from trio_nsq.connectors.source.options import BrokerAddresses, SourceOptions
+from trio_nsq.connectors.source.run import run_sources
+
+PATIENCE_S = 30.0
+CHANNEL = "archive"
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with qcli_serve(tmp_path_factory.mktemp("ours") / "data") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with nsqd(tmp_path_factory.mktemp("theirs") / "data") as broker:
+        yield broker
+
+
+@pytest.fixture(params=["ours", pytest.param("theirs", marks=pytest.mark.interop)])
+def either(request: pytest.FixtureRequest) -> Broker:
+    found: Broker = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses."""
+    return "t" + format(abs(hash(request.node.nodeid)), "x")
+
+
+def addresses(broker: Broker) -> BrokerAddresses:
+    return BrokerAddresses(broker.tcp_address, (broker.http_address,))
+
+
+def publish(broker: Broker, topic: str, *bodies: bytes) -> None:
+    for body in bodies:
+        broker.post("/pub", body, topic=topic)
+
+
+class Received:
+    """The sources that were opened and the batches that arrived, in order."""
+
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+        self._send, self._batches = trio.open_memory_channel[SourceBatch](1000)
+
+    async def handle(self, source: Source) -> None:
+        self.sources.append(source)
+        while True:
+            self._send.send_nowait(await source.receive())
+
+    async def batches(self, count: int) -> list[SourceBatch]:
+        """Return the next batches, up to the one that completes so many messages."""
+        found: list[SourceBatch] = []
+        with trio.fail_after(PATIENCE_S):
+            while sum(len(batch.bodies) for batch in found) < count:
+                found.append(await self._batches.receive())
+        return found
+
+    async def bodies(self, count: int) -> list[bytes]:
+        return [body for batch in await self.batches(count) for body in batch.bodies]
+
+
+@asynccontextmanager
+async def running(
+    options: SourceOptions, stored: Callable[[str, str], Position | None] = lambda topic, broker: None
+) -> AsyncIterator[Received]:
+    """Run sources until the block ends."""
+    received = Received()
+
+    async def start(topic: str, broker: str) -> Position | None:
+        return stored(topic, broker)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_sources, options, start, received.handle)
+        yield received
+        nursery.cancel_scope.cancel()
+
+
+def options(brokers: Sequence[Broker], *topics: str, **more: object) -> SourceOptions:
+    return SourceOptions(CHANNEL, topics, brokers=tuple(map(addresses, brokers)), **more)  # type: ignore[arg-type]
+
+
+def channel(broker: Broker, topic: str) -> dict[str, object]:
+    (found,) = json.loads(broker.http("GET", "/stats", format="json", topic=topic))["topics"]
+    channels: dict[str, dict[str, object]] = {each["channel_name"]: each for each in found["channels"]}
+    return channels[CHANNEL]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not condition():
+            await trio.sleep(0.02)  # a broker's statistics send no event
+
+
+# ------------------------------------------------------------------------------------------------ logs
+
+
+async def test_log_is_read_from_the_channels_position(ours: Broker, topic: str) -> None:
+    publish(ours, topic, b"before")
+    ours.http("POST", "/channel/create", topic=topic, channel="first")
+    ours.http("POST", "/channel/create", topic=topic, channel=CHANNEL)
+    publish(ours, topic, b"a", b"b")
+    async with running(options([ours], topic)) as received:
+        batches = await received.batches(2)
+    assert [body for batch in batches for body in batch.bodies] == [b"a", b"b"]
+    last = batches[-1]
+    assert last.sequences is not None
+    assert (last.topic, last.broker, last.sequences[-1]) == (topic, ours.http_address, 2)
+    assert last.position == Position(3, bytes(last.ids[-1]).decode())
+    assert list(last.attempts) == [0] * len(last.bodies)
+    assert channel(ours, topic)["depth"] == 2  # nothing was committed
+
+
+async def test_new_channel_gets_the_backlog_if_it_is_the_first(ours: Broker, topic: str) -> None:
+    publish(ours, topic, b"a")
+    async with running(options([ours], topic)) as received:
+        assert await received.bodies(1) == [b"a"]
+
+
+async def test_missing_topic_is_created(ours: Broker, topic: str) -> None:
+    async with running(options([ours], topic)) as received:
+        await until(lambda: received.sources)
+        publish(ours, topic, b"a")
+        assert await received.bodies(1) == [b"a"]
+
+
+async def test_commit_moves_the_channel(ours: Broker, topic: str) -> None:
+    publish(ours, topic, b"a", b"b", b"c")
+    async with running(options([ours], topic)) as received:
+        batches = await received.batches(3)
+        position = batches[-1].position
+        assert position is not None
+        received.sources[0].commit(Position(2, None))
+        await until(lambda: channel(ours, topic)["depth"] == 1)
+        received.sources[0].commit(position)
+    assert channel(ours, topic)["depth"] == 0  # the end of the source waits for the last commit
+
+
+async def test_stored_position_wins(ours: Broker, topic: str) -> None:
+    publish(ours, topic, b"a", b"b", b"c")
+    async with running(options([ours], topic), lambda topic, broker: Position(2, None)) as received:
+        assert await received.bodies(1) == [b"c"]
+
+
+async def test_channel_that_was_moved_ahead_is_followed(
+    ours: Broker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(ours, topic, b"a", b"b", b"c")
+    ours.http("POST", "/channel/create", topic=topic, channel=CHANNEL)
+    ours.http("POST", "/channel/seek", topic=topic, channel=CHANNEL, to="2")
+    async with running(options([ours], topic), lambda topic, broker: Position(1, None)) as received:
+        assert await received.bodies(1) == [b"c"]
+    assert "was moved from sequence 1 to 2" in caplog.text
+
+
+@pytest.mark.parametrize("stored", [Position(2, "0123456789abcdef"), Position(50, None)])
+async def test_other_log_is_read_from_the_channels_position(
+    ours: Broker, topic: str, caplog: pytest.LogCaptureFixture, stored: Position
+) -> None:
+    publish(ours, topic, b"a", b"b", b"c")
+    async with running(options([ours], topic), lambda topic, broker: stored) as received:
+        assert await received.bodies(3) == [b"a", b"b", b"c"]
+    assert "was recreated, or lost its last messages" in caplog.text
+
+
+async def test_unfinished_messages_of_a_channel_are_taken_over(ours: Broker, topic: str) -> None:
+    """A consumer that was killed leaves messages in flight before the channel's position."""
+    publish(ours, topic, *(b"%d" % number for number in range(20)))
+    async with Consumer(topic, CHANNEL, nsqd_tcp_addresses=[ours.tcp_address], max_in_flight=20) as consumer:
+        number = 0
+        async for message in consumer:
+            if number == 7:
+                message.requeue(3_600_000, backoff=False)
+            else:
+                message.finish()
+            number += 1
+            if number == 15:
+                break
+    assert channel(ours, topic)["depth"] != 0
+    async with running(options([ours], topic)) as received:
+        assert await received.bodies(13) == [b"%d" % number for number in range(7, 20)]
+
+
+async def test_messages_for_another_channel_are_left_out(ours: Broker, topic: str) -> None:
+    ours.http("POST", "/topic/create", topic=topic)
+    for name in (CHANNEL, "other"):
+        ours.http("POST", "/channel/create", topic=topic, channel=name)
+        ours.post("/channel/pub", b"for " + name.encode(), topic=topic, channel=name)
+    publish(ours, topic, b"for all")
+    async with running(options([ours], topic)) as received:
+        assert await received.bodies(2) == [b"for archive", b"for all"]
+
+
+@pytest.mark.parametrize("what", ["topic", "channel"])
+async def test_pause(ours: Broker, topic: str, what: str) -> None:
+    publish(ours, topic, b"a")
+    names = {"topic": topic} if what == "topic" else {"topic": topic, "channel": CHANNEL}
+    ours.http("POST", "/channel/create", topic=topic, channel=CHANNEL)
+    ours.http("POST", f"/{what}/pause", **names)
+    async with running(options([ours], topic)) as received:
+        await until(lambda: received.sources)
+        ours.http("POST", f"/{what}/unpause", **names)
+        assert await received.bodies(1) == [b"a"]
+
+
+async def test_restarted_broker(tmp_path: Path, topic: str) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        flags = [f"--tcp-address={broker.tcp_address}", f"--http-address={broker.http_address}"]
+        publish(broker, topic, b"a")
+        async with running(options([broker], topic)) as received:
+            assert await received.bodies(1) == [b"a"]
+            broker.process.kill()
+            broker.process.wait()
+            with qcli_serve(tmp_path / "data", *flags) as again:
+                publish(again, topic, b"b")
+                assert await received.bodies(1) == [b"b"]
+
+
+async def test_deleted_topic_is_created_again(ours: Broker, topic: str) -> None:
+    publish(ours, topic, b"a")
+    async with running(options([ours], topic)) as received:
+        assert await received.bodies(1) == [b"a"]
+        ours.http("POST", "/topic/delete", topic=topic)
+        await until(lambda: len(received.sources) == 2)
+        publish(ours, topic, b"b")
+        assert await received.bodies(1) == [b"b"]
+
+
+# ------------------------------------------------------------------------------------------------ channels
+
+
+async def test_channel_is_consumed(either: Broker, topic: str) -> None:
+    publish(either, topic, b"a", b"b")
+    async with running(options([either], topic, at_least_once=True)) as received:
+        batches = await received.batches(2)
+        for batch in batches:
+            assert (batch.position, list(batch.attempts)) == (None, [1] * len(batch.bodies))
+            batch.finish()
+        await until(lambda: channel(either, topic)["depth"] == 0)
+    assert [source.is_log for source in received.sources] == [False]
+
+
+@pytest.mark.interop
+async def test_log_and_channel_side_by_side(ours: Broker, theirs: Broker, topic: str) -> None:
+    publish(ours, topic, b"ours")
+    publish(theirs, topic, b"theirs")
+    async with running(options([ours, theirs], topic)) as received:
+        assert sorted(await received.bodies(2)) == [b"ours", b"theirs"]
+    assert sorted(source.is_log for source in received.sources) == [False, True]
+
+
+async def test_ephemeral_topic_has_no_log(ours: Broker, topic: str) -> None:
+    async with running(options([ours], topic + "#ephemeral")) as received:
+        await until(lambda: received.sources)
+        publish(ours, topic + "#ephemeral", b"a")
+        assert await received.bodies(1) == [b"a"]
+    assert not received.sources[0].is_log
+
+
+# ------------------------------------------------------------------------------------------------ brokers and topics
+
+
+async def test_http_address_alone(either: Broker, topic: str) -> None:
+    publish(either, topic, b"a")
+    only = SourceOptions(CHANNEL, (topic,), brokers=(BrokerAddresses("", (either.http_address,)),))
+    async with running(only) as received:
+        assert await received.bodies(1) == [b"a"]
+
+
+async def test_unknown_http_address(ours: Broker, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    publish(ours, topic, b"a")
+    only = SourceOptions(CHANNEL, (topic,), brokers=(BrokerAddresses(ours.tcp_address, ("127.0.0.1:1",)),))
+    async with running(only) as received:
+        assert await received.bodies(1) == [b"a"]
+    assert not received.sources[0].is_log
+    assert "its channel is consumed, at least once" in caplog.text
+
+
+@pytest.mark.parametrize("at_least_once", [False, True])
+async def test_pattern_finds_topics_at_once_and_later(
+    either: Broker, topic: str, at_least_once: bool
+) -> None:
+    publish(either, f"{topic}.1", b"a")
+    more = {"topic_pattern": f"^{topic}[.]", "topic_refresh_s": 0.1, "at_least_once": at_least_once}
+    async with running(options([either], **more)) as received:
+        assert await received.bodies(1) == [b"a"]
+        publish(either, f"{topic}.2", b"b")
+        publish(either, f"no-{topic}.2", b"c")
+        assert await received.bodies(1) == [b"b"]
+
+
+async def test_discovered_brokers(tmp_path: Path, topic: str) -> None:
+    with qcli_lookupd() as service:
+        flags = [f"--lookupd-tcp-address={service.tcp_address}", "--broadcast-address=127.0.0.1"]
+        wanted = SourceOptions(
+            CHANNEL, (topic,), topic_refresh_s=0.2, lookupd_http_addresses=(service.http_address,)
+        )
+        async with running(wanted) as received:
+            with qcli_serve(tmp_path / "one", *flags) as one, qcli_serve(tmp_path / "two", *flags) as two:
+                publish(one, topic, b"one")
+                assert await received.bodies(1) == [b"one"]
+                publish(two, topic, b"two")
+                assert await received.bodies(1) == [b"two"]
+        assert all(source.is_log for source in received.sources)
+
+
+async def test_no_broker() -> None:
+    wanted = SourceOptions(CHANNEL, ("t",), brokers=(BrokerAddresses("127.0.0.1:1", ("127.0.0.1:2",)),))
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running(wanted):
+            await trio.sleep_forever()
+    assert caught.group_contains(ConnectionFailed, match=r"127\.0\.0\.1:1")
+
+
+async def test_missing_secret(tmp_path: Path, topic: str) -> None:
+    (tmp_path / "auth.toml").write_text(
+        f'[[token]]\nname = "app"\nhash = "sha256:{"0" * 64}"\ngrants = [{{ roles = ["read"] }}]\n'
+    )
+    with qcli_serve(tmp_path / "data", f"--auth-file={tmp_path / 'auth.toml'}") as broker:
+        with pytest.raises(ExceptionGroup) as caught:
+            async with running(options([broker], topic)):
+                await trio.sleep_forever()
+    assert caught.group_contains(RequestRefused) or caught.group_contains(ConnectionFailed)
