@@ -20,7 +20,9 @@ from ...broker.address_options import (
 )
 from ...broker.brokers import chosen
 from ...broker.connection_options import ConnectOptions, tcp_connection
+from ...broker.failures import connection_failure, http_failure, lookupd_unreachable
 from ...broker.name_completion import complete_topic
+from ...framework.errors import Failure
 from ...framework.options import Decorator, all_of, option, several
 from ...framework.params import is_https, is_unix_path, positive_duration, topic_name
 from .client_options import ClientOption, check_keyword_arguments, consumer_option, keyword_arguments
@@ -132,6 +134,30 @@ class Consuming:
             BrokerAddresses(address, tuple(dict.fromkeys([*http, _next_port(address)])))
             for address in addresses
         ), lookupds
+
+
+def source_failure(error: Exception, *, reads_logs: bool = True) -> Failure | None:
+    """Return the failure for an error of `run_sources`; None: the error is a defect.
+
+    Args:
+        reads_logs: Whether the command has `--at-least-once`.
+    """
+    from trio_nsq.client import BrokerUnreachable, ConnectionFailed, RequestRefused
+    from trio_nsq.lookup.query import LookupFailed
+    from trio_nsq.secret import SecretFileError
+
+    if isinstance(error, ConnectionFailed):
+        if isinstance(error.__cause__, LookupFailed):
+            return lookupd_unreachable(error.address, error.reason)
+        return connection_failure(error)
+    if isinstance(error, SecretFileError):
+        return Failure(f"{error}.")
+    if not isinstance(error, RequestRefused | BrokerUnreachable):
+        return None
+    failure = http_failure(error)
+    if reads_logs and isinstance(error, RequestRefused) and error.text.startswith("FORBIDDEN"):
+        return Failure(f"{failure.message} Or use --at-least-once, which needs the role consume only.")
+    return failure
 
 
 def _https(address: str) -> str:
