@@ -1,6 +1,7 @@
 """Tests for the sources of connectors, on real brokers."""
 
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -336,3 +337,28 @@ async def test_missing_secret(tmp_path: Path, topic: str) -> None:
             async with running(options([broker], topic)):
                 await trio.sleep_forever()
     assert caught.group_contains(RequestRefused) or caught.group_contains(ConnectionFailed)
+
+
+async def test_broker_that_lost_its_last_messages(
+    tmp_path: Path, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a power cut with --sync=interval: new messages get the sequences of the lost ones."""
+    with qcli_serve(tmp_path / "data") as broker:
+        flags = [f"--tcp-address={broker.tcp_address}", f"--http-address={broker.http_address}"]
+        publish(broker, topic, b"kept")
+        (log,) = (tmp_path / "data" / "topics" / f"{topic}.topic").glob("*.log")
+        size = log.stat().st_size
+        publish(broker, topic, b"lost", b"lost too")
+        stored: list[Position | None] = [None]
+        async with running(options([broker], topic), lambda topic, broker: stored[0]) as received:
+            batches = await received.batches(3)
+            stored[0] = batches[-1].position
+            assert stored[0] is not None
+            received.sources[0].commit(stored[0])
+            await until(lambda: channel(broker, topic)["depth"] == 0)
+            broker.process.kill()
+            broker.process.wait()
+            os.truncate(log, size)
+            with qcli_serve(tmp_path / "data", *flags) as again:
+                publish(again, topic, b"new")
+                assert await received.bodies(1) == [b"new"]

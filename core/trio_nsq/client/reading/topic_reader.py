@@ -61,6 +61,8 @@ class TopicReader:
         start_sequence: The sequence of `start`.
         end_sequence: The sequence of `end`; None with `follow`.
         position: The next sequence to read.
+        connections_lost: How often a connection was lost. The log of a broker that was restarted may lack messages that
+            it had.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class TopicReader:
     ) -> None:
         self.first_sequence = self.start_sequence = self.position = 0
         self.end_sequence: int | None = None
+        self.connections_lost = 0
         self.start_is_time = str(start).startswith(("-", "@"))
         self._address = nsqd_http_address.removeprefix(_HTTPS)
         self._topic = topic
@@ -268,6 +271,7 @@ class TopicReader:
     async def _recover(self, error: OSError | AnswerLost) -> None:
         """Wait before the next attempt, except after the first failure: the client itself may have been too slow."""
         await self._drop_answer()
+        self.connections_lost += 1
         self._failures += 1
         if self._failures == 2:
             self._told_lost = True

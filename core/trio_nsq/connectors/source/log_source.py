@@ -48,7 +48,9 @@ class LogSource:
         self._channel = channel
         self._reader = reader
         self._requests = requests
-        self._position = reader.position
+        self._position = Position(reader.position, None)
+        self._losses = reader.connections_lost
+        self._receiving = trio.CancelScope()
         self._end = reader.position
         self._running = trio.Event()
         self._running.set()
@@ -59,8 +61,9 @@ class LogSource:
     async def receive(self) -> SourceBatch:
         """See `Source`. Raises LogChanged, RequestRefused, RawStreamError."""
         await self._running.wait()
-        found = await self._reader.receive()
-        if _first_sequence(found[0]) < self._position:
+        with trio.CancelScope() as self._receiving:
+            found = await self._reader.receive()
+        if self._receiving.cancelled_caught or not await self._is_same_log(found[0]):
             raise LogChanged(f"the log of topic {self.topic} at {self.broker} lost its last messages")
         records: list[RecordBatch] = []
         last_id: str | None = None
@@ -72,8 +75,19 @@ class LogSource:
             else:
                 last_id = None
                 self._report_gap(each.first_sequence, each.next_sequence, each.reason)
-        self._position = found[-1].next_sequence
-        return from_records(self.topic, self.broker, records, Position(self._position, last_id))
+        self._position = Position(found[-1].next_sequence, last_id)
+        return from_records(self.topic, self.broker, records, self._position)
+
+    async def _is_same_log(self, next_found: Found) -> bool:
+        """Return whether the log, after the connection was lost, still has what was read before."""
+        if _first_sequence(next_found) < self._position.sequence:
+            return False
+        while self._losses != self._reader.connections_lost:
+            losses = self._reader.connections_lost
+            if not await self._requests.is_same_log(self._position):
+                return False
+            self._losses = losses
+        return True
 
     def commit(self, position: Position) -> None:
         """See `Source`."""
@@ -87,7 +101,7 @@ class LogSource:
 
     def lag(self) -> int | None:
         """See `Source`."""
-        return max(0, self._end - self._position)
+        return max(0, self._end - self._position.sequence)
 
     # ------------------------------------------------------------------ the channel
 
@@ -133,13 +147,16 @@ class LogSource:
                     logger.warning("channel %s/%s cannot be moved: %s", self.topic, self._channel, exc)
 
     async def _watch(self) -> None:
-        """Stop receiving while the topic or the channel is paused."""
+        """Stop receiving while the topic or the channel is paused, or if the log ends before what was read."""
         while True:
+            read_before = self._position.sequence
             try:
                 self._end, paused = await self._requests.state(self._channel)
             except (BrokerUnreachable, RequestRefused):
                 pass  # the reader reports it, too
             else:
+                if self._end < read_before:
+                    self._receiving.cancel()
                 if not paused:
                     self._running.set()
                 elif self._running.is_set():
