@@ -1,0 +1,1 @@
+"""Send the messages of channels to HTTP receivers, at least once."""

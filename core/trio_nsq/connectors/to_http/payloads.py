@@ -1,0 +1,78 @@
+"""The payload of a request with several messages: a JSON array, or NDJSON.
+
+A body that is JSON goes in unchanged, so numbers keep all digits; in NDJSON its line breaks become blanks. Any other
+body becomes a JSON string, or, if it is not UTF-8, the object `{"body_base64": "..."}`. With metadata, each message is
+an object with topic, id, timestamp_ns, timestamp, attempts, and body or body_base64, as `qcli tail` writes it.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NoReturn
+
+from .templates import Values, rfc3339
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+_LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
+
+
+class PayloadFormat(StrEnum):
+    """How several messages stand in one request."""
+
+    JSON = "json"
+    NDJSON = "ndjson"
+
+    @property
+    def content_type(self) -> str:
+        """The Content-Type."""
+        return "application/json" if self is PayloadFormat.JSON else "application/x-ndjson"
+
+
+def _refuse(_text: str) -> NoReturn:
+    raise ValueError("NaN and Infinity are not JSON")
+
+
+_decode = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_refuse).decode
+"""Checks JSON. Numbers are not converted: a conversion would be slow, or fail, for numbers with many digits."""
+
+
+def is_json(body: bytes) -> bool:
+    """Return whether a body is one JSON value in UTF-8 (RFC 8259)."""
+    try:
+        _decode(body.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def item(values: Values, *, metadata: bool) -> bytes:
+    """Return one message as JSON; without line breaks, unless its body is JSON with line breaks."""
+    if metadata:
+        record = {
+            "topic": values.topic,
+            "id": values.id.decode("ascii", "replace"),
+            "timestamp_ns": values.timestamp_ns,
+            "timestamp": rfc3339(values.timestamp_ns),
+            "attempts": values.attempts,
+        }
+        return _encode(record | _body_field(values.body)).encode()
+    if is_json(values.body):
+        return values.body
+    field = _body_field(values.body)
+    return _encode(field.get("body", field)).encode()
+
+
+def _body_field(body: bytes) -> dict[str, str]:
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": b64encode(body).decode()}
+
+
+def payload(messages: Iterable[Values], form: PayloadFormat, *, metadata: bool) -> bytes:
+    """Return messages as the payload of one request."""
+    items = [item(each, metadata=metadata) for each in messages]
+    if form is PayloadFormat.JSON:
+        return b"[" + b",".join(items) + b"]"
+    return b"".join(each.translate(_LINE_BREAKS) + b"\n" for each in items)

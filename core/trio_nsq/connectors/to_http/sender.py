@@ -1,0 +1,206 @@
+"""Sends requests to receivers, and turns each result into an `Outcome`.
+
+A request has a connection of its own while it runs. Idle connections are kept; the one that was used last is taken
+first. httpx's own pool looks at all of its connections for each request, so its cost grows with the concurrency.
+"""
+
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+import trio
+
+from trio_nsq.wording import printable
+
+from .outcomes import Outcome, StatusRules, Verdict, retry_after_s
+
+MAX_RESPONSE_BYTES = 64 * 1024
+"""A longer response is not read to its end; its connection is closed."""
+_EXCERPT = 200
+_MAX_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 307, 308})
+_KEEP_ALIVE_S = 30.0
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class SenderSettings:
+    """How requests are sent.
+
+    Attributes:
+        connect_timeout_s: The limit for the name lookup, the TCP connection and the TLS handshake.
+        request_timeout_s: The limit for a whole request, from connecting to the end of the response.
+        rules: What a status means.
+        tls: For receivers with https.
+        follow_redirects: Send the request again where the receiver redirects it, on the same host only, with the same
+            method and body.
+    """
+
+    tls: ssl.SSLContext
+    connect_timeout_s: float = 2.0
+    request_timeout_s: float = 20.0
+    rules: StatusRules = field(default_factory=StatusRules)
+    follow_redirects: bool = False
+
+
+class _Connection:
+    """A connection to one origin, opened by its first request."""
+
+    def __init__(self, tls: ssl.SSLContext) -> None:
+        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=_KEEP_ALIVE_S)
+        self.transport = httpx.AsyncHTTPTransport(verify=tls, limits=limits)
+        self.used = False
+
+
+class _Redirected(Exception):
+    """The receiver redirects to this URL."""
+
+
+class Sender:
+    """Sends requests. Close it with `aclose`."""
+
+    def __init__(self, settings: SenderSettings) -> None:
+        self._settings = settings
+        self._idle: dict[str, list[_Connection]] = {}  # by origin
+        timeouts = httpx.Timeout(None, connect=settings.connect_timeout_s)
+        self._extensions = {"timeout": timeouts.as_dict()}
+
+    async def aclose(self) -> None:
+        """Close all idle connections."""
+        for connections in self._idle.values():
+            for each in connections:
+                await each.transport.aclose()
+        self._idle.clear()
+
+    async def send(self, method: str, url: str, headers: Headers, content: bytes) -> Outcome:
+        """Send a request. Never raises for what a receiver or the network does.
+
+        Args:
+            url: Percent-encoded.
+            content: The body; empty: none.
+        """
+        with trio.move_on_after(self._settings.request_timeout_s):
+            for _ in range(_MAX_REDIRECTS + 1):
+                try:
+                    return await self._send(method, url, headers, content)
+                except _Redirected as redirect:
+                    url = str(redirect)
+            return Outcome(Verdict.FINAL, f"more than {_MAX_REDIRECTS} redirects")
+        return Outcome(Verdict.FAILED, f"no complete response within {self._settings.request_timeout_s:g} s")
+
+    async def _send(self, method: str, url: str, headers: Headers, content: bytes) -> Outcome:
+        try:
+            parsed = httpx.URL(url)
+            request = httpx.Request(
+                method, parsed, headers=headers, content=content or None, extensions=self._extensions
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            return Outcome(Verdict.FINAL, f"the URL is invalid: {error}")
+        origin = f"{parsed.scheme}://{parsed.netloc.decode()}"
+        fresh = False
+        while True:
+            connection = _Connection(self._settings.tls) if fresh else self._take(origin)
+            was_used = connection.used
+            done = False
+            try:
+                outcome = await self._exchange(connection, request)
+                done = True
+                return outcome
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                return Outcome(Verdict.UNAVAILABLE, _reason(error, self._settings))
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
+                if not was_used:
+                    return Outcome(Verdict.FAILED, _reason(error, self._settings))
+                fresh = True  # the receiver may have closed the idle connection
+            except httpx.LocalProtocolError as error:
+                return Outcome(Verdict.FINAL, f"the request is not valid HTTP: {error}")
+            except (httpx.HTTPError, OSError) as error:
+                return Outcome(Verdict.FAILED, _reason(error, self._settings))
+            finally:
+                if done:
+                    self._keep(origin, connection)
+                else:
+                    with trio.CancelScope(shield=True):
+                        await connection.transport.aclose()
+
+    def _take(self, origin: str) -> _Connection:
+        idle = self._idle.get(origin)
+        if idle:
+            return idle.pop()
+        return _Connection(self._settings.tls)
+
+    def _keep(self, origin: str, connection: _Connection) -> None:
+        connection.used = True
+        self._idle.setdefault(origin, []).append(connection)
+
+    async def _exchange(self, connection: _Connection, request: httpx.Request) -> Outcome:
+        response = await connection.transport.handle_async_request(request)
+        received = b""
+        try:
+            assert isinstance(response.stream, httpx.AsyncByteStream)
+            async for piece in response.stream:
+                received += piece
+                if len(received) > MAX_RESPONSE_BYTES:
+                    break
+        finally:
+            await response.aclose()
+        status = response.status_code
+        location = response.headers.get("Location", "")
+        if status in _REDIRECTS and location and self._settings.follow_redirects:
+            return self._redirect(str(request.url), location, status)
+        verdict = self._settings.rules.verdict(status)
+        if verdict is Verdict.DONE:
+            return Outcome(verdict, status=status)
+        reason = _status_text(status)
+        if 300 <= status < 400 and location:
+            reason += f", redirects to {printable(location)[:_EXCERPT]}"
+        elif excerpt := " ".join(received.decode("utf-8", "replace").split())[:_EXCERPT]:
+            reason += f": {printable(excerpt)}"
+        wait_s = None
+        if verdict is Verdict.UNAVAILABLE and (value := response.headers.get("Retry-After")):
+            wait_s = retry_after_s(value, time.time())
+        return Outcome(verdict, reason, status, wait_s)
+
+    def _redirect(self, url: str, location: str, status: int) -> Outcome:
+        """Raise _Redirected, or return why the redirect is not followed."""
+        target = urljoin(url, location)
+        before, after = urlsplit(url), urlsplit(target)
+        if after.hostname != before.hostname or after.scheme not in ("https", before.scheme):
+            reason = (
+                f"{_status_text(status)}, redirects to {printable(target)[:_EXCERPT]}; only redirects on the "
+            )
+            return Outcome(
+                Verdict.FINAL, reason + "same host are followed, and none from https to http", status
+            )
+        raise _Redirected(target)
+
+
+def _status_text(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
+
+
+def _reason(error: Exception, settings: SenderSettings) -> str:
+    if isinstance(error, httpx.ConnectTimeout):
+        return f"no connection within {settings.connect_timeout_s:g} s"
+    pending: Sequence[BaseException] = [error]
+    while pending:
+        cause, *rest = pending
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted: {cause.verify_message}"
+        if isinstance(cause, ssl.SSLError):
+            return f"TLS failed: {(cause.reason or str(cause)).lower().replace('_', ' ')}"
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror.lower()
+        more = [each for each in (cause.__cause__, cause.__context__) if each is not None]
+        if isinstance(cause, BaseExceptionGroup):
+            more += cause.exceptions
+        pending = [*rest, *more]
+    return str(error) or type(error).__name__
