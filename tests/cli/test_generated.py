@@ -119,6 +119,7 @@ def test_client_commands_share_the_options_of_connections(ctx: click.Context) ->
         "tail",
         "replay",
         "to-parquet",
+        "to-http",
         "bench pub",
         "bench sub",
         "bench latency",

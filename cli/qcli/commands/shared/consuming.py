@@ -55,8 +55,8 @@ class Consuming:
     max_in_flight: int
     consumer_opts: tuple[ClientOption, ...]
     at_least_once: bool
-    connect_timeout_ms: int
-    request_timeout_ms: int
+    connect_timeout_ms: int = 2000
+    request_timeout_ms: int = 5000
 
     @property
     def all_topics(self) -> tuple[str, ...]:
@@ -190,12 +190,31 @@ def _channel(text: str) -> str:
     return text
 
 
+def _http_timeouts() -> list[Decorator]:
+    return [
+        option(
+            "Connection",
+            f"--http-client-{name}-timeout",
+            f"{name}_timeout_ms",
+            type=positive_duration,
+            default=default,
+            brief=True,
+            help=f"Wait so long for {what} over HTTP.",
+        )
+        for name, default, what in (
+            ("connect", "2s", "a connection to a broker"),
+            ("request", "5s", "a broker's answer"),
+        )
+    ]
+
+
 def consuming_options(channel: str, *, reads_logs: bool = True) -> Decorator:
     """Return the options and the argument TOPIC... as one decorator; the command gets `consuming: Consuming`.
 
     Args:
         channel: The default of `--channel`.
-        reads_logs: Whether the command reads logs where it can, so that there is `--at-least-once`.
+        reads_logs: Whether the command reads logs where it can, so that there are `--at-least-once` and the timeouts of
+            HTTP requests to brokers.
     """
     by_log = "Or, of a broker that can read logs, the channel that shows what is done." if reads_logs else ""
     options = all_of(
@@ -262,27 +281,14 @@ def consuming_options(channel: str, *, reads_logs: bool = True) -> Decorator:
         lookupd_addresses("Consume from all brokers that these nsqlookupd list."),
         http_addresses("The HTTP addresses of the same brokers; by default the port after the TCP port."),
         tcp_connection,
-        *(
-            option(
-                "Connection",
-                f"--http-client-{name}-timeout",
-                f"{name}_timeout_ms",
-                type=positive_duration,
-                default=default,
-                brief=True,
-                help=f"Wait so long for {what} over HTTP.",
-            )
-            for name, default, what in (
-                ("connect", "2s", "a connection to a broker"),
-                ("request", "5s", "a broker's answer"),
-            )
-        ),
+        *(_http_timeouts() if reads_logs else ()),
     )
 
     def decorate(command: _F) -> _F:
         @functools.wraps(command)
         def run(**values: Any) -> Any:
-            consuming = {name: values.pop(name) for name in _NAMES if name in values}
+            names = _NAMES if reads_logs else _NAMES[:-3]
+            consuming = {name: values.pop(name) for name in names}
             return command(consuming=Consuming(**{"at_least_once": not reads_logs, **consuming}), **values)
 
         return options(run)  # type: ignore[return-value]  # click calls it with the parameters of the options

@@ -10,7 +10,7 @@ class ChannelSource:
 
     Args:
         broker: The broker's TCP address; empty: all brokers of the consumer.
-        consumer: An open consumer.
+        consumer: An open consumer. A connector may change its `max_in_flight`.
     """
 
     is_log = False
@@ -18,7 +18,7 @@ class ChannelSource:
     def __init__(self, topic: str, broker: str, consumer: Consumer) -> None:
         self.topic = topic
         self.broker = broker
-        self._consumer = consumer
+        self.consumer = consumer
         self._batches = consumer.batches()
 
     async def receive(self) -> SourceBatch:
@@ -33,7 +33,7 @@ class ChannelSource:
 
     def is_starved(self) -> bool:
         """See `Source`."""
-        return self._consumer.is_starved
+        return self.consumer.is_starved
 
     def lag(self) -> int | None:
         """See `Source`."""

@@ -32,6 +32,7 @@ class SourceOptions:
         channel: The channel to consume; for a log, the channel that moves to the stored position.
         topics: Names of topics.
         topic_pattern: Read all topics whose name has a match of this regular expression (RE2); None: only `topics`.
+        left_out: Whether the pattern does not select a topic.
         topic_refresh_s: How often to look for new topics and brokers, more than 0.
         brokers: Brokers to read from.
         lookupd_http_addresses: Discovery services; the brokers that they list are read, too.
@@ -46,6 +47,7 @@ class SourceOptions:
     channel: str
     topics: tuple[str, ...] = ()
     topic_pattern: str | None = None
+    left_out: Callable[[str], bool] = lambda topic: False
     topic_refresh_s: float = TOPIC_REFRESH_S
     brokers: tuple[BrokerAddresses, ...] = ()
     lookupd_http_addresses: tuple[str, ...] = ()

@@ -115,7 +115,9 @@ class _Sources:
 
     def _is_wanted(self, topic: str) -> bool:
         return topic in self._options.topics or (
-            self._pattern is not None and self._pattern.search(topic) is not None
+            self._pattern is not None
+            and self._pattern.search(topic) is not None
+            and not self._options.left_out(topic)
         )
 
     def _wanted(self) -> dict[tuple[str, str], BrokerAddresses]:

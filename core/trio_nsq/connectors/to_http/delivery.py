@@ -16,9 +16,9 @@ from itertools import groupby
 
 import trio
 
-from trio_nsq.client.consuming.consumer import Consumer
 from trio_nsq.client.consuming.message import Message, MessageBatch
 
+from ..source.channel_source import ChannelSource
 from .dead_letters import DeadLetters
 from .options import DeliveryOptions
 from .outcomes import SPLIT_STATUSES, Outcome, Verdict
@@ -48,9 +48,7 @@ class Delivery:
     Args:
         letters: Stores messages that cannot be delivered.
         random: Returns numbers in [0, 1).
-
-    Attributes:
-        statistics: Counts since the start.
+        statistics: Counts what is done.
     """
 
     def __init__(
@@ -58,9 +56,10 @@ class Delivery:
         options: DeliveryOptions,
         letters: DeadLetters,
         random: Callable[[], float] = random_module.random,
+        statistics: Statistics | None = None,
     ) -> None:
         self.options = options
-        self.statistics = Statistics()
+        self.statistics = Statistics() if statistics is None else statistics
         self.random = random
         self.slots = trio.Semaphore(options.concurrency)
         self.letters = letters
@@ -76,12 +75,12 @@ class Delivery:
         self._report_dead("")
         await self._sender.aclose()
 
-    async def handle(self, consumer: Consumer, topic: str, channel: str) -> None:
-        """Deliver the messages of a consumer until it is closed or the task is cancelled.
+    async def handle(self, source: ChannelSource, channel: str) -> None:
+        """Deliver the messages of a source until the task is cancelled. Lets the errors of `receive` pass.
 
         If it is cancelled, running requests may end within `GRACE_S`.
         """
-        await _Work(self, consumer, RequestBuilder(self.options, topic, channel), topic).run()
+        await _Work(self, source, RequestBuilder(self.options, source.topic, channel)).run()
 
     # ------------------------------------------------------------------ requests
 
@@ -174,15 +173,15 @@ class Delivery:
 
 
 class _Work:
-    """The delivery of one consumer's messages."""
+    """The delivery of one source's messages."""
 
-    def __init__(self, delivery: Delivery, consumer: Consumer, builder: RequestBuilder, topic: str) -> None:
+    def __init__(self, delivery: Delivery, source: ChannelSource, builder: RequestBuilder) -> None:
         self._delivery = delivery
         self._options = delivery.options
-        self._consumer = consumer
+        self._source = source
         self._builder = builder
-        self._dead_letter_topic = delivery.options.dead_letter_topic_of(topic)
-        self._full = consumer.max_in_flight
+        self._dead_letter_topic = delivery.options.dead_letter_topic_of(source.topic)
+        self._full = source.consumer.max_in_flight
         self._held: dict[MessageBatch, None] = {}  # a set in order of arrival
         self._pending: deque[Message] = deque()
         self._arrived = trio.Event()
@@ -208,7 +207,9 @@ class _Work:
 
     async def _receive(self) -> None:
         sample, random = self._options.sample, self._delivery.random
-        async for batch in self._consumer.batches():
+        while True:
+            batch = (await self._source.receive()).delivery
+            assert batch is not None  # it is a channel's
             self._held[batch] = None
             if sample < 1:
                 for message in batch:
@@ -236,10 +237,9 @@ class _Work:
             now = trio.current_time()
             room = self._delivery.pool.room(now)
             limit = self._full if room is None else min(room, self._full)
-            if self._consumer.max_in_flight != limit:
-                self._consumer.max_in_flight = limit
-            wake_at = self._delivery.pool.next_deadline(now) if room == 0 else math.inf
-            with trio.move_on_at(wake_at):
+            if self._source.consumer.max_in_flight != limit:
+                self._source.consumer.max_in_flight = limit
+            with trio.move_on_at(self._delivery.pool.next_room(now)):
                 await self._delivery.changed.wait()
 
     # ------------------------------------------------------------------ requests
@@ -265,7 +265,7 @@ class _Work:
 
     def _is_enough(self) -> bool:
         batching = self._options.batching
-        if len(self._pending) >= batching.messages or self._consumer.is_starved:
+        if len(self._pending) >= batching.messages or self._source.is_starved():
             return True
         return sum(len(each.body) for each in self._pending) >= batching.bytes
 

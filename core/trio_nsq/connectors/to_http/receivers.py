@@ -154,6 +154,12 @@ class ReceiverPool:
             default=math.inf,
         )
 
+    def next_room(self, now: float) -> float:
+        """Return when `room` may change without a request; infinity: it does not."""
+        return min(
+            (each.paused_until for each in self.receivers if each.paused_until > now), default=math.inf
+        )
+
     def room(self, now: float) -> int | None:
         """Return how many requests may run at a time; None: as many as there are, as a receiver works.
 

@@ -4,6 +4,7 @@ A request has a connection of its own while it runs. Idle connections are kept; 
 first. httpx's own pool looks at all of its connections for each request, so its cost grows with the concurrency.
 """
 
+import os
 import ssl
 import time
 from collections.abc import Sequence
@@ -143,10 +144,13 @@ class Sender:
         received = b""
         try:
             assert isinstance(response.stream, httpx.AsyncByteStream)
-            async for piece in response.stream:
-                received += piece
-                if len(received) > MAX_RESPONSE_BYTES:
-                    break
+            # Cancelling ends the generators inside of httpx, which leaving the loop would not.
+            with trio.CancelScope() as reading:
+                async for piece in response.stream:
+                    if len(received) <= MAX_RESPONSE_BYTES:
+                        received += piece
+                    else:
+                        reading.cancel()
         finally:
             await response.aclose()
         status = response.status_code
@@ -197,8 +201,10 @@ def _reason(error: Exception, settings: SenderSettings) -> str:
             return f"its certificate is not trusted: {cause.verify_message}"
         if isinstance(cause, ssl.SSLError):
             return f"TLS failed: {(cause.reason or str(cause)).lower().replace('_', ' ')}"
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror.lower()
+        if isinstance(cause, OSError) and cause.errno:
+            # The errors of name resolution have numbers of their own.
+            text = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
+            return (text or str(cause)).lower()
         more = [each for each in (cause.__cause__, cause.__context__) if each is not None]
         if isinstance(cause, BaseExceptionGroup):
             more += cause.exceptions

@@ -151,6 +151,8 @@ class URLTemplate:
         self._start = f"{scheme}://{host}"
         self._path = _parse(path or "/")
         self._query = _parse(mark + query)
+        if len(self._path) > 1 and _DOT_SEGMENTS.search("x".join(self._path[::2])):
+            raise TemplateError(f"{text!r}: a path segment must not be . or ..")
         self._printf = printf and "%s" in path + query
         if not printf and "%s" in path + query:
             raise TemplateError(f"{text!r}: %s stands for the body in --get only; write {{{{body}}}}")
@@ -169,7 +171,7 @@ class URLTemplate:
         if self._fixed is not None:
             return self._fixed
         path = self._fill(self._path, values)
-        if _DOT_SEGMENTS.search(path) and not _DOT_SEGMENTS.search("".join(self._path[::2])):
+        if _DOT_SEGMENTS.search(path):
             raise UnsafeValue("a value of the message makes a path segment '.' or '..' of the URL")
         return self._start + path + self._fill(self._query, values)
 

@@ -1,0 +1,1 @@
+"""`qcli to-http`: send messages to HTTP receivers."""
