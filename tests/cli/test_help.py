@@ -46,7 +46,7 @@ def test_topics(nowhere: Cli, run_here: Run, topic: str, expected: list[str]) ->
         ("xyz", ""),
         ("consume", " (did you mean tail?)"),
         ("requeue", ". Commands about it: qcli dlq requeue, qcli dlq, "),
-        ("ports", ". Commands about it: qcli serve, qcli lookupd. The topics"),
+        ("ports", ". Commands about it: qcli serve, qcli lookupd, "),
     ],
 )
 def test_unknown_word_is_an_error(nowhere: Cli, run_here: Run, words: str, hint: str) -> None:

@@ -53,7 +53,7 @@ _TOPICS = {
         "TLS, AUTH and compression",
         (
             "These options belong to every command that connects to a broker; --tls, --snappy and --deflate, which are "
-            "for TCP connections, only to pub, tail, replay, to-parquet and bench.",
+            "for TCP connections, only to pub, tail, replay, to-parquet, to-http and bench.",
             "For TLS over HTTP, write the address as https://HOST:PORT: --nsqd-http-address https://broker:4152. A "
             "path, such as /run/qcli.sock, is a unix socket.",
             "The secret goes to brokers and nsqlookupd. A warning precedes it if it leaves this machine without TLS.",

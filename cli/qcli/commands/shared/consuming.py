@@ -221,7 +221,15 @@ def consuming_options(channel: str, *, reads_logs: bool = True) -> Decorator:
         click.argument(
             "topics", metavar="TOPIC...", nargs=-1, type=topic_name, shell_complete=complete_topic
         ),
-        several(SOURCE, "--topic", "old_topics", type=topic_name, hidden=True, help="The same as TOPIC."),
+        several(
+            SOURCE,
+            "--topic",
+            "old_topics",
+            type=topic_name,
+            metavar="TOPIC",
+            hidden=True,
+            help="Consume this topic, as TOPIC.",
+        ),
         option(
             SOURCE,
             "--topic-pattern",

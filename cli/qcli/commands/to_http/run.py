@@ -3,17 +3,16 @@
 import logging
 from functools import partial
 
-from trio_nsq.client import AuthRefused, ConnectionFailed
 from trio_nsq.client.connection.options import ConnectionOptions
 from trio_nsq.connectors.source.options import SourceOptions
 from trio_nsq.connectors.to_http.options import DeliveryOptions
 from trio_nsq.connectors.to_http.run import to_http
 from trio_nsq.connectors.to_http.statistics import Statistics
 
-from ...broker.failures import connection_failure, lookupd_unreachable
 from ...framework.errors import leaf_exceptions
 from ...framework.output import print_diagnostic, show_library_warnings
 from ...framework.signals import run_until_signal
+from ..shared.consuming import source_failure
 
 
 def run(
@@ -40,9 +39,9 @@ async def _run(
 ) -> None:
     try:
         await to_http(sources, delivery, connecting, statistics)
-    except* ConnectionFailed as group:
+    except* Exception as group:
         (error, *_) = leaf_exceptions(group)
-        assert isinstance(error, ConnectionFailed)
-        if sources.lookupd_http_addresses and not sources.brokers and not isinstance(error, AuthRefused):
-            raise lookupd_unreachable(error.address, error.reason) from None
-        raise connection_failure(error) from None
+        failure = source_failure(error, reads_logs=False) if isinstance(error, Exception) else None
+        if failure is None:
+            raise
+        raise failure from None
