@@ -15,7 +15,7 @@ import trio
 
 from connectors.http_receiver import Answer, Received, receiver
 from interop.peers import Broker, nsqd, qcli_serve
-from trio_nsq.client import Consumer, Producer
+from trio_nsq.client import ConnectionOptions, Consumer, Producer
 from trio_nsq.connectors.host_pool import Mode
 from trio_nsq.connectors.source.options import BrokerAddresses, SourceOptions
 from trio_nsq.connectors.to_http.options import Batching, DeliveryOptions
@@ -63,8 +63,8 @@ def topic(broker: Broker) -> str:
 
 def _options(*urls: str, method: str = "POST", **more: Any) -> DeliveryOptions:
     sender = SenderSettings(TLS, request_timeout_s=more.pop("request_timeout_s", 20.0))
-    more = {"delays": RetryDelays(0.01, 0.05), "sender": sender, "status_every": 0} | more
-    return DeliveryOptions(method, tuple(URLTemplate(url, printf=method == "GET") for url in urls), **more)
+    given: dict[str, Any] = {"delays": RetryDelays(0.01, 0.05), "sender": sender, "status_every": 0} | more
+    return DeliveryOptions(method, tuple(URLTemplate(url, printf=method == "GET") for url in urls), **given)
 
 
 async def _publish(broker: Broker, topic: str, bodies: Sequence[bytes]) -> None:
@@ -86,7 +86,7 @@ async def _delivering(
     )
     statistics = Statistics()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(to_http, sources, options, {}, statistics)
+        nursery.start_soon(to_http, sources, options, ConnectionOptions(), statistics)
         with trio.fail_after(DEADLINE_S):
             yield statistics
         nursery.cancel_scope.cancel()
@@ -115,7 +115,7 @@ async def _letters(broker: Broker, topic: str, count: int) -> list[bytes]:
     async with Consumer(
         topic, "dead-letters", nsqd_tcp_addresses=broker.tcp_address, max_in_flight=50
     ) as consumer:
-        found = []
+        found: list[bytes] = []
         with trio.fail_after(DEADLINE_S):
             while len(found) < count:
                 message = await anext(consumer)
@@ -203,7 +203,7 @@ async def test_refused_messages_go_to_the_dead_letter_topic(broker: Broker, topi
 
 async def test_the_last_attempt_goes_to_the_chosen_dead_letter_topic(broker: Broker, topic: str) -> None:
     await _publish(broker, topic, [b"bad", b"good"])
-    options = {"max_attempts": 3, "dead_letter_topic": f"{topic}_rest"}
+    options: dict[str, Any] = {"max_attempts": 3, "dead_letter_topic": f"{topic}_rest"}
     with receiver(lambda request: 500 if b"bad" in request.body else 200) as server:
         async with _delivering(broker, topic, _options(server.url, **options)):
             await _drained(broker, topic)
