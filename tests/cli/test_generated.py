@@ -118,6 +118,7 @@ def test_client_commands_share_the_options_of_connections(ctx: click.Context) ->
         "pub",
         "tail",
         "replay",
+        "to-file",
         "to-parquet",
         "to-http",
         "bench pub",

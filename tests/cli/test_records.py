@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qcli.commands.pub.frames import FrameSplitter
 from qcli.commands.pub.input import Splitter
 from trio_nsq.protocol.batcher import MAX_BATCH_BYTES, Batcher
 
@@ -82,6 +83,30 @@ def test_limit_does_not_count_a_stripped_carriage_return() -> None:
     splitter = Splitter(b"\n", 10, strip_cr=True)
     splitter.feed(b"x" * 10 + b"\r\r\n")
     assert splitter.too_long == 1
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), max_size=30),
+    places=st.lists(st.integers(0, 400)),
+    cut_bytes=st.integers(0, 3),
+)
+def test_messages_after_their_lengths(sizes: list[int], places: list[int], cut_bytes: int) -> None:
+    data = b"".join(size.to_bytes(4, "big") + b"x" * size for size in sizes)
+    splitter = FrameSplitter(6)
+    data = data[: max(0, len(data) - cut_bytes)]
+    messages = [message for piece in cut(data, places) for message in splitter.feed(piece)]
+    first = next((place for place, size in enumerate(sizes, 1) if size > 6), None)
+    is_cut = bool(cut_bytes and sizes)
+    complete = sizes[: len(sizes) - is_cut] if first is None else sizes[: first - 1]
+    assert [len(message) for message in messages] == [size for size in complete if size]
+    if first is None:
+        assert splitter.seen == len(complete)
+        assert splitter.empty == complete.count(0)
+        assert bool(splitter.unfinished_bytes) == is_cut
+        assert splitter.end() == []
+        assert splitter.is_cut == is_cut
+    elif first < len(sizes):
+        assert splitter.too_long == first
 
 
 def test_each_input_ends_its_last_message() -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from trio_nsq.protocol.batcher import Batcher
 
-from .input import Splitter
+from .frames import MessageSplitter
 
 _NS_PER_MS = 1_000_000
 
@@ -83,7 +83,7 @@ class BatchSource(Protocol):
 
 
 class Lines:
-    """Makes batches of lines: each line is a message, unchanged. A `BatchSource`.
+    """Makes batches of messages that a splitter finds, unchanged. A `BatchSource`.
 
     Args:
         batch_size: The most messages in a batch.
@@ -91,7 +91,7 @@ class Lines:
 
     skipped = 0
 
-    def __init__(self, splitter: Splitter, batch_size: int, topic: str, defer_ms: int = 0) -> None:
+    def __init__(self, splitter: MessageSplitter, batch_size: int, topic: str, defer_ms: int = 0) -> None:
         self.error: str | None = None
         self._splitter = splitter
         self._batcher = Batcher(batch_size)
@@ -130,8 +130,10 @@ class Lines:
         if self._splitter.too_long is not None:
             self.error = (
                 f"Message {self._splitter.too_long - self._seen_before} of {self._name} is longer than "
-                f"{self._splitter.max_bytes} bytes: see --max-msg-size and --delimiter."
+                f"{self._splitter.max_bytes} bytes: see --max-msg-size, --delimiter and --framing."
             )
+        elif self._splitter.is_cut:
+            self.error = f"{self._name} ends within message {self._splitter.seen - self._seen_before + 1}."
 
     def _batch(self, bodies: list[bytes]) -> Batch:
         return Batch(self._topic, bodies, self._defer_ms)

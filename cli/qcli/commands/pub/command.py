@@ -128,6 +128,15 @@ INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
 @delimiter_options(INPUT, "Split the input into messages at this text", "for find -print0")
 @option(
     INPUT,
+    "--framing",
+    type=click.Choice(["delimiter", "length"]),
+    default="delimiter",
+    brief=True,
+    help="delimiter: split the input at --delimiter. length: each message follows its length, a 4-byte big-endian "
+    "integer, as in files of 'qcli to-file --framing length'.",
+)
+@option(
+    INPUT,
     "--format",
     "form",
     type=click.Choice(["raw", "json"]),

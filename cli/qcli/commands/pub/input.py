@@ -118,6 +118,7 @@ class Splitter:
         self.seen = 0
         self.empty = 0
         self.too_long: int | None = None
+        self.is_cut = False  # an end of the input ends a message
         self._delimiter = delimiter
         self.max_bytes = max_bytes
         self._strip_cr = strip_cr

@@ -70,6 +70,7 @@ class PubOptions:
     key_field: tuple[str, ...]
     separator: bytes
     null: bool
+    framing: str
     form: str
     skip_bad: bool
     strip_cr: bool
@@ -125,9 +126,9 @@ class PubOptions:
             _check_readable(path)
 
     def _check_json(self) -> None:
-        if self.delimiter != b"\n":
+        if self.delimiter != b"\n" or self.framing != "delimiter":
             raise click.UsageError(
-                "--null and --delimiter are for --format raw; JSON is one object per line."
+                "--null, --delimiter and --framing are for --format raw; JSON is one object per line."
             )
         if self.topic and not self.files and Path(self.topic).is_file():
             print_diagnostic(
@@ -141,6 +142,10 @@ class PubOptions:
             raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
         if self.skip_bad:
             raise click.UsageError("--skip-bad is for --format json.")
+        if self.framing == "length" and (self.strip_cr or given("separator", "null")):
+            raise click.UsageError(
+                "--framing length has no lines: leave out --delimiter, --null and --strip-cr."
+            )
         if self.delimiter != b"\n" and self.strip_cr:
             raise click.UsageError("--strip-cr is for lines: leave out --delimiter and --null.")
 

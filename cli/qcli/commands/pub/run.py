@@ -9,6 +9,7 @@ from ...framework.signals import watch_signals
 from ..shared.rate_limiter import RateLimiter
 from .batches import BatchSource, Lines
 from .connect import connect
+from .frames import FrameSplitter
 from .input import READ_BYTES, Splitter
 from .keys import in_field, matching, whole_bodies
 from .options import HASH, ROUND_ROBIN, PubOptions
@@ -82,5 +83,7 @@ def _source(options: PubOptions, batch_size: int, limiter: RateLimiter | None) -
         )
         return Records(parser, options.max_msg_size, batch_size, skip_bad=options.skip_bad)
     assert options.topic is not None
+    if options.framing == "length":
+        return Lines(FrameSplitter(options.max_msg_size), batch_size, options.topic, options.defer_ms)
     splitter = Splitter(options.delimiter, options.max_msg_size, strip_cr=options.strip_cr)
     return Lines(splitter, batch_size, options.topic, options.defer_ms)

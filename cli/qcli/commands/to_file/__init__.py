@@ -1,0 +1,1 @@
+"""`qcli to-file`: write the messages of topics to files."""

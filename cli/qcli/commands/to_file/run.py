@@ -1,0 +1,90 @@
+"""Runs `to-file` until a signal."""
+
+import logging
+import signal
+import sys
+
+import trio
+
+from trio_nsq.connectors.source.options import SourceOptions
+from trio_nsq.connectors.to_file.checkpoint import CheckpointDamaged
+from trio_nsq.connectors.to_file.connector import ToFile, ToFileOptions
+from trio_nsq.protocol.errors import NSQError
+from trio_nsq.wording import count_of
+
+from ...framework.daemon.run import raise_file_limit
+from ...framework.errors import ExitCode, Failure, leaf_exceptions, reason_of
+from ...framework.output import is_live_terminal, print_diagnostic, show_library_warnings, size
+from ...framework.signals import watch_signal, watch_signals
+from ..shared.consuming import source_failure
+
+
+def run(sources: SourceOptions, options: ToFileOptions, *, quiet: bool) -> ExitCode:
+    """Write until a signal, and return the exit code. Raises Failure: it cannot work."""
+    show_library_warnings()
+    if quiet:
+        logging.getLogger("trio_nsq").setLevel(logging.WARNING)
+    raise_file_limit()
+    try:
+        return trio.run(_run, sources, options, quiet)
+    except Exception as group:
+        failure = _failure(group)
+        if failure is None:
+            raise
+        raise failure from group
+
+
+async def _run(sources: SourceOptions, options: ToFileOptions, quiet: bool) -> ExitCode:
+    code = ExitCode.OK
+    connector = ToFile(sources, options)
+    try:
+        await trio.to_thread.run_sync(connector.prepare)
+    except OSError as error:
+        raise Failure(
+            f"Cannot write to {error.filename}: {reason_of(error)}. Choose another folder."
+        ) from error
+
+    def stop(which: ExitCode) -> None:
+        nonlocal code
+        code = which
+        connector.stop()
+
+    async def reopen() -> None:
+        connector.reopen()
+
+    def progress() -> tuple[int, int, float | None]:
+        counts = connector.counts
+        return counts.messages, counts.body_bytes, None
+
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_signals, stop)
+            await nursery.start(watch_signal, signal.SIGHUP, reopen)
+            if not quiet and is_live_terminal(sys.stderr):
+                from ...terminal.progress import show_progress
+
+                nursery.start_soon(show_progress, progress)
+            await connector.run()
+            nursery.cancel_scope.cancel()
+    finally:
+        counts = connector.counts
+        if not quiet and counts.messages:
+            print_diagnostic(
+                f"Wrote {count_of(counts.messages, 'message')} ({size(counts.body_bytes)}) to "
+                f"{count_of(counts.files, 'file')}."
+            )
+    return code
+
+
+def _failure(group: Exception) -> Failure | None:
+    """Return the failure for an error; None: it is a defect."""
+    for error in leaf_exceptions(group):
+        if isinstance(error, Failure):
+            return error
+        if isinstance(error, Exception) and (failure := source_failure(error)) is not None:
+            return failure
+        if isinstance(error, NSQError):
+            text = str(error)
+            code = ExitCode.DAMAGED if isinstance(error, CheckpointDamaged) else ExitCode.FAILURE
+            return Failure(f"{text[0].upper()}{text[1:]}.", code)
+    return None

@@ -1,0 +1,157 @@
+"""The checkpoint of a topic's output: the open file, how much of it is synced, and the positions behind those bytes.
+
+    OUTPUT/.qcli-to-file/TOPIC@CHANNEL.json
+    OUTPUT/.qcli-to-file/TOPIC@CHANNEL.lock   held by the process that writes the topic's files
+
+The file is replaced atomically, after the bytes that it describes are on stable storage. So after a crash, everything
+up to `OpenFileRecord.length` is in the file and before the positions, and everything after it is not.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...folder_locks import lock_holder
+from ...log import Files
+from ...protocol.errors import NSQError
+from ..source.batch import Position
+
+FOLDER = ".qcli-to-file"
+_VERSION = 1
+_MOST_BYTES = 16 * 1024 * 1024
+
+
+class OutputInUse(NSQError):
+    """Another process writes the files of the topic, or one of them; the text says which."""
+
+
+class CheckpointDamaged(NSQError):
+    """A checkpoint cannot be used; the text has the reason and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFileRecord:
+    """The file that messages are being appended to.
+
+    Attributes:
+        path: Where it is now; absolute.
+        final: Its path once it is finished; the same as `path` if it is not renamed.
+        key: The name with `<REV>`, from which `final` was made.
+        revision: The revision in `final`.
+        inode: The file's inode; 0: the file is about to be created.
+        length: The bytes that are synced.
+        tail_crc: The CRC-32 of the last synced bytes: another file of the same name is recognized.
+        raw_bytes: The bytes before compression.
+        opened_at: When the file was created, Unix seconds.
+        finishing: Whether the file is being renamed to `final`.
+    """
+
+    path: str
+    final: str
+    key: str
+    revision: int
+    inode: int
+    length: int
+    tail_crc: int
+    raw_bytes: int
+    opened_at: float
+    finishing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is durable of one topic's output.
+
+    Attributes:
+        positions: By broker: where reading of its log continues.
+        file: The open file; None: there is none.
+    """
+
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    file: OpenFileRecord | None = None
+
+    def encode(self, topic: str, channel: str) -> bytes:
+        """Return the content of the checkpoint file."""
+        about = {"version": _VERSION, "topic": topic, "channel": channel}
+        return json.dumps(about | asdict(self), indent=1).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, content: bytes) -> "Checkpoint":
+        """Return the checkpoint of a file. Raises ValueError, KeyError, TypeError: it is damaged."""
+        found: dict[str, Any] = json.loads(content)
+        if found["version"] != _VERSION:
+            raise ValueError(f"it has version {found['version']}, and this program supports only {_VERSION}")
+        positions = {broker: Position(**each) for broker, each in found["positions"].items()}
+        file = found["file"]
+        return cls(positions, None if file is None else OpenFileRecord(**file))
+
+
+class CheckpointFile:
+    """The checkpoint file of a topic and channel, and its lock. One process at a time has it.
+
+    Args:
+        folder: The output folder; it must exist.
+
+    Attributes:
+        saved: The checkpoint on disk.
+
+    Raises:
+        OutputInUse: Another process has the lock.
+        CheckpointDamaged: The file cannot be used.
+        OSError: The folder cannot be read or written.
+    """
+
+    def __init__(self, folder: Path, topic: str, channel: str, files: Files) -> None:
+        self._topic = topic
+        self._channel = channel
+        self._files = files
+        self._path = folder / FOLDER / f"{topic}@{channel}.json"
+        files.make_folder(self._path.parent)
+        self._lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            take_lock(
+                self._lock,
+                f'topic "{topic}", channel "{channel}": {folder}',
+                "choose another --output-dir, or another --channel and --filename-format",
+            )
+            self.saved = self._load()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _load(self) -> Checkpoint:
+        try:
+            return Checkpoint.decode(self._files.content(self._path, _MOST_BYTES))
+        except FileNotFoundError:
+            return Checkpoint()
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointDamaged(
+                f"the checkpoint {self._path} cannot be used ({error!r}): remove it. Reading then continues at the "
+                f"position of the channel {self._channel}, and the last messages may be written twice"
+            ) from error
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint durably. Raises OSError; then the old or the new one is on disk."""
+        self._files.make_folder(self._path.parent)
+        self._files.replace(self._path, checkpoint.encode(self._topic, self._channel))
+        self.saved = checkpoint
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)
+
+
+def take_lock(fd: int, what: str, advice: str) -> None:
+    """Lock a file until it is closed.
+
+    Raises:
+        OutputInUse: Another process has the lock. The text begins with `what` and ends with `advice`.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputInUse(f"{what} is being written by {lock_holder(fd)}: {advice}") from None

@@ -1,0 +1,191 @@
+"""Writes the messages of topics to files, each topic to its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from ...log import Files
+from ...protocol.errors import NSQError
+from ..source.batch import Position, Source
+from ..source.options import SourceOptions
+from ..source.run import run_sources
+from .file_series import OutputSettings
+from .file_system import OutputFiles, make_folders
+from .names import DATETIME_FORMAT, FILENAME_FORMAT, NameFormat, host_identifier
+from .topic_output import OutputCounts, TopicOutput
+from .topic_writer import CannotWrite, TopicWriter, WriterLimits, retried
+
+SYNC_INTERVAL_S = 30.0
+
+
+class FoldersDiffer(NSQError):
+    """The work folder and the output folder are on different file systems: a file cannot move atomically."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToFileOptions:
+    """How topics are written to files.
+
+    Attributes:
+        output: The format and the folders of files.
+        filename_format: `<TOPIC>`, `<HOST>`, `<PID>`, `<DATETIME>` and `<REV>` are replaced.
+        datetime_format: The strftime format of `<DATETIME>`, in the local time zone.
+        host_identifier: See the function of this name.
+        sync_interval_s: The longest time until a message is durable; also how often time-based rotation is checked.
+    """
+
+    output: OutputSettings
+    filename_format: str = FILENAME_FORMAT
+    datetime_format: str = DATETIME_FORMAT
+    host_identifier: str = ""
+    sync_interval_s: float = SYNC_INTERVAL_S
+
+    def names(self, topic: str) -> NameFormat:
+        """Return the names of a topic's files. Raises FileNameError."""
+        compressor = self.output.compressor
+        return NameFormat.of_topic(
+            self.filename_format,
+            self.datetime_format,
+            topic=topic,
+            host=host_identifier(self.host_identifier, socket.gethostname()),
+            pid=os.getpid(),
+            suffix=compressor.suffix if compressor else "",
+            revised=self.output.needs_revision,
+        )
+
+
+class ToFile:
+    """Copies topics to files until it is stopped.
+
+    Args:
+        sources: What to read.
+        options: How to write it.
+        clock: Returns Unix seconds, for the names of files.
+    """
+
+    def __init__(
+        self,
+        sources: SourceOptions,
+        options: ToFileOptions,
+        *,
+        files: Files | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._sources = sources
+        self._options = options
+        self._files = files or OutputFiles()
+        self._clock = clock
+        self._limits = WriterLimits()
+        self._writers: dict[str, TopicWriter] = {}
+        self._writing: trio.Nursery
+        self._opening: dict[str, trio.Lock] = {}  # by topic
+        self._failures: list[CannotWrite] = []
+        self._stopping = trio.Event()
+
+    @property
+    def counts(self) -> OutputCounts:
+        """What was written durably so far, over all topics."""
+        total = OutputCounts()
+        for writer in self._writers.values():
+            total.add(writer.counts)
+        return total
+
+    @property
+    def lag(self) -> int:
+        """Messages that were not received yet, as far as known."""
+        return sum(writer.lag for writer in self._writers.values())
+
+    def stop(self) -> None:
+        """Make everything received durable, finish the files, and end."""
+        self._stopping.set()
+
+    def reopen(self) -> None:
+        """Finish all open files; the next messages begin new ones."""
+        for writer in self._writers.values():
+            writer.close_file()
+
+    def prepare(self) -> None:
+        """Create the folders. Blocks.
+
+        Raises:
+            FoldersDiffer: A finished file could not move to its folder.
+            FileNameError: The name format cannot be used.
+            OSError: A folder cannot be created or written.
+        """
+        output = self._options.output
+        for topic in self._sources.topics or ("topic",):
+            self._options.names(topic)
+        for folder in (output.output_dir, output.work_dir):
+            make_folders(self._files, folder)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(13, "it is not writable", str(folder))
+        if output.output_dir.stat().st_dev != output.work_dir.stat().st_dev:
+            raise FoldersDiffer(
+                f"--work-dir {output.work_dir} and --output-dir {output.output_dir} are on different file systems, "
+                "between which a finished file cannot move atomically: choose folders on the same one"
+            )
+
+    async def run(self) -> None:
+        """Write until `stop`. Call `prepare` first.
+
+        Raises:
+            OutputInUse: Another process writes the same files.
+            CheckpointDamaged: A checkpoint cannot be used.
+            CannotWrite: The disk failed at the end.
+            NSQError: See `run_sources`.
+        """
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as self._writing:
+                reading: trio.CancelScope = await nursery.start(self._read)
+                await self._stopping.wait()
+                for writer in self._writers.values():
+                    writer.stop()
+            # All writers have ended. Cancelling closes the sources, which send the last FINs and move the channels.
+            reading.cancel()
+        if self._failures:
+            raise self._failures[0]
+
+    async def _read(self, task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED) -> None:
+        with trio.CancelScope() as scope:
+            task_status.started(scope)
+            await run_sources(self._sources, self._position, self._consume)
+            self.stop()  # every source is closed for good
+
+    async def _position(self, topic: str, broker: str) -> Position | None:
+        """Return where reading the log of a topic begins."""
+        return (await self._writer(topic)).position(broker)
+
+    async def _consume(self, source: Source) -> None:
+        await (await self._writer(source.topic)).consume(source)
+
+    async def _writer(self, topic: str) -> TopicWriter:
+        """Return the writer of a topic; begin it for the first source."""
+        async with self._opening.setdefault(topic, trio.Lock()):
+            if topic not in self._writers:
+                output = await self._open(topic)
+                if self._stopping.is_set():
+                    output.release()
+                    await trio.sleep_forever()  # until `run` cancels this
+                self._limits.topics += 1
+                interval_s = self._options.sync_interval_s
+                self._writers[topic] = TopicWriter(topic, output, self._limits, interval_s, self._clock)
+                self._writing.start_soon(self._write, self._writers[topic])
+        return self._writers[topic]
+
+    async def _open(self, topic: str) -> TopicOutput:
+        options, channel = self._options, self._sources.channel
+        open_output = partial(TopicOutput, options.output, options.names(topic), topic, channel, self._files)
+        return await retried(topic, open_output, self._limits.threads, self._stopping)
+
+    async def _write(self, writer: TopicWriter) -> None:
+        try:
+            await writer.run()
+        except CannotWrite as error:
+            self._failures.append(error)  # the other topics end in good order

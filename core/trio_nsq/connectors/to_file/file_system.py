@@ -1,0 +1,67 @@
+"""File operations of outputs: files that other users may read, as the umask permits."""
+
+import errno
+import os
+from pathlib import Path
+
+from ...log import Files
+
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+"""Errors of `link` on file systems without hard links, such as FAT and some network file systems."""
+
+
+class OutputFiles(Files):
+    """The real file system; see `Files`."""
+
+    def create(self, path: Path) -> int:
+        """Create a file for reading and writing; it must not exist."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def create_folder(self, path: Path) -> None:
+        """Create a folder; it must not exist."""
+        path.mkdir()
+
+
+def make_folders(files: Files, path: Path) -> None:
+    """Create a folder and its parents durably, unless they exist."""
+    if not path.is_dir():
+        make_folders(files, path.parent)
+        files.make_folder(path)
+
+
+def is_same_file(path: Path, other: Path) -> bool:
+    """Return whether both names exist and belong to the same file."""
+    try:
+        return path.samefile(other)
+    except FileNotFoundError:
+        return False
+
+
+def move(files: Files, path: Path, to: Path) -> None:
+    """Rename a file durably, and never replace another one. Repeat it after a crash or an error to complete it.
+
+    There is no moment at which the file has no name on stable storage.
+
+    Raises:
+        FileExistsError: Another file has the new name.
+        OSError: The file cannot be renamed.
+    """
+    try:
+        files.link(path, to)
+    except FileExistsError:
+        if not is_same_file(path, to):
+            raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        files.close(files.create(to))  # reserves the name
+        try:
+            files.rename(path, to)
+        except OSError:
+            files.unlink(to)
+            raise
+        files.sync_folder(to.parent)
+        return
+    files.sync_folder(to.parent)
+    files.unlink(path)
+    files.sync_folder(path.parent)

@@ -1,0 +1,268 @@
+"""Writes the messages of one topic, from all its sources, to files; waits while the disk is full."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import trio
+
+from ...protocol.errors import NSQError
+from ..source.batch import Position, Source, SourceBatch
+from .topic_output import OutputCounts, TopicOutput
+
+RETRY_S = 1.0
+TOUCH_S = 20.0
+"""Messages of a channel that are not synced are touched at this interval: a broker's usual time limit is 60 s."""
+
+logger = logging.getLogger("trio_nsq.connectors")
+
+
+_Result = TypeVar("_Result")
+
+
+class CannotWrite(NSQError):
+    """The program ends while files cannot be written. Nothing is lost: the messages are read again."""
+
+
+class WriterLimits:
+    """How much is kept in memory, over all topics; and the threads that write.
+
+    Attributes:
+        topics: The number of topics.
+        threads: Limits the threads.
+        waiting_bytes: A topic receives nothing while this many bytes wait for the disk.
+        unsynced_bytes: A topic is synced when this many bytes were written.
+    """
+
+    _ALL_TOPICS_BYTES = 64 * 1024 * 1024
+    _LEAST_BYTES = 1024 * 1024
+
+    def __init__(self) -> None:
+        self.threads = trio.CapacityLimiter(8)
+        self.topics = 0
+
+    @property
+    def unsynced_bytes(self) -> int:
+        return max(self._LEAST_BYTES, self._ALL_TOPICS_BYTES // max(1, self.topics))
+
+    @property
+    def waiting_bytes(self) -> int:
+        return max(self._LEAST_BYTES, self.unsynced_bytes // 4)
+
+
+class TopicWriter:
+    """Receives from the sources of a topic, and writes to its output.
+
+    Args:
+        output: Is used in threads, and released at the end of `run`.
+        sync_interval_s: How long messages may wait until they are synced.
+        clock: Returns Unix seconds, for the names of files.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        output: TopicOutput,
+        limits: WriterLimits,
+        sync_interval_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.topic = topic
+        self._output = output
+        self._limits = limits
+        self._sync_interval_s = sync_interval_s
+        self._clock = clock
+        self._sources: set[Source] = set()
+        self._waiting: list[SourceBatch] = []
+        self._waiting_bytes = 0
+        self._received: dict[str, Position] = {}  # by broker: the position after everything received
+        self._has_work = trio.Event()
+        self._has_room = trio.Event()
+        self._held: dict[int, SourceBatch] = {}  # of channels, neither finished nor requeued
+        self._stopping = trio.Event()
+        self._closes_file = False
+
+    @property
+    def counts(self) -> OutputCounts:
+        """What was synced."""
+        return self._output.counts
+
+    @property
+    def lag(self) -> int:
+        """Messages that were not received yet, as far as known."""
+        return sum(source.lag() or 0 for source in self._sources)
+
+    def position(self, broker: str) -> Position | None:
+        """Return where reading of a broker's log begins or continues; None: at the channel's position."""
+        return self._received.get(broker) or self._output.position(broker)
+
+    def close_file(self) -> None:
+        """Finish the open file soon; the next message begins another one."""
+        self._closes_file = True
+        self._has_work.set()
+
+    def stop(self) -> None:
+        """Stop receiving; `run` then makes everything durable and returns."""
+        self._stopping.set()
+        self._has_work.set()
+
+    # ------------------------------------------------------------------ receiving
+
+    async def consume(self, source: Source) -> None:
+        """Write the messages of a source until cancelled."""
+        self._sources.add(source)
+        try:
+            async with trio.open_nursery() as nursery:
+                with trio.CancelScope() as receiving:
+                    nursery.start_soon(self._cancel_when_stopping, receiving)
+                    while True:
+                        await self._put(await source.receive())
+                await trio.sleep_forever()  # the source stays open until everything is durable
+        finally:
+            self._sources.discard(source)
+
+    async def _cancel_when_stopping(self, scope: trio.CancelScope) -> None:
+        await self._stopping.wait()
+        scope.cancel()
+
+    async def _put(self, batch: SourceBatch) -> None:
+        # Before waiting: a batch that was received and then dropped would be missing.
+        self._waiting.append(batch)
+        self._waiting_bytes += sum(map(len, batch.bodies))
+        if batch.position is not None:
+            self._received[batch.broker] = batch.position
+        else:
+            self._held[id(batch)] = batch
+        self._has_work.set()
+        while self._waiting_bytes > self._limits.waiting_bytes:
+            await self._has_room.wait()
+
+    async def _touch(self) -> None:
+        """Touch the messages of channels that wait for a sync for long, such as while the disk is full."""
+        before: list[SourceBatch] = []
+        while True:
+            await trio.sleep(TOUCH_S)
+            for batch in before:
+                if id(batch) in self._held and batch.delivery is not None:
+                    batch.delivery.touch()
+            before = list(self._held.values())
+
+    # ------------------------------------------------------------------ writing
+
+    async def run(self) -> None:
+        """Write what is received, until `stop`.
+
+        Raises:
+            CannotWrite: The disk failed at the end.
+            NSQError: Another process writes to the same files.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._touch)
+                await self._write_until_stopped()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._output.release()
+
+    async def _write_until_stopped(self) -> None:
+        next_tick = trio.current_time() + self._sync_interval_s
+        sync_at = math.inf
+        while not self._stopping.is_set() or self._waiting:
+            with trio.move_on_at(min(next_tick, sync_at)):
+                await self._has_work.wait()
+            self._has_work = trio.Event()
+            batches = self._take_waiting()
+            now = trio.current_time()
+            if batches:
+                sync_at = min(sync_at, now + self._sync_interval_s)
+            tick = now >= next_tick
+            if tick:
+                next_tick = now + self._sync_interval_s
+            is_full = self._output.unsynced_bytes >= self._limits.unsynced_bytes
+            sync = tick or is_full or now >= sync_at or any(source.is_starved() for source in self._sources)
+            closes, self._closes_file = self._closes_file, False
+            await self._work(batches, sync=sync, tick=tick, close=closes)
+            if sync or closes:
+                sync_at = math.inf
+        await self._work((), sync=True, tick=False, close=True)
+
+    def _take_waiting(self) -> list[SourceBatch]:
+        batches, self._waiting = self._waiting, []
+        self._waiting_bytes = 0
+        self._has_room.set()
+        self._has_room = trio.Event()
+        return batches
+
+    async def _work(self, batches: Sequence[SourceBatch], *, sync: bool, tick: bool, close: bool) -> None:
+        """Write batches in a thread; while the disk fails, wait and try again."""
+        output = self._output
+        new = list(batches)
+
+        def work() -> None:
+            now = self._clock()
+            taken = new[:]
+            new.clear()  # a failed attempt leaves them with the output
+            output.write(taken, now)
+            if close:
+                output.close_file(now)
+            elif tick:
+                output.tick(now)
+            elif sync:
+                output.sync(now)
+
+        try:
+            await retried(self.topic, work, self._limits.threads, self._stopping)
+        except CannotWrite:
+            await self._requeue()
+            raise
+        finally:
+            self._finish_batches()
+
+    async def _requeue(self) -> None:
+        """Let other consumers have the messages of channels."""
+        await trio.to_thread.run_sync(self._output.discard, limiter=self._limits.threads)
+        for batch in self._held.values():
+            batch.requeue(0)
+        self._held.clear()
+
+    def _finish_batches(self) -> None:
+        for batch in self._output.take_finished():
+            if batch.position is None:
+                del self._held[id(batch)]
+                batch.finish()
+        for source in self._sources:
+            if source.is_log and (position := self._output.position(source.broker)) is not None:
+                source.commit(position)
+
+
+async def retried(
+    topic: str, work: Callable[[], _Result], threads: trio.CapacityLimiter, stopping: trio.Event
+) -> _Result:
+    """Do work on the files of a topic in a thread, and repeat it while it raises OSError, with one warning.
+
+    Raises:
+        CannotWrite: It failed, and the program ends.
+    """
+    failed = False
+    while True:
+        try:
+            result = await trio.to_thread.run_sync(work, limiter=threads)
+        except OSError as error:
+            text = f"topic {topic}: cannot write its files: {_reason(error)}"
+            if stopping.is_set():
+                raise CannotWrite(text) from error
+            if not failed:
+                failed = True
+                logger.warning("%s. Waiting until this works", text)
+            with trio.move_on_after(RETRY_S):
+                await stopping.wait()
+        else:
+            if failed:
+                logger.info("topic %s: its files can be written again", topic)
+            return result
+
+
+def _reason(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
