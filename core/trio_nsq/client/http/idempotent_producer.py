@@ -7,6 +7,7 @@ earlier numbers of the producer. nsqd ignores the numbers: publishing to it is a
 """
 
 import http.client
+import ssl
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from struct import pack
@@ -47,7 +48,7 @@ class IdempotentProducer:
         address: `host:port` of the broker's HTTP API, `https://host:port`, or the path of a unix socket.
         topic: The topic.
         producer: The name of the producer: 1 to 64 of A-Z a-z 0-9 . _ : -; unique among active producers.
-        tls: For https.
+        tls: For https: files or a context. None: the system's CAs.
         patience_s: How long to retry one batch before its error is raised.
         first_retry_s: The delay before the second attempt, more than 0; later delays double, up to 2 s.
         keep_alive_s: Open a new connection if the last one was idle for longer.
@@ -69,7 +70,7 @@ class IdempotentProducer:
         address: str,
         topic: str,
         producer: str,
-        tls: TLSFiles | None = None,
+        tls: TLSFiles | ssl.SSLContext | None = None,
         patience_s: float = PATIENCE_S,
         *,
         first_retry_s: float = FIRST_DELAY_S,

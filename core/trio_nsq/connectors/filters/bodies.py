@@ -33,11 +33,13 @@ class Filtered:
 
     Attributes:
         passed: The bodies that pass, in order, reduced to the fields.
+        kept: Their indexes.
         not_json: The indexes of bodies that are not JSON objects, with any `OtherBodies`.
         dropped: The number of bodies that do not match.
     """
 
     passed: list[bytes] = field(default_factory=list)
+    kept: Sequence[int] = ()
     not_json: list[int] = field(default_factory=list)
     dropped: int = 0
 
@@ -70,9 +72,12 @@ class Filter:
 
     def apply(self, bodies: Sequence[bytes]) -> Filtered:
         """Filter bodies. It takes some microseconds for each."""
+        if self.passes_all:
+            return Filtered(list(bodies), range(len(bodies)))
         result = Filtered()
         search = self.pattern.search if self.pattern is not None else None
         needs_json, passed = self.needs_json, result.passed
+        result.kept = kept = list[int]()
         for index, body in enumerate(bodies):
             if search is not None and search(body) is None:
                 result.dropped += 1
@@ -84,12 +89,14 @@ class Filter:
                     result.not_json.append(index)
                     if self.others is OtherBodies.PASS:
                         passed.append(body)
+                        kept.append(index)
                     continue
                 if selected is None:
                     result.dropped += 1
                     continue
                 body = selected
             passed.append(body)
+            kept.append(index)
         return result
 
     def _select(self, body: bytes) -> bytes | None:

@@ -101,6 +101,10 @@ class Source(Protocol):
         """Whether nothing more arrives before some messages are finished; never of a log."""
         ...
 
+    def next_sequence(self) -> int | None:
+        """Return the sequence of the next message of a log; None: it is a channel."""
+        ...
+
     def lag(self) -> int | None:
         """Return the number of messages that are not received yet, as of a few seconds ago; None: unknown."""
         ...

@@ -99,6 +99,10 @@ class LogSource:
         """See `Source`."""
         return False
 
+    def next_sequence(self) -> int | None:
+        """See `Source`."""
+        return self._position
+
     def lag(self) -> int | None:
         """See `Source`."""
         return max(0, self._end - self._position.sequence)
@@ -243,6 +247,8 @@ async def open_log_source(
     requests: LogRequests,
     stored: Position | None,
     reader_at: Callable[[int], TopicReader],
+    *,
+    channel_may_lead: bool = False,
 ) -> AsyncIterator[LogSource]:
     """Open a log at the stored position, or at the channel's.
 
@@ -252,6 +258,7 @@ async def open_log_source(
     Args:
         stored: The position up to which everything is stored; None: the channel's.
         reader_at: Makes the reader that begins at a sequence.
+        channel_may_lead: See `SourceOptions`.
 
     Raises:
         BrokerUnreachable, ConnectionFailed, RequestRefused: The broker cannot be reached, or refuses.
@@ -265,10 +272,11 @@ async def open_log_source(
                 *(topic, requests.address, channel, begin),
             )
         elif begin > stored.sequence:
-            logger.warning(
-                "channel %s/%s at %s was moved from sequence %d to %d; the messages between are left out",
-                *(topic, channel, requests.address, stored.sequence, begin),
-            )
+            if not channel_may_lead:
+                logger.warning(
+                    "channel %s/%s at %s was moved from sequence %d to %d; the messages between are left out",
+                    *(topic, channel, requests.address, stored.sequence, begin),
+                )
         else:
             begin = stored.sequence
     async with reader_at(begin) as reader:

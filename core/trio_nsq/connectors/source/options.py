@@ -33,6 +33,8 @@ class SourceOptions:
         topics: Names of topics.
         topic_pattern: Read all topics whose name has a match of this regular expression (RE2); None: only `topics`.
         left_out: Whether the pattern does not select a topic.
+        channel_may_lead: A channel ahead of the stored position is nothing to warn of: the connector also moves it over
+            messages that it does not store.
         topic_refresh_s: How often to look for new topics and brokers, more than 0.
         brokers: Brokers to read from.
         lookupd_http_addresses: Discovery services; the brokers that they list are read, too.
@@ -48,6 +50,7 @@ class SourceOptions:
     topics: tuple[str, ...] = ()
     topic_pattern: str | None = None
     left_out: Callable[[str], bool] = lambda topic: False
+    channel_may_lead: bool = False
     topic_refresh_s: float = TOPIC_REFRESH_S
     brokers: tuple[BrokerAddresses, ...] = ()
     lookupd_http_addresses: tuple[str, ...] = ()

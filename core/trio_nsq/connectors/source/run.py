@@ -262,7 +262,9 @@ class _Sources:
                 auth_secret_file=secret.file,
             )
 
-        async with open_log_source(topic, options.channel, requests, stored, reader_at) as source:
+        async with open_log_source(
+            topic, options.channel, requests, stored, reader_at, channel_may_lead=options.channel_may_lead
+        ) as source:
             yield source
 
     async def _log_requests(

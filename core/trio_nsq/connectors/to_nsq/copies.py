@@ -1,0 +1,100 @@
+"""Publish the messages of one source to one topic of the destinations, in order.
+
+Numbered batches: one is sent after the other, and one that may be stored is sent again to the same destination only. So
+the greatest number over all destinations tells which messages are stored, and a restarted program continues there.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from ...client.connection.reconnect import ReconnectDelays
+from ..host_pool import HostPool
+from .destination import Destination
+from .errors import Unavailable
+from .numbers import least_number, number_of, sequence_in
+from .parts import Part
+
+_MIN_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(slots=True)
+class Copies:
+    """The copies of one source's messages in one topic.
+
+    Attributes:
+        topic: The topic at the destinations.
+        destinations: In the order of `pool`.
+        producer: The name under which numbered batches are published; None: without numbers.
+        last: The last sequence that is stored, or was left out at the start.
+    """
+
+    topic: str
+    destinations: Sequence[Destination]
+    pool: HostPool
+    producer: str | None = None
+    last: int = -1
+    _delays: ReconnectDelays = field(
+        default_factory=lambda: ReconnectDelays(_MIN_DELAY_S, _MAX_DELAY_S, random.random)
+    )
+
+    async def publish(self, part: Part) -> None:
+        """Publish messages; returns when they are stored. Raises CopyRefused."""
+        doubtful: int | None = None  # the destination that may have stored them
+        failed: set[int] = set()
+        while True:
+            if self.producer is not None:
+                part = part.without_stored(self.last)
+            if not part.bodies:
+                return
+            index = self.pool.pick(trio.current_time()) if doubtful is None else doubtful
+            destination = self.destinations[index]
+            began_s = trio.current_time()
+            try:
+                done = await self._publish_to(destination, part)
+            except Unavailable as error:
+                self.pool.failed(index, trio.current_time())
+                destination.report_failure(error)
+                failed.add(index)
+                if error.in_doubt and self.producer is not None:
+                    doubtful = index
+                if doubtful is not None or len(failed) == len(self.destinations):
+                    failed.clear()
+                    await trio.sleep(self._delays.next_s())
+                continue
+            self.pool.succeeded(index, trio.current_time() - began_s, trio.current_time())
+            destination.report_success()
+            self._delays.reset()
+            if done:
+                return
+            doubtful = None
+
+    async def _publish_to(self, destination: Destination, part: Part) -> bool:
+        """Publish messages. Returns False if some of them are stored already; `last` tells which."""
+        defer_ms = -(-max(0, part.due_ns - time.time_ns()) // _NS_PER_MS) if part.due_ns else 0
+        if self.producer is None:
+            await destination.publish(self.topic, part.bodies, defer_ms)
+            return True
+        number, first = number_of(part.sequences[-1], part.last_id), least_number(part.sequences[0])
+        if await destination.publish_numbered(
+            self.topic, self.producer, part.bodies, number, first, defer_ms
+        ):
+            self.last = part.sequences[-1]
+            return True
+        # Another program, or a request of a killed one, has stored them.
+        try:
+            await self.update_last(destination)
+        except Unavailable as error:
+            raise Unavailable(error.address, error.reason, in_doubt=True) from error
+        return False
+
+    async def update_last(self, destination: Destination) -> None:
+        """Ask a destination which messages it has. Raises Unavailable."""
+        assert self.producer is not None
+        number = await destination.last_number(self.topic, self.producer)
+        if number is not None:
+            self.last = max(self.last, sequence_in(number))

@@ -1,0 +1,33 @@
+"""The errors of copying to other brokers."""
+
+from ...protocol.errors import NSQError
+
+
+class Unavailable(NSQError):
+    """A destination did not store messages for a reason that may pass.
+
+    Attributes:
+        address: The destination.
+        reason: The reason, as text.
+        in_doubt: The messages may be stored.
+    """
+
+    def __init__(self, address: str, reason: str, *, in_doubt: bool = False) -> None:
+        super().__init__(f"the broker at {address} is unavailable: {reason}")
+        self.address = address
+        self.reason = reason
+        self.in_doubt = in_doubt
+
+
+class CopyRefused(NSQError):
+    """A destination refuses messages for a reason that does not pass. The text has the reason and what to do."""
+
+
+class LoopFound(NSQError):
+    """A topic would be copied to itself."""
+
+    def __init__(self, topic: str, address: str) -> None:
+        super().__init__(
+            f"topic {topic} would be copied to itself: {address} is the source and a destination. "
+            "Name another topic or another destination"
+        )

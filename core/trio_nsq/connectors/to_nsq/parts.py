@@ -1,0 +1,168 @@
+"""The messages on their way from one source: cut by due time, joined into batches. No IO."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..filters.bodies import Filter, OtherBodies
+from ..source.batch import Position, SourceBatch
+
+MAX_BATCH_BYTES = 1024 * 1024
+"""A batch ends after this size. nsqd accepts 5 MiB."""
+MAX_BATCH_MESSAGES = 50_000
+_OVERHEAD_BYTES = 64
+"""What a message costs in memory besides its body."""
+
+
+@dataclass(slots=True)
+class Part:
+    """Messages that one request publishes.
+
+    Attributes:
+        bodies: In order.
+        sequences: Their sequences at the source; empty if they are from a channel.
+        last_id: The id of the last message at the source.
+        due_ns: Until when they are deferred, Unix nanoseconds; 0: not.
+        size: The memory that they take, about.
+    """
+
+    bodies: list[bytes] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    last_id: bytes = b""
+    due_ns: int = 0
+    size: int = 0
+
+    def without_stored(self, last: int) -> "Part":
+        """Return the messages after a sequence."""
+        start = bisect_right(self.sequences, last)
+        if not start:
+            return self
+        return Part(self.bodies[start:], self.sequences[start:], self.last_id, self.due_ns, self.size)
+
+    def add(self, bodies: Sequence[bytes], sequences: Sequence[int], last_id: bytes, size: int) -> None:
+        """Add messages at the end."""
+        self.bodies += bodies
+        self.sequences += sequences
+        self.last_id = last_id
+        self.size += size
+
+    def has_room(self, messages: int, size: int) -> bool:
+        """Whether messages may be added. An empty part has room for every message."""
+        if not self.bodies and messages == 1:
+            return True
+        return self.size + size <= MAX_BATCH_BYTES and len(self.bodies) + messages <= MAX_BATCH_MESSAGES
+
+
+@dataclass(slots=True)
+class Load:
+    """Messages that are published before the next ones are.
+
+    Attributes:
+        parts: The messages to copy, in order.
+        others: Bodies that are not JSON objects, for the topic of these.
+        batches: The batches of the source in which they arrived; to finish.
+        position: The position behind them; None: they are from a channel.
+        received, dropped, not_json: The numbers of messages.
+        size: The memory that they take, about.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    others: list[Part] = field(default_factory=list)
+    batches: list[SourceBatch] = field(default_factory=list)
+    position: Position | None = None
+    received: int = 0
+    dropped: int = 0
+    not_json: int = 0
+    size: int = 0
+
+    def add(self, batch: SourceBatch, first: int, end: int, chosen: Filter, now_ns: int) -> None:
+        """Filter the messages [first, end) of a batch, and add them."""
+        bodies = batch.bodies if (first, end) == (0, len(batch.bodies)) else batch.bodies[first:end]
+        found = chosen.apply(bodies)
+        self.received += len(bodies)
+        self.dropped += found.dropped
+        self.not_json += len(found.not_json)
+        kept = [first + index for index in found.kept]
+        start = 0
+        for due_ns, stop in _runs(batch, kept, now_ns):
+            self._add(self.parts, batch, kept[start:stop], found.passed[start:stop], due_ns)
+            start = stop
+        if found.not_json and chosen.others is OtherBodies.DEAD_LETTER:
+            places = [first + index for index in found.not_json]
+            self._add(self.others, batch, places, [batch.bodies[place] for place in places], 0)
+        self.size = sum(part.size for part in (*self.parts, *self.others))
+
+    def _add(
+        self, parts: list[Part], batch: SourceBatch, places: Sequence[int], bodies: list[bytes], due_ns: int
+    ) -> None:
+        """Add messages with one due time to the last of the parts, or to new ones."""
+        size = _size(bodies)
+        if len(bodies) > 1 and not Part().has_room(len(bodies), size):
+            middle = len(bodies) // 2
+            self._add(parts, batch, places[:middle], bodies[:middle], due_ns)
+            self._add(parts, batch, places[middle:], bodies[middle:], due_ns)
+            return
+        if not parts or parts[-1].due_ns != due_ns or not parts[-1].has_room(len(bodies), size):
+            parts.append(Part(due_ns=due_ns))
+        parts[-1].add(bodies, _sequences(batch, places), batch.ids[places[-1]], size)
+
+    def end_batch(self, batch: SourceBatch) -> None:
+        """Record that all messages of a batch were added."""
+        self.batches.append(batch)
+        self.position = batch.position
+
+    def join(self, load: "Load") -> None:
+        """Add the messages of the next load."""
+        _join(self.parts, load.parts)
+        _join(self.others, load.others)
+        self.batches += load.batches
+        self.position = load.position
+        self.received += load.received
+        self.dropped += load.dropped
+        self.not_json += load.not_json
+        self.size += load.size
+
+    def finish(self) -> None:
+        """Finish the messages at the source, if they are from a channel."""
+        for batch in self.batches:
+            batch.finish()
+
+
+def _join(parts: list[Part], more: list[Part]) -> None:
+    """Add parts; the first of them to the last one, if there is room."""
+    if (
+        parts
+        and more
+        and parts[-1].due_ns == more[0].due_ns
+        and parts[-1].has_room(len(more[0].bodies), more[0].size)
+    ):
+        parts[-1].add(more[0].bodies, more[0].sequences, more[0].last_id, more[0].size)
+        more = more[1:]
+    parts += more
+
+
+def _size(bodies: Sequence[bytes]) -> int:
+    return sum(map(len, bodies)) + _OVERHEAD_BYTES * len(bodies)
+
+
+def _sequences(batch: SourceBatch, places: Sequence[int]) -> list[int]:
+    if batch.sequences is None:
+        return []
+    if places[-1] - places[0] + 1 == len(places):
+        return list(batch.sequences[places[0] : places[-1] + 1])
+    return [batch.sequences[place] for place in places]
+
+
+def _runs(batch: SourceBatch, kept: Sequence[int], now_ns: int) -> Iterator[tuple[int, int]]:
+    """Yield the due time and the end of each run of messages with the same due time; past ones are 0."""
+    if not kept:
+        return
+    dues = [] if batch.dues_ns is None else batch.dues_ns[:]
+    if not dues or max(dues) <= now_ns:
+        yield 0, len(kept)
+        return
+    of_kept = [dues[place] if dues[place] > now_ns else 0 for place in kept]
+    for at in range(1, len(of_kept)):
+        if of_kept[at] != of_kept[at - 1]:
+            yield of_kept[at - 1], at
+    yield of_kept[-1], len(of_kept)

@@ -1,0 +1,71 @@
+"""What was copied so far."""
+
+from dataclasses import dataclass, field
+
+from ..source.batch import Source
+
+
+@dataclass(slots=True)
+class SourceProgress:
+    """The messages of one topic of one broker since the program was started.
+
+    Attributes:
+        topic, broker: See `Source`.
+        exactly_once: Whether copies are stored exactly once.
+        copied, copied_bytes: Messages that are stored, and the bytes of their bodies.
+        dropped: Messages that the filters left out.
+        not_json: Bodies that are not JSON objects, if a filter needs one.
+        source: While it is open.
+    """
+
+    topic: str
+    broker: str
+    exactly_once: bool = False
+    copied: int = 0
+    copied_bytes: int = 0
+    dropped: int = 0
+    not_json: int = 0
+    source: Source | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """Messages that are not received yet; None: unknown."""
+        return self.source.lag() if self.source is not None else None
+
+    @property
+    def handled(self) -> int:
+        """Messages that need not be read again."""
+        return self.copied + self.dropped
+
+
+@dataclass(slots=True)
+class Progress:
+    """The progress of all sources, in the order in which they were found."""
+
+    sources: dict[tuple[str, str], SourceProgress] = field(default_factory=dict)
+
+    def of(self, topic: str, broker: str) -> SourceProgress:
+        """Return the progress of a source."""
+        return self.sources.setdefault((topic, broker), SourceProgress(topic, broker))
+
+    @property
+    def copied(self) -> int:
+        return sum(each.copied for each in self.sources.values())
+
+    @property
+    def copied_bytes(self) -> int:
+        return sum(each.copied_bytes for each in self.sources.values())
+
+    @property
+    def dropped(self) -> int:
+        return sum(each.dropped for each in self.sources.values())
+
+    @property
+    def not_json(self) -> int:
+        return sum(each.not_json for each in self.sources.values())
+
+    @property
+    def lag(self) -> int | None:
+        """Messages that are not received yet; None if no source knows."""
+        known = [each.lag for each in self.sources.values() if each.lag is not None]
+        return sum(known) if known else None

@@ -1,0 +1,149 @@
+"""Copy topics to other brokers.
+
+Between brokers of this project, no state is kept here: the log of the source is read by sequence, and the destination
+remembers the sequence of the last message with the messages, see `numbers`. The channel at the source moves behind the
+last message that is stored, or was left out by a filter.
+"""
+
+import random
+from dataclasses import replace
+
+import trio
+
+from ...client.background import BackgroundTask
+from ...client.errors import ConnectionFailed, none_reached
+from ...client.publishing.options import ProducerSettings
+from ..host_pool import make_pool
+from ..source.batch import Position, Source
+from ..source.run import run_sources
+from .destination import Destination
+from .errors import Unavailable
+from .loops import LoopCheck
+from .options import CopyOptions
+from .pipe import Pipe, ahead_limit
+from .progress import Progress
+from .resume import Resume, Stream
+
+_SETTLE_S = 2.0
+"""How long no source may be open before everything counts as copied."""
+
+
+async def copy_topics(options: CopyOptions, progress: Progress) -> None:
+    """Copy messages until cancelled; without `follow`, until those are copied that were there at the start.
+
+    Raises:
+        ConnectionFailed: No source or no destination can be reached at the start.
+        AuthRefused, RequestRefused: A source refuses the secret.
+        CopyRefused: A destination refuses messages for good.
+        LoopFound: A topic would be copied to itself.
+        ValueError: See `run_sources`.
+    """
+    if options.topic is not None and options.source.topic_pattern is not None:
+        # The pattern may find the topics that it fills.
+        found = frozenset((options.topic, options.not_json_topic_for("")))
+        source = replace(options.source, excluded_topics=options.source.excluded_topics | found)
+        options = replace(options, source=source)
+    options = replace(options, source=replace(options.source, channel_may_lead=True))
+    await _Copying(options, progress).run()
+
+
+class _Copying:
+    def __init__(self, options: CopyOptions, progress: Progress) -> None:
+        self._options = options
+        self._progress = progress
+        self._destinations = [Destination(each, options) for each in options.destinations]
+        pool = make_pool(options.mode, len(self._destinations), random.random)
+        self._resume = Resume(options, self._destinations, pool)
+        settings = ProducerSettings(**options.producer)
+        tls = settings.client_context() if settings.has_tls_files else None
+        self._loops = LoopCheck(options, options.destinations, tls, settings.secret)
+        self._streams: dict[tuple[str, str], Stream] = {}
+        self._open = 0
+        self._done = 0
+
+    async def run(self) -> None:
+        await self._check_destinations()
+        background = BackgroundTask()  # a publish that has begun may end after a cancellation
+        await background.open(self._run_destinations)
+        try:
+            async with trio.open_nursery() as nursery:
+                if not self._options.follow:
+                    nursery.start_soon(self._end_when_done, nursery.cancel_scope)
+                await run_sources(self._options.source, self._start, self._handle)
+                nursery.cancel_scope.cancel()
+        finally:
+            await background.close()
+
+    async def _run_destinations(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                for destination in self._destinations:
+                    nursery.start_soon(destination.run)
+        finally:
+            for destination in self._destinations:
+                destination.close()
+
+    async def _check_destinations(self) -> None:
+        """Raise ConnectionFailed if no destination can be reached."""
+        failures: list[ConnectionFailed] = []
+
+        async def find(destination: Destination) -> None:
+            try:
+                await destination.find()
+            except Unavailable as exc:
+                cause = exc.__cause__
+                if isinstance(cause, ConnectionFailed):
+                    failures.append(cause)
+
+        async with trio.open_nursery() as nursery:
+            for destination in self._destinations:
+                nursery.start_soon(find, destination)
+        if len(failures) == len(self._destinations):
+            raise none_reached(failures)
+
+    # ------------------------------------------------------------------ sources
+
+    async def _start(self, topic: str, broker: str) -> Position | None:
+        """See `run_sources`."""
+        await self._loops.check(topic, broker)
+        known = self._streams.get((topic, broker))
+        goal = known.goal if known is not None else None
+        stream, position = await self._resume.log(topic, broker, goal)
+        self._streams[topic, broker] = stream
+        return position
+
+    async def _handle(self, source: Source) -> None:
+        """See `run_sources`."""
+        key = source.topic, source.broker
+        stream = self._streams[key] if source.is_log else self._resume.channel(source.topic)
+        progress = self._progress.of(*key)
+        progress.exactly_once = stream.copies.producer is not None
+        progress.source = source
+        self._open += 1
+        try:
+            pipe = Pipe(
+                source,
+                self._options.filter,
+                stream.copies,
+                stream.others,
+                progress,
+                stream.goal,
+                lambda: ahead_limit(self._open),
+                self._loops,
+            )
+            await pipe.run()
+            self._done += 1
+        finally:
+            self._open -= 1
+            progress.source = None
+
+    async def _end_when_done(self, everything: trio.CancelScope) -> None:
+        """Cancel when all sources are done that can be found."""
+        source = self._options.source
+        expected = 0 if source.at_least_once else len(source.topics) * len(source.brokers)
+        idle_s = 0.0
+        while idle_s < _SETTLE_S:
+            await trio.sleep(_SETTLE_S / 10)
+            is_done = not self._open and self._done >= max(1, expected)
+            idle_s = idle_s + _SETTLE_S / 10 if is_done else 0.0
+        everything.cancel()
