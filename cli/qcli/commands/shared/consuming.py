@@ -104,7 +104,7 @@ class Consuming:
             max_in_flight=self._opt("max_in_flight") or self.max_in_flight,
             at_least_once=self.at_least_once,
             consumer=consumer,
-            https_address=_https if connecting.has_tls else str,
+            https_address=https_or_nothing if connecting.has_tls else str,
             http_connect_timeout_s=self.connect_timeout_ms / 1000,
             http_request_timeout_s=self.request_timeout_ms / 1000,
         )
@@ -131,7 +131,7 @@ class Consuming:
         ]
         # By convention, the port of HTTP is the one after the TCP port.
         return tuple(
-            BrokerAddresses(address, tuple(dict.fromkeys([*http, _next_port(address)])))
+            BrokerAddresses(address, tuple(dict.fromkeys([*http, next_port(address)])))
             for address in addresses
         ), lookupds
 
@@ -160,7 +160,7 @@ def source_failure(error: Exception, *, reads_logs: bool = True) -> Failure | No
     return failure
 
 
-def _https(address: str) -> str:
+def https_or_nothing(address: str) -> str:
     """Return the HTTPS address of a broker, empty if there is none; TLS is asked for."""
     if is_https(address) or is_unix_path(address):
         return address
@@ -169,7 +169,7 @@ def _https(address: str) -> str:
     return https_address(address)
 
 
-def _next_port(address: str) -> str:
+def next_port(address: str) -> str:
     host, _, port = address.rpartition(":")
     return f"{host}:{min(int(port) + 1, 65535)}"
 

@@ -19,6 +19,10 @@ class Unavailable(NSQError):
         self.in_doubt = in_doubt
 
 
+class NoDestination(NSQError):
+    """No destination can be reached at the start. The text has the addresses and the reasons."""
+
+
 class CopyRefused(NSQError):
     """A destination refuses messages for a reason that does not pass. The text has the reason and what to do."""
 

@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import trio
 
@@ -15,7 +16,17 @@ from .options import CopyOptions
 
 _TIMEOUT_S = 5.0
 _MAX_ANSWER_BYTES = 64 * 1024
-_FIELDS = ("hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
+_HTTPS = "https://"
+
+
+class _Identity(NamedTuple):
+    """What a broker's `/info` tells of it."""
+
+    hostname: str
+    broadcast_address: str
+    tcp_port: str
+    http_port: str
+    start_time: str
 
 
 class LoopCheck:
@@ -55,24 +66,30 @@ class LoopCheck:
         self._checked.add((topic, brokers))
 
     async def _is_same(self, broker: str, destination: BrokerAddresses) -> bool:
-        if broker in (destination.tcp, *destination.http):
-            return True
-        if destination.tcp and await _places(broker) & await _places(destination.tcp):
+        addresses = [each for each in (destination.tcp, *destination.http) if each]
+        if broker in addresses:
             return True
         source = await self._identity(broker)
-        if source is None:
-            return False
-        for address in destination.http or (destination.tcp,):
-            if await self._identity(address) == source:
+        places = await _tcp_places(broker, source)
+        for address in addresses:
+            found = await self._identity(address)
+            if found is not None and source is not None:
+                return found == source
+            if places & await _tcp_places(address, found):
                 return True
         return False
 
-    async def _identity(self, address: str) -> tuple[str, ...] | None:
+    async def _identity(self, address: str) -> "_Identity | None":
         """Return what tells a broker from others; None: it is not known. The address is of HTTP or TCP."""
-        return await self._info(address) or await self._info(_next_port(address))
+        found = await self._info(address)
+        if found is None and (guess := _next_port(address)):
+            found = await self._info(guess)
+            if found is not None and found.tcp_port != address.rpartition(":")[2]:
+                return None  # another broker's
+        return found
 
-    async def _info(self, address: str) -> tuple[str, ...] | None:
-        def ask() -> tuple[str, ...] | None:
+    async def _info(self, address: str) -> "_Identity | None":
+        def ask() -> _Identity | None:
             http = BrokerHTTP(
                 address,
                 self._tls,
@@ -83,11 +100,11 @@ class LoopCheck:
             )
             try:
                 info = http.request_json("GET", "/info")
-                return tuple(str(info[name]) for name in _FIELDS)
+                return _Identity(*(str(info[name]) for name in _Identity._fields))
             except (BrokerUnreachable, RequestRefused, KeyError, TypeError):
                 return None
 
-        return await trio.to_thread.run_sync(ask, abandon_on_cancel=True) if address else None
+        return await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
 
 
 def _next_port(address: str) -> str:
@@ -98,12 +115,19 @@ def _next_port(address: str) -> str:
     return f"{host}:{int(port) + 1}"
 
 
+async def _tcp_places(address: str, identity: _Identity | None) -> set[tuple[str, int]]:
+    """Return where a broker listens with the TCP protocol, as far as it is known from an address of HTTP or TCP."""
+    if identity is None:
+        return await _places(address)
+    return await _places(f"{address.removeprefix(_HTTPS).rpartition(':')[0]}:{identity.tcp_port}")
+
+
 async def _places(address: str) -> set[tuple[str, int]]:
     """Return the IP addresses and port of an address; nothing if they are not known."""
     if "/" in address:
         return set()
     try:
-        host, port = parse_address(address)
+        host, port = parse_address(address.removeprefix(_HTTPS))
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
     except (OSError, ValueError):
         return set()

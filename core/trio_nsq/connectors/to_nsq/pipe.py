@@ -1,17 +1,20 @@
 """From one source to the destinations: receives ahead while the last messages are being published, within limits."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
 
-from ..filters.bodies import Filter
+from ..filters.bodies import Filter, OtherBodies
 from ..source.batch import Source, SourceBatch
 from .copies import Copies
 from .loops import LoopCheck
 from .parts import MAX_BATCH_BYTES, Load
 from .progress import SourceProgress
+
+logger = logging.getLogger("trio_nsq.connectors")
 
 STOP_S = 10.0
 """How long a publish may take to end when the program ends."""
@@ -21,6 +24,13 @@ IDLE_S = 5.0
 """A channel without messages for this time counts as empty."""
 _SLICE = 512
 """Messages to filter before other tasks run."""
+
+
+_FATES = {
+    OtherBodies.DEAD_LETTER: "go to topic {}",
+    OtherBodies.PASS: "are copied",
+    OtherBodies.DROP: "are left out",
+}
 
 
 @dataclass(slots=True)
@@ -137,6 +147,11 @@ class Pipe:
             await self.copies.publish(part)
             self.progress.copied += len(part.bodies)
             self.progress.copied_bytes += sum(map(len, part.bodies))
+        if load.not_json and not self.progress.not_json:
+            logger.warning(
+                "topic %s has bodies that are not JSON objects; such bodies %s",
+                *(self.source.topic, _FATES[self.chosen.others].format(self.others.topic)),
+            )
         self.progress.dropped += load.dropped
         self.progress.not_json += load.not_json
         load.finish()

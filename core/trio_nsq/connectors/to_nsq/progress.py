@@ -16,6 +16,7 @@ class SourceProgress:
         dropped: Messages that the filters left out.
         not_json: Bodies that are not JSON objects, if a filter needs one.
         source: While it is open.
+        last_lag: The lag when it was closed.
     """
 
     topic: str
@@ -26,16 +27,12 @@ class SourceProgress:
     dropped: int = 0
     not_json: int = 0
     source: Source | None = None
+    last_lag: int | None = None
 
     @property
     def lag(self) -> int | None:
         """Messages that are not received yet; None: unknown."""
-        return self.source.lag() if self.source is not None else None
-
-    @property
-    def handled(self) -> int:
-        """Messages that need not be read again."""
-        return self.copied + self.dropped
+        return self.source.lag() if self.source is not None else self.last_lag
 
 
 @dataclass(slots=True)

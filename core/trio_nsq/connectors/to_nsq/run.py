@@ -11,19 +11,20 @@ from dataclasses import replace
 import trio
 
 from ...client.background import BackgroundTask
-from ...client.errors import ConnectionFailed, none_reached
+from ...client.errors import ConnectionFailed
 from ...client.publishing.options import ProducerSettings
 from ..host_pool import make_pool
 from ..source.batch import Position, Source
 from ..source.run import run_sources
 from .destination import Destination
-from .errors import Unavailable
+from .errors import NoDestination, Unavailable
 from .loops import LoopCheck
 from .options import CopyOptions
 from .pipe import Pipe, ahead_limit
 from .progress import Progress
 from .resume import Resume, Stream
 
+_POLL_S = 0.1
 _SETTLE_S = 2.0
 """How long no source may be open before everything counts as copied."""
 
@@ -32,7 +33,8 @@ async def copy_topics(options: CopyOptions, progress: Progress) -> None:
     """Copy messages until cancelled; without `follow`, until those are copied that were there at the start.
 
     Raises:
-        ConnectionFailed: No source or no destination can be reached at the start.
+        ConnectionFailed: No source can be reached at the start.
+        NoDestination: No destination can be reached at the start.
         AuthRefused, RequestRefused: A source refuses the secret.
         CopyRefused: A destination refuses messages for good.
         LoopFound: A topic would be copied to itself.
@@ -84,22 +86,21 @@ class _Copying:
                 destination.close()
 
     async def _check_destinations(self) -> None:
-        """Raise ConnectionFailed if no destination can be reached."""
-        failures: list[ConnectionFailed] = []
+        """Raise NoDestination if no destination can be reached."""
+        failures: list[Unavailable] = []
 
         async def find(destination: Destination) -> None:
             try:
                 await destination.find()
             except Unavailable as exc:
-                cause = exc.__cause__
-                if isinstance(cause, ConnectionFailed):
-                    failures.append(cause)
+                if isinstance(exc.__cause__, ConnectionFailed):
+                    failures.append(exc)
 
         async with trio.open_nursery() as nursery:
             for destination in self._destinations:
                 nursery.start_soon(find, destination)
         if len(failures) == len(self._destinations):
-            raise none_reached(failures)
+            raise NoDestination("; ".join(f"{each.address}: {each.reason}" for each in failures))
 
     # ------------------------------------------------------------------ sources
 
@@ -135,15 +136,15 @@ class _Copying:
             self._done += 1
         finally:
             self._open -= 1
-            progress.source = None
+            progress.last_lag, progress.source = source.lag(), None
 
     async def _end_when_done(self, everything: trio.CancelScope) -> None:
         """Cancel when all sources are done that can be found."""
         source = self._options.source
-        expected = 0 if source.at_least_once else len(source.topics) * len(source.brokers)
+        are_known = not source.lookupd_http_addresses and source.topic_pattern is None
+        expected = len(source.topics) * (1 if source.at_least_once else len(source.brokers))
         idle_s = 0.0
-        while idle_s < _SETTLE_S:
-            await trio.sleep(_SETTLE_S / 10)
-            is_done = not self._open and self._done >= max(1, expected)
-            idle_s = idle_s + _SETTLE_S / 10 if is_done else 0.0
+        while idle_s < (0 if are_known else _SETTLE_S) or not self._done >= max(1, expected):
+            await trio.sleep(_POLL_S)
+            idle_s = 0.0 if self._open else idle_s + _POLL_S
         everything.cancel()

@@ -1,0 +1,278 @@
+"""Tests for `qcli to-nsq` on real brokers: copies to another broker, once each."""
+
+import itertools
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from cli.support import Cli, Run, only_ours
+from interop.peers import Broker, nsqd, qcli_serve
+
+pytestmark = only_ours
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with qcli_serve(tmp_path_factory.mktemp("target") / "data") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def other_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with qcli_serve(tmp_path_factory.mktemp("other_target") / "data") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with nsqd(tmp_path_factory.mktemp("theirs") / "data") as broker:
+        yield broker
+
+
+def to(*brokers: Broker) -> list[str]:
+    return [
+        flag
+        for broker in brokers
+        for flag in (
+            f"--destination-nsqd-tcp-address={broker.tcp_address}",
+            f"--destination-nsqd-http-address={broker.http_address}",
+        )
+    ]
+
+
+def read(broker: Broker, topic: str) -> list[bytes]:
+    """Return the bodies in a topic of one of our brokers."""
+    text = broker.http("GET", "/topic/read", topic=topic).decode()
+    return [json.loads(line)["body"].encode() for line in text.splitlines()]
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def test_every_message_once_and_in_order(qcli: Cli, topic: str, target: Broker) -> None:
+    bodies = numbered(3000)
+    qcli.publish(topic, bodies, at_once=700)
+    for _ in range(2):
+        result = qcli("to-nsq", topic, *to(target), "--no-follow")
+        assert result.code == 0, result.err
+        assert read(target, topic) == bodies
+    more = numbered(10, 3000)
+    qcli.publish(topic, more)
+    result = qcli("to-nsq", topic, *to(target), "--no-follow", "--format", "json")
+    assert result.code == 0, result.err
+    assert read(target, topic) == bodies + more
+    record = result.records[-1]
+    assert (record["topic"], record["copied"], record["lag"]) == (topic, 10, 0)
+    assert record["exactly_once"] is True
+    qcli.wait_until(f"{topic}/nsq_to_nsq", lambda channel: bool(channel["depth"] == 0))
+
+
+def test_the_position_is_at_the_destination(qcli: Cli, topic: str, target: Broker, broker: Broker) -> None:
+    """The channel need not be where the copies are: it moves from time to time only."""
+    bodies = numbered(100)
+    qcli.publish(topic, bodies)
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    broker.http("POST", "/channel/delete", topic=topic, channel="nsq_to_nsq")
+    broker.http("POST", "/channel/create", topic=topic, channel="nsq_to_nsq")
+    broker.http("POST", "/channel/seek", topic=topic, channel="nsq_to_nsq", to="earliest")
+    qcli.publish(topic, [b"new"])
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    assert read(target, topic) == [*bodies, b"new"]
+
+
+def test_topic_that_was_created_again_is_copied(
+    qcli: Cli, topic: str, target: Broker, broker: Broker
+) -> None:
+    qcli.publish(topic, numbered(10))
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    broker.http("POST", "/topic/delete", topic=topic)
+    for count, start in ((12, 100), (3, 200)):  # as many messages as before, and more
+        qcli.publish(topic, numbered(count, start))
+        result = qcli("to-nsq", topic, *to(target), "--no-follow")
+        assert result.code == 0
+        assert ("is not the one that was copied before" in result.err) == (start == 100)
+    assert read(target, topic) == numbered(10) + numbered(12, 100) + numbered(3, 200)
+
+
+def test_several_topics_into_one(qcli: Cli, topic: str, target: Broker) -> None:
+    names = [f"{topic}.{each}" for each in "abc"]
+    for name in names:
+        qcli.publish(name, [f"{name}/{number}".encode() for number in range(20)])
+    merged = f"{topic}.all"
+    flags = [*to(target), f"--destination-topic={merged}", "--no-follow"]
+    assert qcli("to-nsq", *names, *flags).code == 0
+    found = read(target, merged)
+    for name in names:
+        of_name = [body for body in found if body.startswith(name.encode() + b"/")]
+        assert of_name == [f"{name}/{number}".encode() for number in range(20)]
+    assert len(found) == 60
+
+
+@pytest.mark.parametrize("mode", ["hostpool", "round-robin", "epsilon-greedy"])
+def test_several_destinations_have_each_message_once(
+    qcli: Cli, topic: str, target: Broker, other_target: Broker, mode: str
+) -> None:
+    both = [*to(target, other_target), f"--mode={mode}", "--no-follow"]
+    everything = []
+    for start in range(0, 400, 100):
+        bodies = numbered(100, start)
+        qcli.publish(topic, bodies)
+        everything += bodies
+        assert qcli("to-nsq", topic, *both).code == 0
+    found = list(
+        itertools.chain.from_iterable(
+            read(each, topic) for each in (target, other_target) if topic in _topics(each)
+        )
+    )
+    assert sorted(found) == sorted(everything)
+
+
+def _topics(broker: Broker) -> list[str]:
+    stats = json.loads(broker.http("GET", "/stats", format="json"))
+    return [each["topic_name"] for each in stats["topics"]]
+
+
+def test_filters_and_fields(qcli: Cli, topic: str, target: Broker) -> None:
+    bodies = [
+        b'{"id": 9007199254740993, "level": "error", "user": {"id": 1, "name": "x"}}',
+        b'{"id": 2, "level": "debug"}',
+        b"not JSON",
+        b'{"id": 1.10, "level": "error"}',
+    ]
+    qcli.publish(topic, bodies)
+    flags = [*to(target), "--where", "level=error", "--fields", "id,user.id", "--no-follow"]
+    result = qcli("to-nsq", topic, *flags)
+    assert result.code == 0, result.err
+    assert read(target, topic) == [b'{"id":9007199254740993,"user":{"id":1}}', b'{"id":1.10}']
+    assert read(target, f"{topic}.not-json") == [b"not JSON"]
+    assert f"such bodies go to topic {topic}.not-json" in result.err
+    assert "Copied 2 messages (50 B); 1 left out; 1 not JSON." in result.err
+    # What was left out is not read again.
+    again = qcli("to-nsq", topic, *flags, "--format", "json").records[-1]
+    assert (again["copied"], again["dropped"], again["not_json"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("choice", "copied"), [("pass", [b"x", b'{"a":1}']), ("drop", [b'{"a":1}'])])
+def test_bodies_that_are_not_json(
+    qcli: Cli, topic: str, target: Broker, choice: str, copied: list[bytes]
+) -> None:
+    qcli.publish(topic, [b"x", b'{"a":1}', b'{"b":1}'])
+    result = qcli("to-nsq", topic, *to(target), "--where", "a", "--not-json", choice, "--no-follow")
+    assert result.code == 0, result.err
+    assert read(target, topic) == copied
+    assert "1 not JSON" in result.err
+
+
+def test_the_options_of_nsq_to_nsq(qcli: Cli, topic: str, target: Broker) -> None:
+    qcli.publish(topic, [b'{"a.b":"5","c":1,"d":2}', b'{"a.b":5.0,"d":3}', b'{"a.b":6}', b'{"a":{"b":5}}'])
+    result = qcli(
+        *("to-nsq", f"-topic={topic}", f"-destination-nsqd-tcp-address={target.tcp_address}"),
+        *(f"-destination-nsqd-http-address={target.http_address}", "-destination-topic", f"{topic}.copy"),
+        *("-require-json-field=a.b", "-require-json-value", "5", "-whitelist-json-field=c"),
+        *("-whitelist-json-field", "d", "-status-every=1", "-max-in-flight=7", "-channel=old"),
+        *("-producer-opt=user_agent,me", "-consumer-opt", "max_attempts,3", "-no-follow"),
+    )
+    assert result.code == 0, result.err
+    assert read(target, f"{topic}.copy") == [b'{"c":1,"d":2}', b'{"d":3}']
+
+
+def test_topic_is_not_copied_to_itself(qcli: Cli, topic: str, broker: Broker) -> None:
+    port = broker.tcp_address.rpartition(":")[2]
+    for flags in (
+        [f"--destination-nsqd-tcp-address={broker.tcp_address}"],
+        [f"--destination-nsqd-tcp-address=localhost:{port}"],
+        [f"--destination-nsqd-http-address={broker.http_address}", "--at-least-once"],
+        [f"--destination-nsqd-tcp-address={broker.tcp_address}", f"--destination-topic={topic}"],
+    ):
+        qcli.publish(topic, [b"x"])
+        result = qcli("to-nsq", topic, *flags)
+        assert result.code == 2
+        assert f"Topic {topic} would be copied to itself" in result.err
+
+
+def test_topic_is_copied_to_another_one_of_the_same_broker(qcli: Cli, topic: str, broker: Broker) -> None:
+    qcli.publish(topic, numbered(5))
+    flags = [*to(broker), f"--destination-topic={topic}.copy"]
+    assert qcli("to-nsq", topic, *flags, "--no-follow").code == 0
+    # A pattern does not find the topic that it fills.
+    assert qcli("to-nsq", "--topic-pattern", f"^{topic}", *flags, "--no-follow").code == 0
+    assert read(broker, f"{topic}.copy") == numbered(5)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("way", ["from", "to", "both"])
+def test_nsqd_on_either_side(
+    run_here: Run, qcli: Cli, topic: str, theirs: Broker, target: Broker, broker: Broker, way: str
+) -> None:
+    source, destination = {
+        "from": (theirs, target),
+        "to": (broker, theirs),
+        "both": (theirs, theirs),
+    }[way]
+    copy = f"{topic}.copy"
+    source.create(topic, "nsq_to_nsq")
+    destination.create(copy, "check")
+    bodies = numbered(500)
+    source.post("/mpub", b"\n".join(bodies), topic=topic)
+    cli = Cli(source.tcp_address, source.http_address)
+    result = cli("to-nsq", topic, *to(destination), f"--destination-topic={copy}", "--no-follow")
+    assert result.code == 0, result.err
+    got = Cli(destination.tcp_address, destination.http_address)("tail", f"{copy}/check", "-n", "500")
+    assert sorted(got.out.splitlines()) == sorted(bodies)
+    assert source.channel_stats(topic, "nsq_to_nsq")["depth"] == 0
+
+
+def test_deferred_messages_keep_the_rest_of_their_delay(
+    qcli: Cli, topic: str, target: Broker, broker: Broker
+) -> None:
+    target.create(topic, "check")
+    for defer, body in ((0, b"a"), (3_600_000, b"b"), (0, b"c")):
+        broker.post("/pub", body, topic=topic, **({"defer": defer} if defer else {}))
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    assert read(target, topic) == [b"a", b"b", b"c"]
+    text = target.http("GET", "/channel/deferred", topic=topic, channel="check").decode()
+    (line,) = text.splitlines()
+    assert json.loads(line)["body"] == "b"
+    assert target.channel_stats(topic, "check")["depth"] == 2
+
+
+def test_follows_until_interrupted(qcli: Cli, topic: str, target: Broker) -> None:
+    target.create(topic)
+    with qcli.running("to-nsq", topic, *to(target)) as running:
+        qcli.publish(topic, [b"a", b"b"])
+        Cli(target.tcp_address, target.http_address).wait_until(
+            topic, lambda found: found["message_count"] == 2
+        )
+        running.process.send_signal(signal.SIGINT)
+        result = running.end()
+    assert result.code == 130
+    assert "Copied 2 messages" in result.err
+    assert read(target, topic) == [b"a", b"b"]
+
+
+def test_no_destination_answers(qcli: Cli, topic: str) -> None:
+    result = qcli("to-nsq", topic, "--destination-nsqd-tcp-address", "127.0.0.1:1")
+    assert result.code == 3
+    assert "No destination answers: 127.0.0.1:1" in result.err
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["t"], "Missing option '--destination-nsqd-tcp-address'"),
+        (["--destination-nsqd-tcp-address", "h:1"], "Missing argument 'TOPIC...'"),
+        (["t", "--where", "=x"], "is not a condition such as level=error"),
+        (["t", "--fields", "a,,b"], "is not a field such as user.name"),
+        (["t", "--match", "("], "is not a regular expression (RE2)"),
+        (["t", "--destination-nsqd-tcp-address", "h:1", "--not-json", "drop"], "--not-json is for --where"),
+        (["t", "--destination-nsqd-tcp-address", "h:1", "--require-json-value", "x"], "--require-json-field"),
+        (["t" * 60, "--destination-nsqd-tcp-address", "h:1", "--where", "a"], "give --not-json-topic"),
+    ],
+)
+def test_wrong_command_line(nowhere: Cli, run_here: Run, args: list[str], text: str) -> None:
+    result = run_here(nowhere, "to-nsq", *args)
+    assert result.code == 2
+    assert text in result.err
