@@ -101,7 +101,7 @@ class LogSource:
 
     def next_sequence(self) -> int | None:
         """See `Source`."""
-        return self._position
+        return self._position.sequence
 
     def lag(self) -> int | None:
         """See `Source`."""
