@@ -121,6 +121,7 @@ def test_client_commands_share_the_options_of_connections(ctx: click.Context) ->
         "to-file",
         "to-parquet",
         "to-http",
+        "to-nsq",
         "bench pub",
         "bench sub",
         "bench latency",

@@ -159,13 +159,28 @@ DESTINATION, FILTERS, OUTPUT = "Where to", "Filters", "Output"
     brief=True,
     help="The topic for such bodies. The default is the name of the destination topic and .not-json.",
 )
-@option(FILTERS, "--require-json-field", default="", hidden=True, help="--where with a name without nesting.")
-@option(FILTERS, "--require-json-value", default="", hidden=True, help="The value of --require-json-field.")
+@option(
+    FILTERS,
+    "--require-json-field",
+    default="",
+    metavar="NAME",
+    hidden=True,
+    help="--where with a name without nesting.",
+)
+@option(
+    FILTERS,
+    "--require-json-value",
+    default="",
+    metavar="TEXT",
+    hidden=True,
+    help="The value of --require-json-field.",
+)
 @option(
     FILTERS,
     "--whitelist-json-field",
     "whitelist_json_fields",
     multiple=True,
+    metavar="NAME",
     hidden=True,
     help="--fields with a name without nesting.",
 )

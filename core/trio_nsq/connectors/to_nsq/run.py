@@ -42,9 +42,8 @@ async def copy_topics(options: CopyOptions, progress: Progress) -> None:
     """
     if options.topic is not None and options.source.topic_pattern is not None:
         # The pattern may find the topics that it fills.
-        found = frozenset((options.topic, options.not_json_topic_for("")))
-        source = replace(options.source, excluded_topics=options.source.excluded_topics | found)
-        options = replace(options, source=source)
+        filled = {options.topic, options.not_json_topic_for("")}
+        options = replace(options, source=replace(options.source, left_out=filled.__contains__))
     options = replace(options, source=replace(options.source, channel_may_lead=True))
     await _Copying(options, progress).run()
 
