@@ -32,7 +32,6 @@ _MODULES = {
     "peek": "qcli.commands.peek",
     "replay": "qcli.commands.replay.command",
     "to-file": "qcli.commands.to_file.command",
-    "to-nsq": "qcli.commands.to_nsq.command",
     "to-parquet": "qcli.commands.to_parquet.command",
     "to-http": "qcli.commands.to_http.command",
     "to-nsq": "qcli.commands.to_nsq.command",
