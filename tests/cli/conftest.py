@@ -21,9 +21,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def qcli(broker: Broker) -> Cli:
-    """Runs commands against the broker."""
-    return Cli(broker.tcp_address, broker.http_address)
+def qcli(broker: Broker, run_here: Run) -> Cli:
+    """Runs commands against the broker: to their end in this process, and in the background as processes."""
+    return CliHere(broker.tcp_address, broker.http_address, run=run_here)
 
 
 @pytest.fixture

@@ -141,10 +141,21 @@ async def _connect(
     if options.no_retry:
         return over_tcp
     topic = options.common_topic or _ANY_TOPIC
-    return await numbered_sender(address, http_address, topic, connecting, over_tcp) or over_tcp
+    numbered = await numbered_sender(address, http_address, topic, connecting, over_tcp)
+    if numbered is None:
+        return over_tcp
+    nursery.start_soon(_close_at_end, numbered)
+    return numbered
 
 
 async def _hold(producer: Producer, task_status: trio.TaskStatus[None]) -> None:
     async with producer:
         task_status.started()
         await trio.sleep_forever()
+
+
+async def _close_at_end(sender: NumberedSender) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        sender.close()

@@ -2,7 +2,7 @@
 
 import http.client
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 from uuid import uuid4
 
@@ -81,6 +81,7 @@ class NumberedSender:
         new_producer: Returns a producer for a topic that does not retry; its name is unique.
         address: The broker's address, for errors.
         fallback: Sends everything if the broker cannot remember one more producer.
+        producers: Producers that have published nothing yet, by topic.
     """
 
     at_once = 1
@@ -88,11 +89,15 @@ class NumberedSender:
     """Large, because each batch waits for its answer, which with `--sync=always` waits for a sync."""
 
     def __init__(
-        self, new_producer: Callable[[str], IdempotentProducer], address: str, fallback: TCPSender
+        self,
+        new_producer: Callable[[str], IdempotentProducer],
+        address: str,
+        fallback: TCPSender,
+        producers: Mapping[str, IdempotentProducer],
     ) -> None:
         self._new_producer = new_producer
-        self._producers: dict[str, IdempotentProducer] = {}  # by topic
-        self._numbers: dict[str, int] = {}  # by topic, of the next batch that is not acknowledged
+        self._producers = dict(producers)  # by topic
+        self._numbers = dict.fromkeys(producers, 0)  # by topic, of the next batch that is not acknowledged
         self._fallback = fallback
         self._falls_back = False
         self._repeats = False  # another broker without numbered batches has replaced the first one
@@ -111,6 +116,10 @@ class NumberedSender:
                     await trio.to_thread.run_sync(producer.forget, abandon_on_cancel=True)
             except (BrokerUnreachable, RequestRefused):
                 pass  # the broker forgets the producer later by itself
+
+    def close(self) -> None:
+        """Close the connections."""
+        for producer in self._producers.values():
             producer.close()
 
     async def send(self, batch: Batch) -> None:
@@ -221,8 +230,9 @@ async def numbered_sender(
         _is_possible, tcp_address, http_address, connecting, first, abandon_on_cancel=True
     )
     if not possible:
+        first.close()
         return None
-    return NumberedSender(lambda name: first if name == topic else producer(name), tcp_address, fallback)
+    return NumberedSender(producer, tcp_address, fallback, {topic: first})
 
 
 def _is_possible(
