@@ -143,6 +143,7 @@ class Client:
 
     def __init__(self, broker: Broker, ids: list[bytes]) -> None:
         host, _, port = broker.tcp_address.rpartition(":")
+        self.connected_at_s = time.monotonic()
         self.socket: socket.socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.answers: list[str] = []
@@ -554,6 +555,23 @@ def _figures(stage: Stage, of: str, names: Iterable[str]) -> dict[str, object] |
         return None
     places = [channel for channel in topic["channels"] if channel["channel_name"] == of] if of else [topic]
     return {name: places[0][name] for name in names} if places else None
+
+
+def comes(at_least_s: float, at_most_s: float, *steps: Step, since: str | None = None) -> Step:
+    """Run the steps, and record whether the connection, or that of the client `since`, is then this old.
+
+    On a busy machine this is more reliable than `takes`: the broker's timers start after the connection, so that an
+    answer is never too early, however late the steps begin.
+    """
+
+    def step(stage: Stage) -> None:
+        for inner in steps:
+            stage.do(inner)
+        age_s = time.monotonic() - stage.clients[stage.name if since is None else since].connected_at_s
+        in_time = at_least_s <= age_s <= at_most_s
+        stage.client.answers.append("(in time)" if in_time else f"(after {age_s:.0f} s)")
+
+    return step
 
 
 def takes(at_least_s: float, at_most_s: float, *steps: Step) -> Step:
