@@ -1,0 +1,209 @@
+"""Kills `qcli to-nsq`, its source and its destination at random moments while messages are published: each message is
+once at the destination, in order.
+
+A few kills by default; `FAULT_KILLS` sets another number, `FAULT_SEED` other moments.
+"""
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from interop.peers import Broker, Child, qcli_serve
+from trio_nsq.client.http.idempotent_producer import IdempotentProducer
+
+SEED = int(os.environ.get("FAULT_SEED", "7"))
+KILLS = int(os.environ.get("FAULT_KILLS", "5"))
+DEADLINE_S = 90.0
+TOPIC = "clicks"
+_AT_ONCE = 40
+
+
+class Server:
+    """A broker that can be killed and started again at the same addresses."""
+
+    def __init__(self, data_path: Path) -> None:
+        self._data_path = data_path
+        self._flags: list[str] = []
+        self._stack = ExitStack()
+        self.broker = self._start()
+        self._flags = [
+            f"--tcp-address={self.broker.tcp_address}",
+            f"--http-address={self.broker.http_address}",
+        ]
+
+    def _start(self) -> Broker:
+        self.broker = self._stack.enter_context(qcli_serve(self._data_path, *self._flags))
+        return self.broker
+
+    def kill_and_start(self) -> None:
+        self.broker.process.kill()
+        self.broker.process.wait()
+        self._stack.close()
+        self._start()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def count(self, topic: str) -> int:
+        """Return how many messages a topic has ever had."""
+        try:
+            bounds = json.loads(self.broker.http("GET", "/topic/bounds", topic=topic))
+        except (OSError, RuntimeError):
+            return 0
+        return int(bounds["next_sequence"])
+
+    def bodies(self, topic: str) -> list[bytes]:
+        text = self.broker.http("GET", "/topic/read", topic=topic).decode()
+        return [json.loads(line)["body"].encode() for line in text.splitlines()]
+
+
+class Program:
+    """`qcli to-nsq`, which can be killed and started again."""
+
+    def __init__(self, *args: str) -> None:
+        self._argv = [sys.executable, "-m", "qcli", "to-nsq", *args]
+        self._child = Child(self._argv, {"XDG_CONFIG_HOME": "/nowhere"})
+
+    def kill_and_start(self) -> None:
+        assert self._child.process.poll() is None, self._child.stderr.seen
+        self._child.close()
+        self._child = Child(self._argv, {"XDG_CONFIG_HOME": "/nowhere"})
+
+    def close(self) -> None:
+        self._child.close()
+
+    @property
+    def said(self) -> list[str]:
+        return self._child.stderr.seen
+
+
+class Publisher:
+    """Publishes numbered batches to the source in a thread, each once, also over its restarts."""
+
+    def __init__(self, address: str) -> None:
+        self.published = 0
+        self._producer = IdempotentProducer(address, TOPIC, "load", patience_s=DEADLINE_S)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for number in range(sys.maxsize):
+            if self._stopping.is_set():
+                return
+            bodies = [self.body(number * _AT_ONCE + each) for each in range(_AT_ONCE)]
+            self._producer.publish(bodies, number)
+            self.published += _AT_ONCE
+
+    @staticmethod
+    def body(number: int) -> bytes:
+        return b'{"number":%d,"kind":"%s"}' % (number, b"odd" if number % 2 else b"even")
+
+    def stop(self) -> int:
+        """Return how many messages were published."""
+        self._stopping.set()
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+        self._producer.close()
+        return self.published
+
+
+@contextmanager
+def servers(tmp_path: Path, *names: str) -> Iterator[list[Server]]:
+    with ExitStack() as stack:
+        found = [Server(tmp_path / name) for name in names]
+        for server in found:
+            stack.callback(server.close)
+        yield found
+
+
+def destinations(*targets: Server) -> list[str]:
+    return [
+        flag
+        for target in targets
+        for flag in (
+            f"--destination-nsqd-tcp-address={target.broker.tcp_address}",
+            f"--destination-nsqd-http-address={target.broker.http_address}",
+        )
+    ]
+
+
+def wait_for(what: str, done: "Iterator[bool]", program: Program) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    for is_done in done:
+        if is_done:
+            return
+        assert time.monotonic() < deadline, (what, program.said)
+        time.sleep(0.02)  # another process, which sends no event
+
+
+def counts(targets: list[Server], topics: list[str], wanted: int) -> Iterator[bool]:
+    while True:
+        yield sum(target.count(topic) for target in targets for topic in topics) >= wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("targets", [1, 2])
+def test_each_message_once_over_kills(tmp_path: Path, targets: int) -> None:
+    chance = random.Random(SEED + targets)
+    with servers(tmp_path, "source", *(f"target{number}" for number in range(targets))) as (source, *found):
+        flags = [TOPIC, f"--nsqd-tcp-address={source.broker.tcp_address}"]
+        flags += [f"--nsqd-http-address={source.broker.http_address}", *destinations(*found)]
+        program = Program(*flags, "--mode=round-robin")
+        publisher = Publisher(source.broker.http_address)
+        try:
+            for kill in range(KILLS):
+                before = sum(target.count(TOPIC) for target in found)
+                wait_for("copies go on", counts(found, [TOPIC], before + _AT_ONCE), program)
+                # Between a part of a batch and many batches later.
+                time.sleep(chance.random() * 0.3)
+                victim = chance.choice([source, *found, program]) if kill else program
+                victim.kill_and_start()
+            count = publisher.stop()
+            wait_for("all are copied", counts(found, [TOPIC], count), program)
+        finally:
+            publisher.stop()
+            program.close()
+        copies = [target.bodies(TOPIC) for target in found]
+        numbers = [[json.loads(body)["number"] for body in each] for each in copies]
+        assert sorted(number for each in numbers for number in each) == list(range(count))
+        assert all(each == sorted(each) for each in numbers)
+
+
+@pytest.mark.slow
+def test_filtered_messages_once_over_kills(tmp_path: Path) -> None:
+    """Filters drop most messages, so that most positions are in the channel only."""
+    chance = random.Random(SEED)
+    with servers(tmp_path, "source", "target") as (source, target):
+        source.broker.post("/pub", b"not JSON", topic=TOPIC)
+        program = Program(
+            *(
+                TOPIC,
+                f"--nsqd-tcp-address={source.broker.tcp_address}",
+                "--where=kind=odd",
+                "--fields=number",
+            ),
+            *(f"--nsqd-http-address={source.broker.http_address}", *destinations(target)),
+        )
+        publisher = Publisher(source.broker.http_address)
+        try:
+            for _ in range(KILLS):
+                before = target.count(TOPIC)
+                wait_for("copies go on", counts([target], [TOPIC], before + _AT_ONCE), program)
+                time.sleep(chance.random() * 0.3)
+                chance.choice([source, target, program]).kill_and_start()
+            count = publisher.stop()
+            wait_for("all are copied", counts([target], [TOPIC], count // 2), program)
+        finally:
+            publisher.stop()
+            program.close()
+        assert target.bodies(TOPIC) == [b'{"number":%d}' % number for number in range(1, count, 2)]
+        assert target.bodies(f"{TOPIC}.not-json") == [b"not JSON"]
