@@ -136,7 +136,7 @@ def destinations(*targets: Server) -> list[str]:
     ]
 
 
-def wait_for(what: str, done: "Iterator[bool]", program: Program) -> None:
+def wait_for(what: str, done: Iterator[bool], program: Program) -> None:
     deadline = time.monotonic() + DEADLINE_S
     for is_done in done:
         if is_done:
@@ -165,8 +165,8 @@ def test_each_message_once_over_kills(tmp_path: Path, targets: int) -> None:
                 wait_for("copies go on", counts(found, [TOPIC], before + _AT_ONCE), program)
                 # Between a part of a batch and many batches later.
                 time.sleep(chance.random() * 0.3)
-                victim = chance.choice([source, *found, program]) if kill else program
-                victim.kill_and_start()
+                victims: list[Server | Program] = [source, *found, program]
+                (chance.choice(victims) if kill else program).kill_and_start()
             count = publisher.stop()
             wait_for("all are copied", counts(found, [TOPIC], count), program)
         finally:
@@ -199,7 +199,8 @@ def test_filtered_messages_once_over_kills(tmp_path: Path) -> None:
                 before = target.count(TOPIC)
                 wait_for("copies go on", counts([target], [TOPIC], before + _AT_ONCE), program)
                 time.sleep(chance.random() * 0.3)
-                chance.choice([source, target, program]).kill_and_start()
+                victims: list[Server | Program] = [source, target, program]
+                chance.choice(victims).kill_and_start()
             count = publisher.stop()
             wait_for("all are copied", counts([target], [TOPIC], count // 2), program)
         finally:
