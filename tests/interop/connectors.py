@@ -63,9 +63,10 @@ def stop(child: Child, number: signal.Signals = signal.SIGTERM) -> int:
 
 
 def publish(broker: Broker, topic: str, bodies: Sequence[bytes]) -> None:
-    """Publish over HTTP, all bodies in one request, to a topic whose channels were created before its messages."""
-    messages = pack_messages(bodies)
-    broker.post("/mpub", len(messages).to_bytes(4, "big") + messages.data, topic=topic, binary="true")
+    """Publish over HTTP, in order, to a topic whose channels were created before its messages."""
+    for start in range(0, len(bodies), 1000):
+        messages = pack_messages(bodies[start : start + 1000])
+        broker.post("/mpub", len(messages).to_bytes(4, "big") + messages.data, topic=topic, binary="true")
     # nsqd moves messages to the channels after it has accepted them.
     wait_until(partial(_are_routed, broker, topic), f"the channels of {topic} have its messages")
 
@@ -75,9 +76,15 @@ def _are_routed(broker: Broker, topic: str) -> bool:
     return all(channel["message_count"] >= about["message_count"] for channel in about["channels"])
 
 
-def await_finished(broker: Broker, topic: str, channel: str) -> None:
-    """Wait until no message of the channel waits, is in flight or deferred."""
-    wait_until(partial(is_finished, broker, topic, channel), f"{topic}/{channel} is finished")
+def await_finished(broker: Broker, topic: str, channel: str, child: Child) -> None:
+    """Wait until no message of the channel waits, is in flight or deferred. Fails if the program ends before."""
+
+    def is_over() -> bool:
+        return is_finished(broker, topic, channel) or child.process.poll() is not None
+
+    wait_until(is_over, f"{topic}/{channel} is finished")
+    if (code := child.process.poll()) is not None:
+        child.fail(f"ended with exit code {code}")
 
 
 def is_finished(broker: Broker, topic: str, channel: str) -> bool:
@@ -120,7 +127,7 @@ class Call:
 
 
 Answers = Callable[[int, Call], int]
-"""Returns the status of the answer to a request; requests are numbered from 0."""
+"""Returns the status of the answer to a request; requests are numbered from 0. Redirections go to `/elsewhere`."""
 
 
 class Receiver:
@@ -147,7 +154,8 @@ class Receiver:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 status = receiver._receive(Call(self.command, self.path, headers, body))
-                self.wfile.write(b"HTTP/1.1 %d x\r\nContent-Length: 0\r\n\r\n" % status)
+                to = b"Location: /elsewhere\r\n" if status in (301, 302, 307, 308) else b""
+                self.wfile.write(b"HTTP/1.1 %d x\r\n%sContent-Length: 0\r\n\r\n" % (status, to))
 
             do_GET = do_PUT = do_POST
 

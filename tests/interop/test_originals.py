@@ -50,7 +50,7 @@ def test_nsq_to_file(ours: Broker, topic: str, tmp_path: Path, compressed: bool)
     publish(ours, topic, BODIES)
     flags = [f"--topic={topic}", f"--output-dir={tmp_path}", "--datetime-format=D", "--sync-interval=50ms"]
     with connector("nsq_to_file", ours, *flags, *(["--gzip"] if compressed else [])) as writer:
-        await_finished(ours, topic, "nsq_to_file")
+        await_finished(ours, topic, "nsq_to_file", writer)
         assert stop(writer) == 0
     (file,) = tmp_path.iterdir()
     content = gzip.decompress(file.read_bytes()) if compressed else file.read_bytes()
@@ -72,7 +72,7 @@ def test_nsq_to_http(ours: Broker, topic: str) -> None:
             "--consumer-opt=default_requeue_delay,10ms",
         ]
         with connector("nsq_to_http", ours, *flags, "--consumer-opt=max_backoff_duration,0s") as caller:
-            await_finished(ours, topic, "nsq_to_http")
+            await_finished(ours, topic, "nsq_to_http", caller)
             assert stop(caller) == 0
     assert len(receiver.calls) == 301
     assert sorted({call.body for call in receiver.calls}) == sorted(BODIES[:300])
@@ -87,7 +87,7 @@ def test_nsq_to_nsq(ours: Broker, theirs: Broker, topic: str, from_nsqd: bool) -
     publish(source, topic, BODIES)
     flags = [f"--destination-nsqd-tcp-address={target.tcp_address}", f"--destination-topic={topic}.copy"]
     with connector("nsq_to_nsq", source, f"--topic={topic}", *flags) as mirror:
-        await_finished(source, topic, "nsq_to_nsq")
+        await_finished(source, topic, "nsq_to_nsq", mirror)
         assert stop(mirror) == 0
     assert drain(target, f"{topic}.copy", "c", len(BODIES)) == BODIES
 
@@ -111,7 +111,7 @@ def test_nsq_to_file_finds_topics_by_our_discovery_service(
     writer = Child(argv)
     try:
         for one in topics:
-            await_finished(ours, one, "nsq_to_file")
+            await_finished(ours, one, "nsq_to_file", writer)
         assert stop(writer) == 0
     finally:
         writer.close()

@@ -18,8 +18,8 @@ _GO_FLAG = re.compile(r"--?(?P<name>[^-=][^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 class GoFlagsCommand(DocumentedCommand):
     """A command that also parses options in the way of Go's flag package.
 
-    Options may have one dash or two. An option with an optional value, such as `--snappy`, takes the value after `=`
-    only, `--snappy=false`; the next word is not its value.
+    Options may have one dash or two, also those of one letter. An option with an optional value, such as `--snappy`,
+    takes the value after `=` only, `--snappy=false`; the next word is not its value.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -53,20 +53,21 @@ class GoFlagsCommand(DocumentedCommand):
                 # click reports the error; with one dash it would name only the first letter of -foo.
                 written.append(f"-{word}" if found and word[1] != "-" and len(found["name"]) > 1 else word)
                 continue
-            value = found["value"] if found["value"] is not None else getattr(param, "alone", None)
+            name, value = found["name"], found["value"]
+            written.append(f"-{name}" if len(name) == 1 else f"--{name}")
+            if value is None:
+                value = getattr(param, "alone", None)
             if value is not None:
-                written.append(f"--{found['name']}={value}")
-            else:
-                # Without a check of the value, which may begin with a dash.
-                written += [f"--{found['name']}", *itertools.islice(words, 1)]
+                written[-1:] = [written[-1], value] if len(name) == 1 else [f"{written[-1]}={value}"]
+            elif not param.is_flag:
+                written += itertools.islice(words, 1)  # not checked: a value may begin with a dash
         return written
 
     def _options_by_name(self, ctx: click.Context) -> dict[str, click.Option]:
-        """Return the options with long names, without the dashes."""
+        """Return the options by their names without the dashes."""
         return {
-            name.removeprefix("--"): param
+            name.lstrip("-"): param
             for param in self.get_params(ctx)
             if isinstance(param, click.Option)
             for name in param.opts
-            if name.startswith("--")
         }

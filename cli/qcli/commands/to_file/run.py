@@ -9,6 +9,7 @@ import trio
 from trio_nsq.connectors.source.options import SourceOptions
 from trio_nsq.connectors.to_file.checkpoint import CheckpointDamaged
 from trio_nsq.connectors.to_file.connector import ToFile, ToFileOptions
+from trio_nsq.connectors.to_file.names import FileNameError
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.wording import count_of
 
@@ -17,6 +18,8 @@ from ...framework.errors import ExitCode, Failure, leaf_exceptions, reason_of
 from ...framework.output import is_live_terminal, print_diagnostic, show_library_warnings, size
 from ...framework.signals import watch_signal, watch_signals
 from ..shared.consuming import source_failure
+
+_EXIT_CODES = {CheckpointDamaged: ExitCode.DAMAGED, FileNameError: ExitCode.USAGE}
 
 
 def run(sources: SourceOptions, options: ToFileOptions, *, quiet: bool) -> ExitCode:
@@ -85,6 +88,5 @@ def _failure(group: Exception) -> Failure | None:
             return failure
         if isinstance(error, NSQError):
             text = str(error)
-            code = ExitCode.DAMAGED if isinstance(error, CheckpointDamaged) else ExitCode.FAILURE
-            return Failure(f"{text[0].upper()}{text[1:]}.", code)
+            return Failure(f"{text[0].upper()}{text[1:]}.", _EXIT_CODES.get(type(error), ExitCode.FAILURE))
     return None

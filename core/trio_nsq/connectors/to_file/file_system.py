@@ -1,4 +1,4 @@
-"""File operations of outputs: files that other users may read, as the umask permits."""
+"""File operations of outputs: files and folders with the permissions of nsq_to_file, as the umask permits."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ class OutputFiles(Files):
 
     def create_folder(self, path: Path) -> None:
         """Create a folder; it must not exist."""
-        path.mkdir()
+        path.mkdir(0o770)
 
 
 def make_folders(files: Files, path: Path) -> None:
