@@ -92,7 +92,7 @@ def may(exchange: Exchange) -> bool:
     )
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(
     st.lists(
         st.tuples(

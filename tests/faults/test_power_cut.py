@@ -26,7 +26,7 @@ from trio_nsq.broker.storage import data_folder
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 STEPS = 150 if COMPLETE else 80
-CUTS = 25
+CUTS = 15
 _NEW = {"one": 900_000_000, "two": 900_000_001}
 
 

@@ -27,7 +27,7 @@ from trio_nsq.log import Log, MemoryLog, RecordBatch
 from trio_nsq.protocol.encode import encode_finish
 
 SETTINGS = settings(
-    max_examples=int(os.environ.get("MODEL_EXAMPLES", "100")),
+    max_examples=int(os.environ.get("MODEL_EXAMPLES", "60")),
     stateful_step_count=50,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

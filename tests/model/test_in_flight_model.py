@@ -205,7 +205,7 @@ class InFlightMachine(RuleBasedStateMachine):
 
 
 InFlightMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("MODEL_EXAMPLES", "100")), stateful_step_count=40
+    max_examples=int(os.environ.get("MODEL_EXAMPLES", "60")), stateful_step_count=40
 )
 TestInFlight = InFlightMachine.TestCase
 

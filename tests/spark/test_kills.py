@@ -62,7 +62,7 @@ def wait_for_files(folder: Path, count: int) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("kills", [12 if COMPLETE else 3])
+@pytest.mark.parametrize("kills", [12 if COMPLETE else 2])
 def test_killed_command(qcli: Cli, filled: str, tmp_path: Path, kills: int) -> None:
     chance = random.Random(SEED)
     folder = tmp_path / "a"
