@@ -15,6 +15,7 @@ class StubSubscription:
     address = "stub:1"
     msg_timeout_s = 60.0
     last_message_at = 0.0
+    live = True
 
     def __init__(self) -> None:
         self.held: list[MessageBatch] = []

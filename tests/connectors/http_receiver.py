@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,19 +40,31 @@ class Receiver:
 
     Args:
         answer: Returns the answer to a request; it is called in a thread, and may block.
+        tls: For https.
 
     Attributes:
         requests: All requests, in the order in which they were complete.
         connections: The number of connections so far.
     """
 
-    def __init__(self, answer: Callable[[Received], Answer | int] = lambda _: 200, port: int = 0) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Received], Answer | int] = lambda _: 200,
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.requests: list[Received] = []
         self.connections = 0
         self.answer = answer
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
         self._server = _Server(("127.0.0.1", port), _handler(self))
+        self._scheme = "http" if tls is None else "https"
+        if tls is not None:
+            # The thread of a connection does the handshake, at its first read.
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
@@ -61,8 +74,8 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """`http://127.0.0.1:PORT`, without a slash at the end."""
-        return f"http://127.0.0.1:{self.port}"
+        """`http://127.0.0.1:PORT`, or with https, without a slash at the end."""
+        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     @property
     def bodies(self) -> list[bytes]:
@@ -105,9 +118,13 @@ class Receiver:
 
 
 @contextmanager
-def receiver(answer: Callable[[Received], Answer | int] = lambda _: 200, port: int = 0) -> Iterator[Receiver]:
+def receiver(
+    answer: Callable[[Received], Answer | int] = lambda _: 200,
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Receiver]:
     """Run a receiver for a block."""
-    running = Receiver(answer, port)
+    running = Receiver(answer, port, tls)
     try:
         yield running
     finally:

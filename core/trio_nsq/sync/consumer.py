@@ -98,6 +98,11 @@ class MessageBatch:
         return self._portal.run_sync(self._batch.unanswered_ids)
 
     @property
+    @mirrors(client_message.MessageBatch.connected)
+    def connected(self) -> bool:
+        return self._batch.connected
+
+    @property
     @mirrors(client_message.MessageBatch.unanswered_count)
     def unanswered_count(self) -> int:
         return self._batch.unanswered_count

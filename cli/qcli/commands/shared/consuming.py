@@ -216,7 +216,7 @@ def consuming_options(channel: str, *, reads_logs: bool = True) -> Decorator:
         reads_logs: Whether the command reads logs where it can, so that there are `--at-least-once` and the timeouts of
             HTTP requests to brokers.
     """
-    by_log = "Or, of a broker that can read logs, the channel that shows what is done." if reads_logs else ""
+    by_log = "If the log is read instead, the channel marks the position." if reads_logs else ""
     options = all_of(
         click.argument(
             "topics", metavar="TOPIC...", nargs=-1, type=topic_name, shell_complete=complete_topic

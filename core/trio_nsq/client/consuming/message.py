@@ -17,6 +17,7 @@ class Acknowledger(Protocol):
     address: str
     msg_timeout_s: float
     last_message_at: float
+    live: bool
 
     def hold(self, batch: "MessageBatch") -> None: ...
 
@@ -112,6 +113,11 @@ class MessageBatch:
         """Restart the message timeout (TOUCH) of all messages that are not answered; see `Message.touch`."""
         self._source.touch(self.unanswered_ids())
 
+    @property
+    def connected(self) -> bool:
+        """Whether an answer still has an effect: the connection is not lost, and the consumer is not closed."""
+        return self._source.live
+
     def unanswered_ids(self) -> list[bytes]:
         """Return the ids of the messages that are not answered, in order."""
         return self._unanswered(self.ids)
@@ -197,6 +203,10 @@ class CombinedBatch(MessageBatch):
         return list(chain.from_iterable(part.unanswered_ids() for part in self._parts))
 
     @property
+    def connected(self) -> bool:
+        return any(part.connected for part in self._parts)
+
+    @property
     def unanswered_count(self) -> int:
         return sum(part.unanswered_count for part in self._parts)
 
@@ -255,6 +265,11 @@ class Message:
     def timeout_s(self) -> float:
         """How long the broker waits for an answer after the delivery or the last `touch`."""
         return self._batch._source.msg_timeout_s
+
+    @property
+    def connected(self) -> bool:
+        """Whether an answer still has an effect; if not, the broker delivers the message again."""
+        return self._batch.connected
 
     @property
     def answered(self) -> bool:

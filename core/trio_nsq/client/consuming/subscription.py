@@ -145,6 +145,7 @@ class Subscription:
         msg_timeout_s: The broker's message timeout.
         ready_count: The ready count of the last RDY.
         last_message_at: When the last messages arrived, on trio's clock.
+        live: Whether answers have an effect.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class Subscription:
         self._deliver = deliver
         self._held: dict[MessageBatch, None] = {}  # a set that keeps the order of arrival
         self._finished: list[bytes] = []  # ids of single messages, for the next write
-        self._live = True  # False: answers have no effect
+        self.live = True
         self._close_wait = trio.Event()
 
     async def run(self) -> NSQError:
@@ -173,7 +174,7 @@ class Subscription:
         try:
             return await self._connection.run(self._handle, more=self._take_finished)
         finally:
-            self._live = False
+            self.live = False
             self._held.clear()
             self._close_wait.set()
 
@@ -190,13 +191,13 @@ class Subscription:
 
     def finish(self, ids: Sequence[bytes]) -> None:
         """Send FIN for each message, unless the connection has ended."""
-        if self._live:
+        if self.live:
             self._write(encode_finish(ids))
             self._flow.record_success(len(ids))
 
     def finish_one(self, message_id: bytes) -> None:
         """Send FIN for one message with the next write, which encodes all such messages at once."""
-        if self._live:
+        if self.live:
             if not self._finished:
                 self._connection.wake()
             self._finished.append(message_id)
@@ -216,7 +217,7 @@ class Subscription:
         self, ids: Sequence[bytes], attempts: Sequence[int], delay_ms: int | None, backoff: bool
     ) -> None:
         """Send REQ for each message, unless the connection has ended; a delay of None depends on the attempts."""
-        if self._live:
+        if self.live:
             delay_of = self._settings.requeue_delay_ms
             delays_ms = [delay_of(count) if delay_ms is None else delay_ms for count in attempts]
             self._requeue(ids, delays_ms)
@@ -231,7 +232,7 @@ class Subscription:
 
     def touch(self, ids: Sequence[bytes]) -> None:
         """Send TOUCH for each message, unless the connection has ended."""
-        if self._live:
+        if self.live:
             self._write(b"".join(map(encode_touch, ids)))
 
     def hold(self, batch: MessageBatch) -> None:
@@ -257,7 +258,7 @@ class Subscription:
                 await self._close_wait.wait()
                 await active.wait_idle()
             self._return_held()
-            self._live = False  # the broker would reject an answer to a requeued message
+            self.live = False  # the broker would reject an answer to a requeued message
             with trio.move_on_after(CLOSE_LINGER_S):
                 await self._connection.ended.wait()
             self._return_held()
@@ -280,7 +281,7 @@ class Subscription:
                     raise BrokerError(self.address, code, text)
                 # Usually the answer came after the message timeout, and the broker delivers the message again.
                 # Expected after `unsubscribe` requeued the message.
-                level = logging.WARNING if self._live else logging.DEBUG
+                level = logging.WARNING if self.live else logging.DEBUG
                 _logger.log(level, "%s rejected an answer to a message: %s %s", self.address, code, text)
             case ResponseFrame(b"CLOSE_WAIT"):
                 self._close_wait.set()

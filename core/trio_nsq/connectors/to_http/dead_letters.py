@@ -29,6 +29,7 @@ class _Link:
     ready: trio.Event = field(default_factory=trio.Event)
     producer: Producer | None = None
     topics: set[str] = field(default_factory=set)
+    creating: trio.Lock = field(default_factory=trio.Lock)
 
 
 class DeadLetters:
@@ -61,7 +62,8 @@ class DeadLetters:
             await link.ready.wait()
             assert link.producer is not None
             try:
-                await self._create_channel(link, address, topic)
+                if topic not in link.topics:
+                    await self._create_channel(link, address, topic)
                 await link.producer.publish(topic, body)
             except (PublishFailed, ConnectionFailed) as error:
                 if not warned:
@@ -100,13 +102,14 @@ class DeadLetters:
 
     async def _create_channel(self, link: _Link, address: str, topic: str) -> None:
         """Create the channel of the dead letters, as a consumer does; it must exist before other channels."""
-        if topic in link.topics:
-            return
-        connection = await connect(address, ConnectionSettings(**self._connecting))
-        try:
-            await connection.subscribe(topic, DEAD_LETTERS)
-        except AuthRefused as error:  # the secret may publish there, but not consume
-            logger.warning("channel %s/%s cannot be created: %s", topic, DEAD_LETTERS, error.reason)
-        finally:
-            await connection.close_now()
-        link.topics.add(topic)
+        async with link.creating:
+            if topic in link.topics:
+                return
+            connection = await connect(address, ConnectionSettings(**self._connecting))
+            try:
+                await connection.subscribe(topic, DEAD_LETTERS)
+            except AuthRefused as error:  # the secret may publish there, but not consume
+                logger.warning("channel %s/%s cannot be created: %s", topic, DEAD_LETTERS, error.reason)
+            finally:
+                await connection.close_now()
+            link.topics.add(topic)

@@ -17,6 +17,7 @@ from itertools import groupby
 import trio
 
 from trio_nsq.client.consuming.message import Message, MessageBatch
+from trio_nsq.wording import count_of
 
 from ..source.channel_source import ChannelSource
 from .dead_letters import DeadLetters
@@ -35,11 +36,38 @@ HOLD_S = 600.0
 GRACE_S = 5.0
 """After an interruption, running requests may end within this time."""
 REPORT_S = 10.0
-"""The shortest time between two warnings about dead letters."""
+"""The shortest time between two warnings of the same kind."""
 _ACCEPTED = 10_000
 """Requeued messages for which to remember the receivers that accepted them, with several receivers for each message."""
 _RANK = (Verdict.DONE, Verdict.FINAL, Verdict.UNAVAILABLE, Verdict.FAILED)
 """If a message goes to several receivers, the last of these counts."""
+
+
+class _Reports:
+    """Warns of messages that were not delivered, at most once in `REPORT_S`, with their number."""
+
+    def __init__(self, one: str, many: str) -> None:
+        self._one = one
+        self._many = many
+        self._unreported = 0
+        self._reported_at = -math.inf
+
+    def add(self, reason: str, now: float, count: int = 1) -> None:
+        """Count messages, and warn if it is time."""
+        self._unreported += count
+        if now >= self._reported_at + REPORT_S:
+            self._reported_at = now
+            self._report(f"; the last one: {reason}")
+
+    def flush(self) -> None:
+        """Warn of those that were not reported."""
+        if self._unreported:
+            self._report("")
+
+    def _report(self, details: str) -> None:
+        count, self._unreported = self._unreported, 0
+        what = self._one if count == 1 else self._many
+        logger.warning("%s not delivered and %s%s", count_of(count, "message"), what, details)
 
 
 class Delivery:
@@ -67,12 +95,12 @@ class Delivery:
         self.changed = trio.Event()
         self._sender = Sender(options.sender)
         self._accepted: OrderedDict[tuple[str, bytes], frozenset[int]] = OrderedDict()
-        self._dead_unreported = 0
-        self._reported_at = -math.inf
+        self._dead = _Reports("stored as a dead letter", "stored as dead letters")
+        self._failed = _Reports("to be tried again", "to be tried again")
 
     async def aclose(self) -> None:
         """Close idle connections to receivers, and report dead letters that are not reported yet."""
-        self._report_dead("")
+        self._dead.flush()
         await self._sender.aclose()
 
     async def handle(self, source: ChannelSource, channel: str) -> None:
@@ -157,19 +185,14 @@ class Delivery:
     # ------------------------------------------------------------------ dead letters
 
     def record_dead(self, topic: str, reason: str) -> None:
-        """Count a dead letter, and warn, at most once in `REPORT_S`."""
+        """Count a dead letter, and warn."""
         self.statistics.dead += 1
-        self._dead_unreported += 1
-        now = trio.current_time()
-        if now >= self._reported_at + REPORT_S:
-            self._reported_at = now
-            self._report_dead(f"; topic {topic}, the last one because of: {reason}")
+        self._dead.add(f"topic {topic}, {reason}", trio.current_time())
 
-    def _report_dead(self, details: str) -> None:
-        if count := self._dead_unreported:
-            self._dead_unreported = 0
-            what = "message was" if count == 1 else "messages were"
-            logger.warning("%s %s not delivered, and stored as dead letters%s", f"{count:,}", what, details)
+    def record_failed(self, count: int, reason: str) -> None:
+        """Count messages that are requeued because their request failed, and warn."""
+        self.statistics.requeued += count
+        self._failed.add(reason, trio.current_time(), count)
 
 
 class _Work:
@@ -226,7 +249,7 @@ class _Work:
             await self._wait_until(lambda: bool(self._held))
             await trio.sleep(min(next(iter(each)).timeout_s for each in self._held) / 3)
             for batch in list(self._held):
-                if batch.unanswered_count:
+                if batch.unanswered_count and batch.connected:
                     batch.touch()
                 else:
                     del self._held[batch]
@@ -248,7 +271,10 @@ class _Work:
         while True:
             await self._wait_for_messages()
             await self._delivery.slots.acquire()
-            nursery.start_soon(self._run_request, self._take())
+            if messages := self._take():
+                nursery.start_soon(self._run_request, messages)
+            else:
+                self._delivery.slots.release()
 
     async def _wait_for_messages(self) -> None:
         """Wait for a message, and then, if messages are combined, for enough of them."""
@@ -270,16 +296,22 @@ class _Work:
         return sum(len(each.body) for each in self._pending) >= batching.bytes
 
     def _take(self) -> list[Message]:
-        """Take the messages of the next request."""
+        """Take the messages of the next request; empty if the broker delivers all of them again."""
         batching = self._options.batching
-        taken = [self._pending.popleft()]
-        size = len(taken[0].body)
-        # A message at its last attempt goes alone: it must not fail because of another one.
-        while self._pending and len(taken) < batching.messages and not self._is_last_attempt(taken[0]):
-            size += len(self._pending[0].body)
-            if size > batching.bytes or self._is_last_attempt(self._pending[0]):
+        taken: list[Message] = []
+        size = 0
+        while self._pending and len(taken) < batching.messages:
+            message = self._pending[0]
+            if not message.connected:
+                self._pending.popleft()
+                continue
+            size += len(message.body)
+            # A message at its last attempt goes alone: it must not fail because of another one.
+            if taken and (size > batching.bytes or self._is_last_attempt(message)):
                 break
             taken.append(self._pending.popleft())
+            if self._is_last_attempt(message):
+                break
         return taken
 
     def _is_last_attempt(self, message: Message) -> bool:
@@ -333,7 +365,7 @@ class _Work:
                     self._running.discard(scope)
             if scope.cancelled_caught:
                 await trio.lowlevel.checkpoint_if_cancelled()
-            if outcome.verdict is Verdict.FINAL:
+            if outcome.verdict in (Verdict.FINAL, Verdict.FAILED):
                 reason = f"{self._delivery.label(lease.receiver.index)}: {outcome.reason}"
                 outcome = Outcome(outcome.verdict, reason, outcome.status)
         return outcome
@@ -360,10 +392,15 @@ class _Work:
                 else:
                     delay_ms = self._options.delays.delay_ms(message.attempts, self._delivery.random)
                     message.requeue(delay_ms, backoff=False)
-                    statistics.requeued += 1
+                    self._delivery.record_failed(1, outcome.reason)
 
     async def _give_up(self, message: Message, reason: str) -> None:
-        """Store a message in the dead-letter topic, and finish it."""
-        await self._delivery.letters.store(message.nsqd_address, self._dead_letter_topic, message.body)
+        """Store a message in the dead-letter topic, and finish it; requeue it if the topic takes none for long."""
+        with trio.move_on_at(message.received_at + HOLD_S) as waiting:
+            await self._delivery.letters.store(message.nsqd_address, self._dead_letter_topic, message.body)
+        if waiting.cancelled_caught:
+            message.requeue(backoff=False)
+            self._delivery.statistics.requeued += 1
+            return
         message.finish()
         self._delivery.record_dead(self._dead_letter_topic, reason)

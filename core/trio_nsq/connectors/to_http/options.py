@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from trio_nsq.protocol.names import EPHEMERAL_SUFFIX, MAX_NAME_LENGTH
+
 from ..host_pool import Mode
 from .outcomes import RetryDelays
 from .payloads import PayloadFormat
@@ -65,5 +67,6 @@ class DeliveryOptions:
     status_every: int = 250
 
     def dead_letter_topic_of(self, topic: str) -> str:
-        """Return the dead-letter topic for messages of a topic."""
-        return self.dead_letter_topic or topic.removesuffix("#ephemeral") + DEAD_LETTER_SUFFIX
+        """Return the dead-letter topic for messages of a topic; a long name is shortened."""
+        name = topic.removesuffix(EPHEMERAL_SUFFIX)[: MAX_NAME_LENGTH - len(DEAD_LETTER_SUFFIX)]
+        return self.dead_letter_topic or name + DEAD_LETTER_SUFFIX
