@@ -145,6 +145,7 @@ async def test_answers_to_a_lost_connection_are_dropped(broker: FakeBroker) -> N
             first.finish()
             second.requeue()
             assert consumer.stats().finished == consumer.stats().requeued == 0
+            assert (first.connected, batch.connected) == (False, False)
             await peer.expect_nothing()
 
 
