@@ -125,12 +125,36 @@ def test_dead_letters_are_counted_and_listed(broker: Broker, qcli: Cli, topic: s
             _drained(qcli, source)
             result = _stop(running)
     assert result.err.splitlines() == [
-        f"Warning: 1 message not delivered and stored as a dead letter; the last one: topic {topic}.dead, POST "
-        f"{server.url}/hook: 404 Not Found: no\\x1bsuch",
+        f"Warning: 1 message not delivered and stored as a dead letter; the last one: POST {server.url}/hook: 404 Not "
+        f"Found: no\\x1bsuch. The dead-letter topic is {topic}.dead",
         "1 message delivered; 1 to dead-letter topics",
     ]
     (letter,) = qcli("dlq", "show", f"{topic}.dead", "--format", "json").records
     assert letter["body"] == "bad"
+
+
+@only_ours
+def test_the_channels_dead_letter_topic_is_used(broker: Broker, qcli: Cli, topic: str) -> None:
+    """Its letters have their origin. The receiver is called once for each message."""
+    source = _create(broker, topic)
+    assert qcli("channel", "set", source, "max_attempts=4", f"dead_letter_topic={topic}_rest").code == 0
+    bodies = [b"bad %d" % index for index in range(20)]
+    qcli.publish(topic, [*bodies, b"good"])
+    with receiver(lambda request: 404 if b"bad" in request.body else 200) as server:
+        with qcli.running("to-http", topic, "--post", server.url) as running:
+            _drained(qcli, source)
+            result = _stop(running)
+            assert result.err.endswith("1 message delivered; 20 to dead-letter topics\n")
+            assert Counter(server.bodies) == Counter([*bodies, b"good"])
+        (row,) = qcli("dlq", "list", f"{topic}_rest", "--format", "json").records
+        assert (row["topic"], row["channel"], row["count"]) == (topic, "nsq_to_http", 20)
+        server.answer = lambda _: 200
+        assert qcli("dlq", "requeue", f"{topic}_rest").code == 0
+        with qcli.running("to-http", topic, "--post", server.url) as running:
+            server.wait_for(41)
+            _drained(qcli, source)
+            _stop(running)
+        assert set(server.bodies[21:]) == set(bodies)
 
 
 @only_ours

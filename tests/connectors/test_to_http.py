@@ -62,7 +62,8 @@ def topic(broker: Broker) -> str:
 
 
 def _options(*urls: str, method: str = "POST", **more: Any) -> DeliveryOptions:
-    sender = SenderSettings(TLS, request_timeout_s=more.pop("request_timeout_s", 20.0))
+    # A busy machine may need long for a connection.
+    sender = SenderSettings(TLS, DEADLINE_S, more.pop("request_timeout_s", DEADLINE_S))
     given: dict[str, Any] = {"delays": RetryDelays(0.01, 0.05), "sender": sender, "status_every": 0} | more
     return DeliveryOptions(method, tuple(URLTemplate(url, printf=method == "GET") for url in urls), **given)
 
@@ -221,7 +222,9 @@ async def test_other_status_rules(broker: Broker, topic: str) -> None:
 
     with receiver(answer) as server:
         rules = StatusRules(retried={401}, final={500})
-        async with _delivering(broker, topic, _options(server.url, sender=SenderSettings(TLS, rules=rules))):
+        async with _delivering(
+            broker, topic, _options(server.url, sender=SenderSettings(TLS, DEADLINE_S, DEADLINE_S, rules))
+        ):
             await _drained(broker, topic)
         assert Counter(server.bodies) == {b"500": 1, b"401": 2}
     assert await _letters(broker, f"{topic}.dead", 1) == [b"500"]
@@ -432,7 +435,7 @@ async def test_redirects_are_followed_only_if_asked(broker: Broker, topic: str) 
         assert [each.target for each in server.requests] == ["/old"]
         assert await _letters(broker, f"{topic}.dead", 1) == [b"m"]
         await _publish(broker, topic, [b"m2"])
-        sender = SenderSettings(TLS, follow_redirects=True)
+        sender = SenderSettings(TLS, DEADLINE_S, DEADLINE_S, follow_redirects=True)
         async with _delivering(broker, topic, _options(server.url + "/old", sender=sender)):
             await _drained(broker, topic)
         assert [(each.method, each.target, each.body) for each in server.requests[1:]] == [
@@ -448,7 +451,7 @@ async def test_redirects_to_other_hosts_and_circles_are_not_followed(
     await _publish(broker, topic, [b"m"])
     with receiver() as server:
         server.answer = lambda _: Answer(302, {"Location": location.format(port=server.port)})
-        sender = SenderSettings(TLS, follow_redirects=True)
+        sender = SenderSettings(TLS, DEADLINE_S, DEADLINE_S, follow_redirects=True)
         async with _delivering(broker, topic, _options(server.url + "/old", sender=sender)):
             await _drained(broker, topic)
         assert len(server.requests) == (6 if location == "/old" else 1)

@@ -59,9 +59,10 @@ def size(text: str) -> int:
         "or a timeout. While it waits for a receiver, it is in flight, and the command extends its timeout.",
         "Failures": "Statuses 408, 425, 429 and from 500 on, except 501 and 505, and requests without a complete "
         "response are retried: the message is requeued with a delay that doubles with each attempt. All others are "
-        "final. --retry-status and --final-status change this. A final failure, or the last of --max-attempts, moves "
-        "the message to the dead-letter topic of the broker that it came from. If the channel has the setting "
-        "max_attempts on a broker of this project, that broker moves it after that many attempts.",
+        "final. --retry-status and --final-status change this. After a final failure, or the last of --max-attempts, a "
+        "message becomes a dead letter. If the channel has the settings max_attempts and dead_letter_topic on a broker "
+        "of this project, the broker makes it, with its origin. Otherwise, or with --dead-letter-topic, the command "
+        "publishes the body on the broker that the message came from.",
         "Receivers that fail": "A receiver that cannot be reached, or answers 429 or 503, gets no requests for the "
         "time in its Retry-After, at most --max-retry-after, or else for 1 s, which doubles up to 1 minute. So does a "
         "receiver that fails 5 times in a row. Then it gets one request. Meanwhile other receivers get its messages; "
@@ -247,7 +248,8 @@ def size(text: str) -> int:
     "--dead-letter-topic",
     type=topic_name,
     metavar="TOPIC",
-    help="Move messages that cannot be delivered to this topic. The default is the message's topic and .dead.",
+    help="Move messages that cannot be delivered to this topic. The default is that of the channel's settings, or the "
+    "message's topic and .dead.",
 )
 @option(
     FAILURES,

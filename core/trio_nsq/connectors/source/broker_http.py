@@ -8,7 +8,7 @@ from typing import TypeVar
 import trio
 
 from ...client.connection.addresses import nsqd_address
-from ...client.errors import BrokerUnreachable, ConnectionFailed, NotABroker
+from ...client.errors import BrokerUnreachable, ConnectionFailed, NotABroker, RequestRefused
 from ...client.http.broker_http import BrokerHTTP
 from ...protocol.address import format_address, is_loopback
 from ...protocol.limits import MIB
@@ -65,6 +65,14 @@ class BrokerFinder:
         """Return the names of a broker's topics. Raises BrokerUnreachable, RequestRefused."""
         return await self._run(self._topics, address)
 
+    async def dead_letter_settings(self, address: str, topic: str, channel: str) -> tuple[int, str]:
+        """Return `max_attempts` and `dead_letter_topic` of a channel; 0 and empty if the broker has no such settings.
+
+        Raises:
+            BrokerUnreachable, RequestRefused: The settings are unknown.
+        """
+        return await self._run(self._dead_letter_settings, address, topic, channel)
+
     async def _run(self, function: Callable[..., _Answer], *args: object) -> _Answer:
         return await trio.to_thread.run_sync(function, *args, limiter=self.threads, abandon_on_cancel=True)
 
@@ -100,6 +108,18 @@ class BrokerFinder:
         try:
             return [str(topic["topic_name"]) for topic in found["topics"] or []]
         except (KeyError, TypeError):
+            raise NotABroker(address) from None
+
+    def _dead_letter_settings(self, address: str, topic: str, channel: str) -> tuple[int, str]:
+        params = {"topic": topic, "channel": channel}
+        try:
+            found = self._http(address).request_json("GET", "/channel/settings", params)
+            return int(found["max_attempts"]), str(found["dead_letter_topic"])
+        except RequestRefused as exc:
+            if exc.status == 404:  # nsqd, or the channel was deleted
+                return 0, ""
+            raise
+        except (ValueError, KeyError, TypeError):
             raise NotABroker(address) from None
 
     async def _check_reachable(self, address: str) -> None:

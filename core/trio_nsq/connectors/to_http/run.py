@@ -8,9 +8,11 @@ from ..source.batch import Position, Source
 from ..source.channel_source import ChannelSource
 from ..source.options import SourceOptions
 from ..source.run import run_sources
+from .broker_limits import BrokerLimits
 from .dead_letters import DeadLetters
 from .delivery import Delivery
 from .options import DeliveryOptions
+from .source_delivery import SourceDelivery
 from .statistics import Statistics
 
 
@@ -38,10 +40,10 @@ async def to_http(
 
     async def handle(source: Source) -> None:
         assert isinstance(source, ChannelSource)
-        await delivery.handle(source, sources.channel)
+        await SourceDelivery(delivery, source, sources.channel).run()
 
     async with DeadLetters(connecting) as letters:
-        delivery = Delivery(options, letters, statistics=statistics or Statistics())
+        delivery = Delivery(options, letters, BrokerLimits(sources), statistics=statistics or Statistics())
         try:
             await run_sources(sources, start, handle)
         finally:

@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import urljoin, urlsplit
 
@@ -58,6 +59,12 @@ class _Connection:
         self.used = False
 
 
+@lru_cache(maxsize=16)
+def _parsed(url: str) -> httpx.URL:
+    """Parse a URL; without placeholders, it is always the same."""
+    return httpx.URL(url)
+
+
 class _Redirected(Exception):
     """The receiver redirects to this URL."""
 
@@ -96,7 +103,7 @@ class Sender:
 
     async def _send(self, method: str, url: str, headers: Headers, content: bytes) -> Outcome:
         try:
-            parsed = httpx.URL(url)
+            parsed = _parsed(url)
             request = httpx.Request(
                 method, parsed, headers=headers, content=content or None, extensions=self._extensions
             )

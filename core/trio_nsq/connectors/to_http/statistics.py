@@ -1,5 +1,6 @@
 """Counts of deliveries, and the lines about them. No IO; time is a parameter."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -8,6 +9,8 @@ from trio_nsq.wording import count_of
 MAX_SAMPLES = 10_000
 LINE_INTERVAL_S = 1.0
 """The shortest time between two lines about the requests."""
+REPORT_S = 10.0
+"""The shortest time between two warnings of the same kind."""
 
 
 @dataclass(slots=True)
@@ -68,3 +71,31 @@ class Statistics:
 
 def _part(ordered: list[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+class Reports:
+    """Warnings of messages that were not delivered, at most one in `REPORT_S`, with their number.
+
+    Args:
+        one, many: What happened to the message, or to the messages.
+    """
+
+    def __init__(self, one: str, many: str) -> None:
+        self._one = one
+        self._many = many
+        self._unreported = 0
+        self._reported_at = -math.inf
+
+    def add(self, reason: str, now: float, count: int = 1) -> str | None:
+        """Count messages, and return a warning if it is time for one."""
+        self._unreported += count
+        if now < self._reported_at + REPORT_S:
+            return None
+        self._reported_at = now
+        return f"{self.rest()}; the last one: {reason}"
+
+    def rest(self) -> str | None:
+        """Return a warning of those that were not reported; None: there are none."""
+        count, self._unreported = self._unreported, 0
+        what = self._one if count == 1 else self._many
+        return f"{count_of(count, 'message')} not delivered and {what}" if count else None
