@@ -7,6 +7,7 @@ A few kills by default; `FAULT_KILLS` sets another number, `FAULT_SEED` other mo
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -83,6 +84,12 @@ class Program:
     @property
     def said(self) -> list[str]:
         return self._child.stderr.seen
+
+    def peak_bytes(self) -> int:
+        """Return the most memory that the process has had."""
+        status = Path(f"/proc/{self._child.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
 
 
 class Publisher:
@@ -208,3 +215,118 @@ def test_filtered_messages_once_over_kills(tmp_path: Path) -> None:
             program.close()
         assert target.bodies(TOPIC) == [b'{"number":%d}' % number for number in range(1, count, 2)]
         assert target.bodies(f"{TOPIC}.not-json") == [b"not JSON"]
+
+
+def source_flags(source: Broker) -> list[str]:
+    return [f"--nsqd-tcp-address={source.tcp_address}", f"--nsqd-http-address={source.http_address}"]
+
+
+@pytest.mark.slow
+def test_two_programs_at_the_same_time(tmp_path: Path) -> None:
+    """Each cuts the messages into other batches, and one is often behind the other."""
+    with servers(tmp_path, "source", "target") as (source, target), ExitStack() as stack:
+        programs = [
+            Program(TOPIC, *source_flags(source.broker), *destinations(target), *more)
+            for more in ([], ["--match=odd|even"])
+        ]
+        for program in programs:
+            stack.callback(program.close)
+        publisher = Publisher(source.broker.http_address)
+        try:
+            for _ in range(3):
+                before = target.count(TOPIC)
+                wait_for("copies go on", counts([target], [TOPIC], before + 20 * _AT_ONCE), programs[0])
+                programs[1].kill_and_start()
+        finally:
+            count = publisher.stop()
+        wait_for("all are copied", counts([target], [TOPIC], count), programs[0])
+        assert target.bodies(TOPIC) == [Publisher.body(number) for number in range(count)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_while_the_destination_does_not_answer(tmp_path: Path) -> None:
+    with servers(tmp_path, "source", "target") as (source, target), ExitStack() as stack:
+        program = Program(TOPIC, *source_flags(source.broker), *destinations(target))
+        stack.callback(program.close)
+        source.broker.post("/pub", b"first", topic=TOPIC)
+        wait_for("copies begin", counts([target], [TOPIC], 1), program)
+        before = program.peak_bytes()
+        target.broker.process.send_signal(signal.SIGSTOP)
+        try:
+            bodies = [b"%06d" % number + bytes(100_000) for number in range(1000)]
+            for body in bodies:
+                source.broker.post("/pub", body, topic=TOPIC)
+            # Until it has received what it can; then its memory does not grow any more.
+            peak = 0
+            while peak < (peak := program.peak_bytes()):
+                time.sleep(1)
+        finally:
+            target.broker.process.send_signal(signal.SIGCONT)
+        wait_for("all are copied", counts([target], [TOPIC], len(bodies) + 1), program)
+        assert peak - before < 30 * 1024 * 1024
+        assert program.peak_bytes() - before < 30 * 1024 * 1024
+
+
+@pytest.mark.slow
+def test_full_destination_is_waited_for(tmp_path: Path) -> None:
+    with servers(tmp_path, "source", "target") as (source, target), ExitStack() as stack:
+        target.broker.create(TOPIC, "slow")
+        target.broker.put("/topic/settings", b'{"max_messages": 100, "when_full": "reject"}', topic=TOPIC)
+        for number in range(500):
+            source.broker.post("/pub", b"%d" % number, topic=TOPIC)
+        program = Program(TOPIC, *source_flags(source.broker), *destinations(target))
+        stack.callback(program.close)
+        wait_for(
+            "the refusal is reported",
+            (any("it refused: topic" in line for line in program.said) for _ in loop()),
+            program,
+        )
+        target.broker.put("/topic/settings", b'{"max_messages": 0}', topic=TOPIC)
+        wait_for("all are copied", counts([target], [TOPIC], 500), program)
+        wait_for(
+            "the end of it is reported",
+            (any("again" in line for line in program.said) for _ in loop()),
+            program,
+        )
+        assert target.bodies(TOPIC) == [b"%d" % number for number in range(500)]
+        assert len([line for line in program.said if "Warning" in line]) == 1
+
+
+@pytest.mark.slow
+def test_at_least_once_another_destination_takes_over(tmp_path: Path) -> None:
+    with servers(tmp_path, "source", "one", "two") as (source, *found), ExitStack() as stack:
+        program = Program(
+            *(
+                TOPIC,
+                *source_flags(source.broker),
+                *destinations(*found),
+                "--at-least-once",
+                "--mode=round-robin",
+            ),
+        )
+        stack.callback(program.close)
+        publisher = Publisher(source.broker.http_address)
+        try:
+            for target in found:
+                wait_for("both get messages", counts([target], [TOPIC], _AT_ONCE), program)
+            found[0].broker.process.kill()
+            found[0].broker.process.wait()
+            before = found[1].count(TOPIC)
+            wait_for("the other one takes over", counts([found[1]], [TOPIC], before + 10 * _AT_ONCE), program)
+            found[0].kill_and_start()
+        finally:
+            count = publisher.stop()
+        wanted = set(range(count))
+
+        def copied() -> Iterator[bool]:
+            while True:
+                bodies = [body for target in found for body in target.bodies(TOPIC)]
+                yield {json.loads(body)["number"] for body in bodies} == wanted
+
+        wait_for("all are copied", copied(), program)
+
+
+def loop() -> Iterator[None]:
+    while True:
+        yield

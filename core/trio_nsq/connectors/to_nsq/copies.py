@@ -16,7 +16,7 @@ from ..host_pool import HostPool
 from .destination import Destination
 from .errors import Unavailable
 from .numbers import least_number, number_of, sequence_in
-from .parts import Part
+from .parts import MAX_BATCH_MESSAGES, Part
 
 _MIN_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
 _NS_PER_MS = 1_000_000
@@ -41,37 +41,49 @@ class Copies:
     _delays: ReconnectDelays = field(
         default_factory=lambda: ReconnectDelays(_MIN_DELAY_S, _MAX_DELAY_S, random.random)
     )
+    _doubtful: int | None = None  # the destination that may have stored the last batch
+    _failed: set[int] = field(default_factory=set)  # destinations, since the last success or pause
+    _most: int = (
+        MAX_BATCH_MESSAGES  # the messages of a batch; fewer after a refusal, as there may be room for them
+    )
 
     async def publish(self, part: Part) -> None:
         """Publish messages; returns when they are stored. Raises CopyRefused."""
-        doubtful: int | None = None  # the destination that may have stored them
-        failed: set[int] = set()
         while True:
             if self.producer is not None:
                 part = part.without_stored(self.last)
             if not part.bodies:
                 return
-            index = self.pool.pick(trio.current_time()) if doubtful is None else doubtful
-            destination = self.destinations[index]
-            began_s = trio.current_time()
-            try:
-                done = await self._publish_to(destination, part)
-            except Unavailable as error:
-                self.pool.failed(index, trio.current_time())
-                destination.report_failure(error)
-                failed.add(index)
-                if error.in_doubt and self.producer is not None:
-                    doubtful = index
-                if doubtful is not None or len(failed) == len(self.destinations):
-                    failed.clear()
-                    await trio.sleep(self._delays.next_s())
-                continue
-            self.pool.succeeded(index, trio.current_time() - began_s, trio.current_time())
-            destination.report_success()
-            self._delays.reset()
-            if done:
-                return
-            doubtful = None
+            batch = part.between(0, self._most)
+            if await self._try(batch):
+                part = part.between(len(batch.bodies), len(part.bodies))
+
+    async def _try(self, batch: Part) -> bool:
+        """Publish a batch to a destination. Returns whether it is stored; waits if it should be tried again later."""
+        index = self.pool.pick(trio.current_time()) if self._doubtful is None else self._doubtful
+        destination = self.destinations[index]
+        began_s = trio.current_time()
+        try:
+            done = await self._publish_to(destination, batch)
+        except Unavailable as error:
+            self.pool.failed(index, trio.current_time())
+            destination.report_failure(error)
+            self._failed.add(index)
+            if error.in_doubt and self.producer is not None:
+                self._doubtful = index
+            if error.is_full:
+                self._most = max(1, len(batch.bodies) // 4)
+            if self._doubtful is not None or len(self._failed) == len(self.destinations):
+                self._failed.clear()
+                await trio.sleep(self._delays.next_s())
+            return False
+        self.pool.succeeded(index, trio.current_time() - began_s, trio.current_time())
+        destination.report_success()
+        self._delays.reset()
+        self._doubtful = None
+        self._failed.clear()
+        self._most = min(2 * self._most, MAX_BATCH_MESSAGES)
+        return done
 
     async def _publish_to(self, destination: Destination, part: Part) -> bool:
         """Publish messages. Returns False if some of them are stored already; `last` tells which."""
@@ -79,7 +91,7 @@ class Copies:
         if self.producer is None:
             await destination.publish(self.topic, part.bodies, defer_ms)
             return True
-        number, first = number_of(part.sequences[-1], part.last_id), least_number(part.sequences[0])
+        number, first = number_of(part.sequences[-1], part.ids[-1]), least_number(part.sequences[0])
         if await destination.publish_numbered(
             self.topic, self.producer, part.bodies, number, first, defer_ms
         ):

@@ -135,7 +135,7 @@ class Destination:
             raise Unavailable(self.label, exc.reason, in_doubt=exc.unanswered) from exc
         except RequestRefused as exc:
             if exc.status >= 500 or exc.text == "EXITING":
-                raise Unavailable(self.label, f"it refused: {exc.text}") from exc
+                raise Unavailable(self.label, f"it refused: {exc.text}", is_full=True) from exc
             raise CopyRefused(f"{exc}{_advice(exc.text)}") from exc
 
     async def _numbered_producer(self, topic: str, producer: str) -> IdempotentProducer:
@@ -175,7 +175,8 @@ class Destination:
             if not passes:
                 code = cause.code if isinstance(cause, BrokerError) else ""
                 raise CopyRefused(f"the broker at {self.label} refused: {exc.reason}{_advice(code)}") from exc
-            raise Unavailable(self.label, exc.reason, in_doubt=exc.maybe_stored) from exc
+            is_full = isinstance(cause, BrokerError)
+            raise Unavailable(self.label, exc.reason, in_doubt=exc.maybe_stored, is_full=is_full) from exc
 
     async def run(self) -> None:
         """Keep a producer open once it is needed; runs until cancelled."""

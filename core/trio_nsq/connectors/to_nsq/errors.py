@@ -10,13 +10,15 @@ class Unavailable(NSQError):
         address: The destination.
         reason: The reason, as text.
         in_doubt: The messages may be stored.
+        is_full: The broker answered that it cannot store them now. It may have room for fewer messages.
     """
 
-    def __init__(self, address: str, reason: str, *, in_doubt: bool = False) -> None:
+    def __init__(self, address: str, reason: str, *, in_doubt: bool = False, is_full: bool = False) -> None:
         super().__init__(f"the broker at {address} is unavailable: {reason}")
         self.address = address
         self.reason = reason
         self.in_doubt = in_doubt
+        self.is_full = is_full
 
 
 class NoDestination(NSQError):

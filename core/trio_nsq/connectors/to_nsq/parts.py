@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ..filters.bodies import Filter, OtherBodies
 from ..source.batch import Position, SourceBatch
@@ -12,6 +13,7 @@ MAX_BATCH_BYTES = 1024 * 1024
 MAX_BATCH_MESSAGES = 50_000
 _OVERHEAD_BYTES = 64
 """What a message costs in memory besides its body."""
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -21,29 +23,35 @@ class Part:
     Attributes:
         bodies: In order.
         sequences: Their sequences at the source; empty if they are from a channel.
-        last_id: The id of the last message at the source.
+        ids: Their ids at the source.
         due_ns: Until when they are deferred, Unix nanoseconds; 0: not.
         size: The memory that they take, about.
     """
 
     bodies: list[bytes] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
-    last_id: bytes = b""
+    ids: list[bytes] = field(default_factory=list)
     due_ns: int = 0
     size: int = 0
 
     def without_stored(self, last: int) -> "Part":
         """Return the messages after a sequence."""
         start = bisect_right(self.sequences, last)
-        if not start:
-            return self
-        return Part(self.bodies[start:], self.sequences[start:], self.last_id, self.due_ns, self.size)
+        return self.between(start, len(self.bodies)) if start else self
 
-    def add(self, bodies: Sequence[bytes], sequences: Sequence[int], last_id: bytes, size: int) -> None:
+    def between(self, start: int, end: int) -> "Part":
+        """Return some of the messages, by index."""
+        if start == 0 and end >= len(self.bodies):
+            return self
+        return Part(
+            self.bodies[start:end], self.sequences[start:end], self.ids[start:end], self.due_ns, self.size
+        )
+
+    def add(self, bodies: Sequence[bytes], sequences: Sequence[int], ids: Sequence[bytes], size: int) -> None:
         """Add messages at the end."""
         self.bodies += bodies
         self.sequences += sequences
-        self.last_id = last_id
+        self.ids += ids
         self.size += size
 
     def has_room(self, messages: int, size: int) -> bool:
@@ -104,7 +112,7 @@ class Load:
             return
         if not parts or parts[-1].due_ns != due_ns or not parts[-1].has_room(len(bodies), size):
             parts.append(Part(due_ns=due_ns))
-        parts[-1].add(bodies, _sequences(batch, places), batch.ids[places[-1]], size)
+        parts[-1].add(bodies, _at(batch.sequences, places), _at(batch.ids, places), size)
 
     def end_batch(self, batch: SourceBatch) -> None:
         """Record that all messages of a batch were added."""
@@ -136,7 +144,7 @@ def _join(parts: list[Part], more: list[Part]) -> None:
         and parts[-1].due_ns == more[0].due_ns
         and parts[-1].has_room(len(more[0].bodies), more[0].size)
     ):
-        parts[-1].add(more[0].bodies, more[0].sequences, more[0].last_id, more[0].size)
+        parts[-1].add(more[0].bodies, more[0].sequences, more[0].ids, more[0].size)
         more = more[1:]
     parts += more
 
@@ -145,12 +153,13 @@ def _size(bodies: Sequence[bytes]) -> int:
     return sum(map(len, bodies)) + _OVERHEAD_BYTES * len(bodies)
 
 
-def _sequences(batch: SourceBatch, places: Sequence[int]) -> list[int]:
-    if batch.sequences is None:
+def _at(values: Sequence[_T] | None, places: Sequence[int]) -> list[_T]:
+    """Return the values at ascending indexes; nothing if there are no values."""
+    if values is None:
         return []
     if places[-1] - places[0] + 1 == len(places):
-        return list(batch.sequences[places[0] : places[-1] + 1])
-    return [batch.sequences[place] for place in places]
+        return list(values[places[0] : places[-1] + 1])
+    return [values[place] for place in places]
 
 
 def _runs(batch: SourceBatch, kept: Sequence[int], now_ns: int) -> Iterator[tuple[int, int]]:
