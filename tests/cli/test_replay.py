@@ -105,7 +105,7 @@ def test_rate_is_kept(qcli: Cli, topic: str) -> None:
 def test_interrupted_replay_prints_how_to_continue(
     qcli: Cli, topic: str, number: signal.Signals, code: int
 ) -> None:
-    fill(qcli, topic, 200)
+    fill(qcli, topic, 3000)  # half a minute: it must not end before the signal
     copy = f"{topic}.copy"
     with qcli.running("replay", topic, copy, "--rate", "100") as replay:
         qcli("topic", "create", copy)
@@ -115,19 +115,19 @@ def test_interrupted_replay_prints_how_to_continue(
     assert result.code == code
     report, advice = result.err.splitlines()
     done = int(report.split()[0])
-    assert advice == f"Continue with --from {done} --to 200."
+    assert advice == f"Continue with --from {done} --to 3000."
     assert stored(qcli, copy) == [b"%d" % each for each in range(done)]
-    assert qcli("replay", topic, copy, "-q", "--from", str(done), "--to", "200").code == 0
-    assert stored(qcli, copy) == [b"%d" % each for each in range(200)]
+    assert qcli("replay", topic, copy, "-q", "--from", str(done), "--to", "3000").code == 0
+    assert stored(qcli, copy) == [b"%d" % each for each in range(3000)]
 
 
 def test_destination_goes_down(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, 300)
+    fill(qcli, topic, 3000)
     with qcli_serve(tmp_path / "data") as other:
         there = Cli(other.tcp_address, other.http_address)
         there("topic", "create", "t")
         with qcli.running(
-            "replay", topic, "t", "--rate", "100", "-n", "250", "--nsqd-tcp-address", other.tcp_address
+            "replay", topic, "t", "--rate", "100", "-n", "2500", "--nsqd-tcp-address", other.tcp_address
         ) as replay:
             there.wait_until("t", lambda record: record["message_count"] > 10)
             other.process.kill()
@@ -136,11 +136,11 @@ def test_destination_goes_down(qcli: Cli, topic: str, tmp_path: Path) -> None:
     error = result.err.splitlines()[-1]
     found = re.fullmatch(
         rf"Error: The broker at {other.tcp_address}: .*\. (\d+) messages acknowledged.*"
-        r"Continue with --from (\d+) --to 300 -n (\d+)\.",
+        r"Continue with --from (\d+) --to 3000 -n (\d+)\.",
         error,
     )
     assert found, error
-    assert int(found[1]) == int(found[2]) == 250 - int(found[3])
+    assert int(found[1]) == int(found[2]) == 2500 - int(found[3])
 
 
 def test_source_goes_down_and_is_retried(tmp_path: Path, qcli: Cli, topic: str) -> None:

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.slow
 
 PROMISED_S = 1.0
 PROMPT_S = 0.3
-"""A slower publish was held up."""
+"""A slower publish was held up, except for the time that publishes to the other brokers take on a busy machine."""
+HELD_UP_S = 3.0
+"""The time limit of a publish."""
 PATIENCE_S = 60
 
 
@@ -55,32 +57,46 @@ def addresses(brokers: list[Broker]) -> list[str]:
 
 @pytest.mark.parametrize("lose", [kill, stop, hang, drain])
 async def test_new_publishes_are_not_held_up(brokers: list[Broker], lose: Callable[[Broker], None]) -> None:
-    held_up: list[float] = []
-    failed = 0
+    took: dict[float, float] = {}  # by the time of the start
+    usual: list[float] = []
+    failed: list[float] = []
 
     async def publish(producer: Producer) -> None:
-        nonlocal failed
         started_at = trio.current_time()
         try:
-            with trio.move_on_after(PROMPT_S) as scope:
+            with trio.move_on_after(HELD_UP_S):
                 await producer.publish("t", b"x")
         except PublishFailed:
-            failed += 1
-            held_up.append(started_at)
-        if scope.cancelled_caught:
-            held_up.append(started_at)
+            failed.append(started_at)
+        took[started_at] = trio.current_time() - started_at
+
+    async def publish_to_others(producer: Producer) -> None:
+        while True:
+            started_at = trio.current_time()
+            await producer.publish("t", b"x")
+            usual.append(trio.current_time() - started_at)
+            await trio.sleep(0.01)
 
     with trio.fail_after(PATIENCE_S):
-        async with Producer(addresses(brokers)) as producer, trio.open_nursery() as nursery:
+        async with (
+            Producer(addresses(brokers)) as producer,
+            Producer(addresses(brokers[1:])) as others,
+            trio.open_nursery() as nursery,
+        ):
             for _ in range(20):
                 await producer.publish("t", b"x")
-            lost_at = trio.current_time()
-            lose(brokers[0])
-            while trio.current_time() < lost_at + 2:
-                nursery.start_soon(publish, producer)
-                await trio.sleep(0.01)
+            nursery.start_soon(publish_to_others, others)
+            async with trio.open_nursery() as publishing:
+                lost_at = trio.current_time()
+                lose(brokers[0])
+                while trio.current_time() < lost_at + 2:
+                    publishing.start_soon(publish, producer)
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    prompt_s = PROMPT_S + max(usual)
+    held_up = failed + [started_at for started_at, took_s in took.items() if took_s > prompt_s]
     took_s = max([0.0, *(started_at - lost_at for started_at in held_up)])
-    print(f"{lose.__name__}: publishes were held up for {took_s:.3f} s, {failed} of them failed")
+    print(f"{lose.__name__}: publishes were held up for {took_s:.3f} s, {len(failed)} of them failed")
     assert took_s < PROMISED_S
     if lose is drain:
         assert not held_up
