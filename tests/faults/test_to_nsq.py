@@ -11,13 +11,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from interop.peers import Broker, Child, qcli_serve
+from interop.peers import Broker, Child, nsqd, qcli_serve
 from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 
 SEED = int(os.environ.get("FAULT_SEED", "7"))
@@ -30,7 +30,10 @@ _AT_ONCE = 40
 class Server:
     """A broker that can be killed and started again at the same addresses."""
 
-    def __init__(self, data_path: Path) -> None:
+    def __init__(
+        self, data_path: Path, run: Callable[..., AbstractContextManager[Broker]] = qcli_serve
+    ) -> None:
+        self._run = run
         self._data_path = data_path
         self._flags: list[str] = []
         self._stack = ExitStack()
@@ -41,11 +44,17 @@ class Server:
         ]
 
     def _start(self) -> Broker:
-        self.broker = self._stack.enter_context(qcli_serve(self._data_path, *self._flags))
+        self.broker = self._stack.enter_context(self._run(self._data_path, *self._flags))
         return self.broker
 
     def kill_and_start(self) -> None:
         self.broker.process.kill()
+        self.broker.process.wait()
+        self._stack.close()
+        self._start()
+
+    def stop_and_start(self) -> None:
+        self.broker.process.terminate()
         self.broker.process.wait()
         self._stack.close()
         self._start()
@@ -325,6 +334,30 @@ def test_at_least_once_another_destination_takes_over(tmp_path: Path) -> None:
                 yield {json.loads(body)["number"] for body in bodies} == wanted
 
         wait_for("all are copied", copied(), program)
+
+
+@pytest.mark.slow
+@pytest.mark.interop
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_nsqd_is_restarted(tmp_path: Path, side: str) -> None:
+    """An nsqd that ends in good order keeps its messages; each message is copied at least once."""
+    with servers(tmp_path, "ours") as (ours,), ExitStack() as stack:
+        theirs = Server(tmp_path / "theirs", nsqd)
+        stack.callback(theirs.close)
+        source, target = (theirs, ours) if side == "source" else (ours, theirs)
+        source.broker.create(TOPIC, "nsq_to_nsq")
+        target.broker.create(TOPIC, "check")
+        program = Program(TOPIC, *source_flags(source.broker), *destinations(target))
+        stack.callback(program.close)
+        for start in range(0, 3000, 1000):
+            bodies = [b"%d" % number for number in range(start, start + 1000)]
+            source.broker.post("/mpub", b"\n".join(bodies), topic=TOPIC)
+            if start == 1000:
+                theirs.stop_and_start()
+        depth = (target.broker.channel_stats(TOPIC, "check")["depth"] >= 3000 for _ in loop())
+        wait_for("all are copied", depth, program)
+        if side == "source":
+            assert {int(body) for body in target.bodies(TOPIC)} == set(range(3000))
 
 
 def loop() -> Iterator[None]:

@@ -104,6 +104,7 @@ class Pipe:
                 await self.loops.check(batch.topic, batch.broker)
             load = await self._filtered(batch)
             self._pending.join(load)
+            self.progress.waiting += load.received
             self._notify()
 
     async def _filtered(self, batch: SourceBatch) -> Load:
@@ -154,6 +155,7 @@ class Pipe:
             )
         self.progress.dropped += load.dropped
         self.progress.not_json += load.not_json
+        self.progress.waiting -= load.received
         load.finish()
         if load.position is not None:
             self.source.commit(load.position)

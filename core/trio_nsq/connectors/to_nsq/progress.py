@@ -15,6 +15,7 @@ class SourceProgress:
         copied, copied_bytes: Messages that are stored, and the bytes of their bodies.
         dropped: Messages that the filters left out.
         not_json: Bodies that are not JSON objects, if a filter needs one.
+        waiting: Messages that were received and are not stored yet.
         source: While it is open.
         last_lag: The lag when it was closed.
     """
@@ -26,13 +27,17 @@ class SourceProgress:
     copied_bytes: int = 0
     dropped: int = 0
     not_json: int = 0
+    waiting: int = 0
     source: Source | None = None
     last_lag: int | None = None
 
     @property
     def lag(self) -> int | None:
-        """Messages that are not received yet; None: unknown."""
-        return self.source.lag() if self.source is not None else self.last_lag
+        """Messages that are not stored yet; None: unknown."""
+        if self.source is None:
+            return self.last_lag
+        ahead = self.source.lag()
+        return ahead + self.waiting if ahead is not None else None
 
 
 @dataclass(slots=True)
@@ -63,6 +68,6 @@ class Progress:
 
     @property
     def lag(self) -> int | None:
-        """Messages that are not received yet; None if no source knows."""
+        """Messages that are not stored yet; None if no source knows."""
         known = [each.lag for each in self.sources.values() if each.lag is not None]
         return sum(known) if known else None

@@ -118,7 +118,7 @@ class _Copying:
         stream = self._streams[key] if source.is_log else self._resume.channel(source.topic)
         progress = self._progress.of(*key)
         progress.exactly_once = stream.copies.producer is not None
-        progress.source = source
+        progress.source, progress.waiting = source, 0
         self._open += 1
         try:
             pipe = Pipe(
@@ -135,7 +135,7 @@ class _Copying:
             self._done += 1
         finally:
             self._open -= 1
-            progress.last_lag, progress.source = source.lag(), None
+            progress.last_lag, progress.source = progress.lag, None
 
     async def _end_when_done(self, everything: trio.CancelScope) -> None:
         """Cancel when all sources are done that can be found."""
