@@ -5,6 +5,7 @@ import json
 import ssl
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ import trio
 
 from connectors.http_receiver import Answer, Received, receiver
 from interop.peers import Broker, nsqd, qcli_serve
-from trio_nsq.client import ConnectionOptions, Consumer, Producer
+from trio_nsq.client import ConnectionOptions, Consumer, ConsumerOptions, Producer
 from trio_nsq.connectors.host_pool import Mode
 from trio_nsq.connectors.source.options import BrokerAddresses, SourceOptions
 from trio_nsq.connectors.to_http.options import Batching, DeliveryOptions
@@ -75,7 +76,11 @@ async def _publish(broker: Broker, topic: str, bodies: Sequence[bytes]) -> None:
 
 @asynccontextmanager
 async def _delivering(
-    broker: Broker, topic: str, options: DeliveryOptions, max_in_flight: int = 200
+    broker: Broker,
+    topic: str,
+    options: DeliveryOptions,
+    max_in_flight: int = 200,
+    consumer: ConsumerOptions | None = None,
 ) -> AsyncIterator[Statistics]:
     """Deliver during a block."""
     sources = SourceOptions(
@@ -84,6 +89,7 @@ async def _delivering(
         brokers=(BrokerAddresses(broker.tcp_address, (broker.http_address,)),),
         at_least_once=True,
         max_in_flight=max_in_flight,
+        consumer=consumer or ConsumerOptions(),
     )
     statistics = Statistics()
     async with trio.open_nursery() as nursery:
@@ -528,3 +534,53 @@ async def test_a_part_of_the_messages_is_sampled(broker: Broker, topic: str) -> 
             await _drained(broker, topic)
         assert 40 < len(server.requests) < 180
     assert statistics.delivered + statistics.sampled_out == 400
+
+
+@on_both
+async def test_messages_do_not_time_out_while_they_wait(broker: Broker, topic: str) -> None:
+    """One is being sent, the others wait for their turn, all for longer than the message timeout."""
+    await _publish(broker, topic, [b"%d" % index for index in range(5)])
+    slow = threading.Event()  # never set
+
+    def answer(request: Received) -> int:
+        if request.headers["x-attempts"] == "1":
+            slow.wait(0.8)
+        return 200
+
+    with receiver(answer) as server:
+        options = _options(
+            server.url, concurrency=1, headers=(("X-Attempts", HeaderTemplate("{{attempts}}")),)
+        )
+        consumer = ConsumerOptions(msg_timeout_ms=1500)
+        async with _delivering(broker, topic, options, consumer=consumer):
+            await _drained(broker, topic)
+        stats = broker.channel_stats(topic, "c")
+        assert (stats["timeout_count"], stats["requeue_count"]) == (0, 0)
+        assert sorted(server.bodies) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_answered_messages_do_not_stay_in_memory(broker: Broker, topic: str) -> None:
+    """Also if one that arrived before them takes long."""
+    tracemalloc.start()
+    released = threading.Event()
+
+    def answer(request: Received) -> int:
+        if request.body == b"slow":
+            released.wait(DEADLINE_S)
+        return 200
+
+    try:
+        with receiver(answer) as server:
+            async with _delivering(broker, topic, _options(server.url, concurrency=2)) as statistics:
+                await _publish(broker, topic, [b"slow"])
+                await trio.to_thread.run_sync(server.wait_for, 1)
+                for _ in range(5):
+                    done = statistics.delivered
+                    await _publish(broker, topic, [b"x" * 500_000] * 20)
+                    await _until(lambda done=done: statistics.delivered >= done + 20)  # type: ignore[misc]
+                    server.requests.clear()
+                assert tracemalloc.get_traced_memory()[0] < 30_000_000  # of 50 MB that were sent
+                released.set()
+    finally:
+        released.set()
+        tracemalloc.stop()

@@ -28,7 +28,8 @@ MOST_REQUEUES = 100
 """If the broker's limit of attempts is further away, the program stores the message itself."""
 _RANK = (Verdict.DONE, Verdict.FINAL, Verdict.UNAVAILABLE, Verdict.FAILED)
 """If a message goes to several receivers, the last of these counts."""
-_MIN_PRUNED = 64
+_MIN_PRUNED = 16
+"""Answered batches are forgotten when this many are held, or twice as many as were left the last time."""
 
 
 class SourceDelivery:
