@@ -268,7 +268,7 @@ def test_no_broker(nowhere: Cli, tmp_path: Path) -> None:
 
 def test_damaged_checkpoint(qcli: Cli, run_here: Run, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(1))
-    checkpoint = tmp_path / ".qcli-to-file" / f"{topic}@nsq_to_file.json"
+    checkpoint = tmp_path / ".qcli-to-file" / f"{topic}@nsq_to_file.checkpoint"
     checkpoint.parent.mkdir()
     checkpoint.write_text("{")
     result = run_here(qcli, "to-file", topic, "--output-dir", str(tmp_path))

@@ -395,7 +395,7 @@ def test_damaged_checkpoint_is_an_error(tmp_path: Path, damage: bytes) -> None:
     output.write([numbered(0, 1)], NOON)
     output.close_file(NOON)
     output.release()
-    (checkpoint,) = (tmp_path / CHECKPOINTS).glob("*.json")
+    (checkpoint,) = (tmp_path / CHECKPOINTS).glob("*.checkpoint")
     checkpoint.write_bytes(damage)
     with pytest.raises(CheckpointDamaged, match=f"{checkpoint} cannot be used.*remove it"):
         open_output(settings(tmp_path))

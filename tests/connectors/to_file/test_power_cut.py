@@ -3,19 +3,21 @@
 An output is used at random while all operations on its files are recorded. `FAULT_COMPLETE=1` tests all moments.
 """
 
-import json
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from connectors.to_file.outputs import (
     BROKER,
+    CHANNEL,
     CHECKPOINTS,
     HOUR,
     NOON,
+    TOPIC,
     content,
     crash,
     lines_in,
@@ -24,6 +26,8 @@ from connectors.to_file.outputs import (
     settings,
 )
 from faults.disk import Image, Operation, RecordingFiles, disk_at, write_image
+from log.support import HastyFiles
+from trio_nsq.connectors.to_file.checkpoint import CheckpointFile
 from trio_nsq.connectors.to_file.file_series import OutputSettings
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
@@ -70,20 +74,20 @@ def restore(image: Image, root: Path) -> None:
     """Put a state of the disk there. An image has no inodes and hard links, so both are put back."""
     shutil.rmtree(root)
     write_image(image, root)
-    for path in root.glob(f"d/{CHECKPOINTS}/*.json"):
-        found = json.loads(path.read_bytes())
-        file = found["file"]
-        if file is None:
-            continue
-        names = [Path(file["path"]), Path(file["final"])]
+    if not (root / "d" / CHECKPOINTS).is_dir():
+        return
+    store = CheckpointFile(root / "d", TOPIC, CHANNEL, HastyFiles())
+    file = store.saved.file
+    if file is not None:
+        names = [Path(file.path), Path(file.final)]
         first, *others = [name for name in names if name.exists()] or names
         if first.exists():
             for other in others:
-                if other != first and other.exists() and file["finishing"]:
+                if other != first and other.exists() and file.finishing:
                     other.unlink()
                     other.hardlink_to(first)
-            file["inode"] = first.stat().st_ino
-            path.write_text(json.dumps(found))
+            store.save(replace(store.saved, file=replace(file, inode=first.stat().st_ino)))
+    store.close()
 
 
 def continue_after(to: OutputSettings, root: Path) -> list[str]:

@@ -208,7 +208,7 @@ def _http_timeouts() -> list[Decorator]:
     ]
 
 
-def consuming_options(channel: str, *, reads_logs: bool = True) -> Decorator:
+def consuming_options(channel: str, *, reads_logs: bool = True, max_in_flight: int = 200) -> Decorator:
     """Return the options and the argument TOPIC... as one decorator; the command gets `consuming: Consuming`.
 
     Args:
@@ -271,7 +271,7 @@ def consuming_options(channel: str, *, reads_logs: bool = True) -> Decorator:
             SOURCE,
             "--max-in-flight",
             type=click.IntRange(min=1),
-            default=200,
+            default=max_in_flight,
             brief=True,
             help="Receive at most N unanswered messages of a channel.",
         ),

@@ -1,10 +1,14 @@
 """The checkpoint of a topic's output: the open file, how much of it is synced, and the positions behind those bytes.
 
-    OUTPUT/.qcli-to-file/TOPIC@CHANNEL.json
-    OUTPUT/.qcli-to-file/TOPIC@CHANNEL.lock   held by the process that writes the topic's files
+    OUTPUT/.qcli-to-file/TOPIC@CHANNEL.checkpoint
+    OUTPUT/.qcli-to-file/TOPIC@CHANNEL.lock         held by the process that writes the topic's files
 
-The file is replaced atomically, after the bytes that it describes are on stable storage. So after a crash, everything
-up to `OpenFileRecord.length` is in the file and before the positions, and everything after it is not.
+A checkpoint is saved after the bytes that it describes are on stable storage. So after a crash, everything up to
+`OpenFileRecord.length` is in the file and before the positions, and everything after it is not.
+
+Each line of the file is a checkpoint, a JSON object after its CRC-32; the last one counts. The rest of the file is
+filled with blanks, which the next lines overwrite: one sync of data without metadata, instead of the two syncs of a
+replacement. A line that does not match its CRC was not completed.
 """
 
 import fcntl
@@ -15,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zlib_ng.zlib_ng import crc32
+
 from ...folder_locks import lock_holder
 from ...log import Files
 from ...protocol.errors import NSQError
@@ -22,6 +28,7 @@ from ..source.batch import Position
 
 FOLDER = ".qcli-to-file"
 _VERSION = 1
+_FILE_BYTES = 64 * 1024
 _MOST_BYTES = 16 * 1024 * 1024
 
 
@@ -75,14 +82,21 @@ class Checkpoint:
     file: OpenFileRecord | None = None
 
     def encode(self, topic: str, channel: str) -> bytes:
-        """Return the content of the checkpoint file."""
+        """Return the line of a checkpoint file."""
         about = {"version": _VERSION, "topic": topic, "channel": channel}
-        return json.dumps(about | asdict(self), indent=1).encode() + b"\n"
+        data = json.dumps(about | asdict(self)).encode()
+        return b"%08x %s\n" % (crc32(data), data)
 
     @classmethod
     def decode(cls, content: bytes) -> "Checkpoint":
-        """Return the checkpoint of a file. Raises ValueError, KeyError, TypeError: it is damaged."""
-        found: dict[str, Any] = json.loads(content)
+        """Return the last checkpoint of a file. Raises ValueError, KeyError, TypeError: the file is damaged."""
+        last = b""
+        for line in content.splitlines():
+            crc, _, data = line.partition(b" ")
+            if crc != b"%08x" % crc32(data):
+                break
+            last = data
+        found: dict[str, Any] = json.loads(last)
         if found["version"] != _VERSION:
             raise ValueError(f"it has version {found['version']}, and this program supports only {_VERSION}")
         positions = {broker: Position(**each) for broker, each in found["positions"].items()}
@@ -106,10 +120,11 @@ class CheckpointFile:
     """
 
     def __init__(self, folder: Path, topic: str, channel: str, files: Files) -> None:
+        self._end = _FILE_BYTES  # of the last line; at first the file is written anew
         self._topic = topic
         self._channel = channel
         self._files = files
-        self._path = folder / FOLDER / f"{topic}@{channel}.json"
+        self._path = folder / FOLDER / f"{topic}@{channel}.checkpoint"
         files.make_folder(self._path.parent)
         self._lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -135,10 +150,27 @@ class CheckpointFile:
             ) from error
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the checkpoint durably. Raises OSError; then the old or the new one is on disk."""
-        self._files.make_folder(self._path.parent)
-        self._files.replace(self._path, checkpoint.encode(self._topic, self._channel))
+        """Save a checkpoint durably. Raises OSError; then the old or the new one is on disk."""
+        line = checkpoint.encode(self._topic, self._channel)
+        if self._end + len(line) > _FILE_BYTES or not self._append(line):
+            self._files.make_folder(self._path.parent)
+            self._files.replace(self._path, line.ljust(_FILE_BYTES))
+            self._end = 0
+        self._end += len(line)
         self.saved = checkpoint
+
+    def _append(self, line: bytes) -> bool:
+        """Write a line after the last one; return False if the file does not exist any more."""
+        try:
+            fd = self._files.open(self._path)
+        except FileNotFoundError:
+            return False
+        try:
+            self._files.write(fd, self._end, [line])
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
+        return True
 
     def close(self) -> None:
         """Release the lock."""
