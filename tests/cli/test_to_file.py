@@ -238,7 +238,7 @@ def test_usage_errors(nowhere: Cli, args: list[str], text: str) -> None:
 def test_format_without_revision(nowhere: Cli, tmp_path: Path) -> None:
     args = ("--output-dir", str(tmp_path), "--gzip", "--filename-format", "<TOPIC>.log")
     result = nowhere("to-file", "t", *args)
-    assert result.code == 1
+    assert result.code == 2
     assert result.err.startswith("Error: --filename-format '<TOPIC>.log' has no <REV>, which compression,")
 
 
