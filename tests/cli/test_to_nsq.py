@@ -253,6 +253,20 @@ def test_follows_until_interrupted(qcli: Cli, topic: str, target: Broker) -> Non
     assert read(target, topic) == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("how", ["--follow", "--no-follow"])
+def test_interrupted_while_the_destination_is_full(qcli: Cli, topic: str, target: Broker, how: str) -> None:
+    target.create(topic, "slow")
+    target.put("/topic/settings", b'{"max_messages": 3, "when_full": "reject"}', topic=topic)
+    qcli.publish(topic, numbered(20))
+    with qcli.running("to-nsq", topic, *to(target), how) as running:
+        assert "retrying until it stores the messages" in running.hear_line()
+        running.process.send_signal(signal.SIGINT)
+        assert running.end().code == 130
+    target.put("/topic/settings", b'{"max_messages": 0}', topic=topic)
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    assert read(target, topic) == numbered(20)
+
+
 def test_no_destination_answers(qcli: Cli, topic: str) -> None:
     result = qcli("to-nsq", topic, "--destination-nsqd-tcp-address", "127.0.0.1:1")
     assert result.code == 3

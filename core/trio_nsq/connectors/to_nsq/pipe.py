@@ -16,7 +16,7 @@ from .progress import SourceProgress
 
 logger = logging.getLogger("trio_nsq.connectors")
 
-STOP_S = 10.0
+STOP_S = 5.0
 """How long a publish may take to end when the program ends."""
 TOUCH_S = 20.0
 """How often messages of a channel are touched that cannot be published."""
@@ -57,6 +57,7 @@ class Pipe:
     _publishing: Load = field(default_factory=Load)
     _changed: trio.Event = field(default_factory=trio.Event)
     _stopping: bool = False
+    _published: trio.Event = field(default_factory=trio.Event)
 
     async def run(self) -> None:
         """Copy until cancelled, or until the goal is reached. A publish that has begun may end first.
@@ -64,24 +65,30 @@ class Pipe:
         Raises the errors of `Source.receive`, and CopyRefused.
         """
         error: Exception | None = None
+        finishing, touching = trio.CancelScope(shield=True), trio.CancelScope()
         async with trio.open_nursery() as nursery:
             if not self.source.is_log:
-                nursery.start_soon(self._touch)
-            finishing = trio.CancelScope(shield=True)
-            nursery.start_soon(self._publish_all, finishing, nursery.cancel_scope)
+                nursery.start_soon(self._touch, touching)
+            nursery.start_soon(self._publish_all, finishing, touching)
             try:
-                await self._receive_all()
+                try:
+                    await self._receive_all()
+                except Exception as exc:  # raised when what was received is published
+                    error = exc
+                self._stop_receiving()
+                await self._published.wait()
             except trio.Cancelled:
                 finishing.deadline = trio.current_time() + STOP_S
                 self._pending = Load()
                 raise
-            except Exception as exc:  # raised when what was received is published
-                error = exc
             finally:
-                self._stopping = True
-                self._notify()
+                self._stop_receiving()
         if error is not None:
             raise error
+
+    def _stop_receiving(self) -> None:
+        self._stopping = True
+        self._notify()
 
     def _notify(self) -> None:
         self._changed.set()
@@ -120,16 +127,17 @@ class Pipe:
         at = self.source.next_sequence()
         return self.goal is not None and at is not None and at >= self.goal
 
-    async def _touch(self) -> None:
-        while True:
-            await trio.sleep(TOUCH_S)
-            for batch in (*self._publishing.batches, *self._pending.batches):
-                if batch.delivery is not None and batch.delivery.unanswered_count:
-                    batch.delivery.touch()
+    async def _touch(self, scope: trio.CancelScope) -> None:
+        with scope:
+            while True:
+                await trio.sleep(TOUCH_S)
+                for batch in (*self._publishing.batches, *self._pending.batches):
+                    if batch.delivery is not None and batch.delivery.unanswered_count:
+                        batch.delivery.touch()
 
     # ------------------------------------------------------------------ publishing
 
-    async def _publish_all(self, finishing: trio.CancelScope, all_tasks: trio.CancelScope) -> None:
+    async def _publish_all(self, finishing: trio.CancelScope, touching: trio.CancelScope) -> None:
         with finishing:
             while True:
                 while not self._pending.batches and not self._stopping:
@@ -139,7 +147,8 @@ class Pipe:
                 self._publishing, self._pending = self._pending, Load()
                 self._notify()
                 await self._publish(self._publishing)
-        all_tasks.cancel()  # `_touch` still runs
+        touching.cancel()
+        self._published.set()
 
     async def _publish(self, load: Load) -> None:
         for part in load.others:

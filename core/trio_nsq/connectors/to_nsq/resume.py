@@ -74,6 +74,10 @@ class Resume:
         target, first = self._options.topic_for(topic), self._producer(topic, broker, 0)
         for destination in self._destinations:
             if not await _patiently(destination, lambda each: each.deduplicates(target, first)):
+                logger.info(
+                    "topic %s: copies are stored at least once, as the broker at %s does not deduplicate",
+                    *(target, destination.label),
+                )
                 return self._stream(topic, None, -1, goal), None
         generation, number = await self._last(topic, broker)
         position: Position | None = None
