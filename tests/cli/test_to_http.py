@@ -11,6 +11,7 @@ import trustme
 from cli.support import Cli, Result, Run, Running, only_ours
 from connectors.http_receiver import Answer, Received, receiver
 from interop.peers import Broker
+from qcli.commands.to_http.command import command
 
 URL = "http://127.0.0.1:1/x"
 
@@ -253,6 +254,16 @@ def test_an_untrusted_receiver_is_reported(broker: Broker, qcli: Cli, topic: str
 
 
 # ---------------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize("concurrency", [["-n=7"], ["--n=7"], ["-n", "7"], ["-concurrency=7"]])
+def test_flags_in_the_way_of_go(concurrency: list[str]) -> None:
+    line = ["-quiet", "-post=http://h/x", *concurrency, "-follow-redirects", "-put", "-x", "t"]
+    with command.make_context("to-http", line) as ctx:
+        found = [
+            ctx.params[name] for name in ("quiet", "post", "concurrency", "follow_redirects", "put", "topics")
+        ]
+    assert found == [True, ("http://h/x",), 7, True, ("-x",), ("t",)]
 
 
 @pytest.mark.parametrize(
