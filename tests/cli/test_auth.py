@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from broker.certificates import Certificates
-from cli.support import Cli, Result, Run, all_contexts, command_line
+from cli.support import DEADLINE_S, Cli, Result, Run, all_contexts, command_line
 from client.support.tokens import SECRETS, UNKNOWN, AuthFile
 from interop.peers import Broker, qcli_lookupd, qcli_serve
 from qcli.framework.options import CONNECTION_OPTIONS
@@ -395,9 +396,14 @@ def test_discovery_service_with_an_auth_file(tmp_path: Path, run_here: Run) -> N
     with qcli_lookupd(f"--auth-file={auth_file.path}") as lookupd:
         flags = [f"--lookupd-tcp-address={lookupd.tcp_address}", f"--lookupd-auth-secret-file={token}"]
         with qcli_serve(tmp_path / "data", f"--auth-file={auth_file.path}", *flags) as broker:
+            # Until it is connected to the service, the broker waits seconds for the channels of a new topic.
+            given_up_at_s = time.monotonic() + DEADLINE_S
+            while not any(": peer info " in line for line in broker.log()):
+                assert time.monotonic() < given_up_at_s
+                time.sleep(0.01)
             direct = Cli(broker.tcp_address, broker.http_address, {"QCLI_CLIENT_AUTH_SECRET": SECRETS["all"]})
-            assert direct("topic", "create", "clicks").code == 0
-            assert direct("pub", "clicks", stdin=b"one\ntwo\n").code == 0
+            assert run_here(direct, "topic", "create", "clicks").code == 0
+            assert run_here(direct, "pub", "clicks", stdin=b"one\ntwo\n").code == 0
             asking = {"QCLI_LOOKUPD_HTTP_ADDRESS": lookupd.http_address}
             consumer = Cli(
                 "127.0.0.1:1", "127.0.0.1:1", asking | {"QCLI_CLIENT_AUTH_SECRET": SECRETS["consume"]}

@@ -60,9 +60,9 @@ def answering(status: int, body: bytes) -> Iterator[Cli]:
         ("deferred", "list", "t/c"),
     ],
 )
-def test_invalid_or_deeply_nested_json(words: tuple[str, ...], body: bytes) -> None:
+def test_invalid_or_deeply_nested_json(run_here: Run, words: tuple[str, ...], body: bytes) -> None:
     with answering(200, body) as qcli:
-        result = qcli(*words)
+        result = run_here(qcli, *words)
     assert result.code == 3, result.err
     assert "Traceback" not in result.err
     assert "is not the HTTP port of an NSQ broker" in result.err
@@ -81,10 +81,12 @@ def test_invalid_or_deeply_nested_json(words: tuple[str, ...], body: bytes) -> N
         [{"topic_name": "t", "channels": [{"channel_name": "c", "clients": 5, "depth": "many"}]}],
     ],
 )
-def test_answers_for_nodes_and_clients_that_are_not_those_of_a_broker(line: str, topics: object) -> None:
+def test_answers_for_nodes_and_clients_that_are_not_those_of_a_broker(
+    run_here: Run, line: str, topics: object
+) -> None:
     body = {"topics": topics, "producers": [5], "version": "1", "start_time": 1, "disk": {"free_bytes": 1}}
     with answering(200, json.dumps(body).encode()) as qcli:
-        result = qcli(*line.split())
+        result = run_here(qcli, *line.split())
     told = result.out.decode() if "--check" in line else result.err
     assert (result.code, "is not the HTTP port of an NSQ broker" in told) == (3, True), result.err
     assert "Traceback" not in result.err
@@ -93,38 +95,38 @@ def test_answers_for_nodes_and_clients_that_are_not_those_of_a_broker(line: str,
 @pytest.mark.parametrize(
     "topics", [[{"topic_name": "t"}], [7], {"a": "b"}, [{"topic_name": "t", "channels": 5}]]
 )
-def test_statistics_that_are_not_those_of_a_broker(topics: object) -> None:
+def test_statistics_that_are_not_those_of_a_broker(run_here: Run, topics: object) -> None:
     with answering(200, json.dumps({"topics": topics}).encode()) as qcli:
-        result = qcli("stat")
+        result = run_here(qcli, "stat")
         with qcli.on_terminal("stat") as terminal:
             assert terminal.end() == 3
     assert (result.code, "is not the HTTP port of an NSQ broker" in result.err) == (3, True)
     assert b"Traceback" not in terminal.shown
 
 
-def test_control_characters_in_an_error() -> None:
+def test_control_characters_in_an_error(run_here: Run) -> None:
     with answering(400, json.dumps({"message": EVIL}).encode()) as qcli:
-        result = qcli("topic", "create", "t")
+        result = run_here(qcli, "topic", "create", "t")
     assert result.code == 1
     assert SHOWN in result.err
     assert "\x1b" not in result.err
 
 
-def test_control_characters_in_names() -> None:
+def test_control_characters_in_names(run_here: Run) -> None:
     figures = {"depth": 0, "message_count": 0, "message_bytes": 0, "paused": False}
     topic = {"topic_name": EVIL, **figures, "channels": [{"channel_name": EVIL, **figures}]}
     with answering(200, json.dumps({"version": "1.3.0", "topics": [topic]}).encode()) as qcli:
-        result = qcli("topic", "list")
+        result = run_here(qcli, "topic", "list")
     assert result.code == 0, result.err
     assert result.out.decode().split() == [SHOWN, SHOWN]
 
 
-def test_control_characters_on_a_screen() -> None:
+def test_control_characters_on_a_screen(run_here: Run) -> None:
     counts = dict.fromkeys(("depth", "message_count", "in_flight_count", "deferred_count", "client_count"), 1)
     topic = {"topic_name": EVIL, **counts, "paused": False, "unavailable": EVIL}
     topic["channels"] = [{"channel_name": EVIL, **counts, "paused": False}]
     with answering(200, json.dumps({"topics": [topic]}).encode()) as qcli:
-        assert "\x1b" not in qcli("stat").out.decode()
+        assert "\x1b" not in run_here(qcli, "stat").out.decode()
         with qcli.on_terminal("stat", "--once", columns=80) as terminal:
             assert terminal.end() == 0
         assert b"\x1b" not in terminal.shown
@@ -211,6 +213,7 @@ def test_name_that_cannot_be_encoded(run_here: Run) -> None:
 
 
 def test_half_of_a_surrogate_pair() -> None:
+    """As a process, which sets the encoding of its streams."""
     with answering(200, json.dumps(stats_of(client_client_id="\ud800")).encode()) as qcli:
         result = qcli("clients", "--interval", "0", "--format", "json")
     assert (result.code, result.records[0]["client_id"]) == (0, "\ud800")

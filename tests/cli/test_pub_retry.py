@@ -38,11 +38,6 @@ def end(broker: Broker, number: signal.Signals) -> None:
     broker.process.wait()
 
 
-def kept(qcli: Cli, topic: str) -> list[bytes]:
-    """Return all messages of a topic, in order."""
-    return qcli("tail", topic, "--from", "earliest", "--to", "latest").out.splitlines()
-
-
 class Writer:
     """Writes numbered lines to a command until it is stopped."""
 
@@ -90,7 +85,7 @@ def test_each_line_is_stored_once_and_in_order_over_restarts(tmp_path: Path, num
             result = pub.end()
             assert result.code == 0
             assert f"{len(written):,} messages" in result.err
-            assert kept(qcli, "t") == written
+            assert qcli.retained("t") == written
     finally:
         command.__exit__(None, None, None)
 
@@ -174,7 +169,7 @@ def test_end_of_input_in_an_outage_keeps_waiting(tmp_path: Path) -> None:
         pub.process.stdin = None
         with qcli_serve(tmp_path / "data", *again(broker)) as anew:
             assert pub.end().code == 0
-            assert kept(Cli(anew.tcp_address, anew.http_address), "t") == [b"1", b"2"]
+            assert Cli(anew.tcp_address, anew.http_address).retained("t") == [b"1", b"2"]
 
 
 class LostAnswers:
@@ -234,7 +229,7 @@ def test_batch_with_a_lost_acknowledgement_is_stored_once(tmp_path: Path) -> Non
                 pub.write(b"4\n")
                 assert pub.end().code == 0
             assert proxy.to_lose == 0
-            assert kept(qcli, "t") == [b"1", b"2", b"3", b"4"]
+            assert qcli.retained("t") == [b"1", b"2", b"3", b"4"]
         finally:
             proxy.close()
 
@@ -264,7 +259,7 @@ def test_broker_with_the_maximum_of_producers_is_used_over_tcp(tmp_path: Path) -
         connection.close()
         qcli = Cli(broker.tcp_address, broker.http_address)
         assert qcli("pub", "t", "-q", stdin=b"1\n2\n").err == ""
-        assert kept(qcli, "t")[-2:] == [b"1", b"2"]
+        assert qcli.retained("t")[-2:] == [b"1", b"2"]
 
 
 def test_broker_with_a_small_body_limit(tmp_path: Path) -> None:
@@ -272,7 +267,7 @@ def test_broker_with_a_small_body_limit(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--max-body-size=700000") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         assert qcli("pub", "t", "-q", stdin=lines(bodies)).err == ""
-        assert kept(qcli, "t") == bodies
+        assert qcli.retained("t") == bodies
 
 
 @pytest.mark.parametrize("over_tcp", [True, False])
@@ -319,7 +314,7 @@ def two_brokers(tmp_path: Path) -> Iterator[tuple[Broker, Broker, Cli]]:
 
 
 def kept_by(broker: Broker) -> list[bytes]:
-    return kept(Cli(broker.tcp_address, broker.http_address), "t")
+    return Cli(broker.tcp_address, broker.http_address).retained("t")
 
 
 def test_both_brokers_store_each_line_once_over_a_kill(tmp_path: Path) -> None:

@@ -364,8 +364,7 @@ def three_brokers(tmp_path: Path) -> Iterator[tuple[list[Broker], Cli]]:
 
 
 def kept(broker: Broker) -> list[bytes]:
-    qcli = Cli(broker.tcp_address, broker.http_address)
-    return qcli("tail", "t", "--from", "earliest", "--to", "latest").out.splitlines()
+    return Cli(broker.tcp_address, broker.http_address).retained("t")
 
 
 class Steady:

@@ -12,7 +12,7 @@ NOWHERE = Cli("127.0.0.1:1", "127.0.0.1:1")
 
 
 @pytest.mark.slow
-def test_messages_of_all_registered_brokers(tmp_path: Path) -> None:
+def test_messages_of_all_registered_brokers(tmp_path: Path, nowhere: Cli) -> None:
     with qcli_lookupd() as lookupd:
         known = f"--lookupd-tcp-address={lookupd.tcp_address}"
         with qcli_serve(tmp_path / "a", known) as one, qcli_serve(tmp_path / "b", known) as other:
@@ -20,7 +20,7 @@ def test_messages_of_all_registered_brokers(tmp_path: Path) -> None:
                 broker.create("clicks", "archive")
                 broker.post("/mpub", bodies, topic="clicks")
             told = f"--lookupd-http-address={lookupd.http_address}"
-            result = NOWHERE("tail", "clicks/archive", "-n", "6", told)
+            result = nowhere("tail", "clicks/archive", "-n", "6", told)
             assert (result.code, result.err) == (0, "")
             assert sorted(result.out.split()) == [b"1", b"2", b"3", b"4", b"5", b"6"]
             for broker in (one, other):
@@ -54,7 +54,7 @@ def test_channels_of_a_registered_nsqd_are_checked(tmp_path: Path, has_channel: 
 
 
 @pytest.mark.slow
-def test_named_and_listed_brokers_are_united(tmp_path: Path) -> None:
+def test_named_and_listed_brokers_are_united(tmp_path: Path, nowhere: Cli) -> None:
     """The named one is not registered. A typed address replaces those of the environment."""
     with qcli_lookupd() as lookupd:
         known = f"--lookupd-tcp-address={lookupd.tcp_address}"
@@ -63,16 +63,16 @@ def test_named_and_listed_brokers_are_united(tmp_path: Path) -> None:
                 broker.create("clicks", "archive")
                 broker.post("/pub", body, topic="clicks")
             args = ("tail", "clicks/archive", "--lookupd-http-address", lookupd.http_address)
-            result = NOWHERE(*args, "-n", "2", "--nsqd-tcp-address", named.tcp_address)
+            result = nowhere(*args, "-n", "2", "--nsqd-tcp-address", named.tcp_address)
             assert (result.code, sorted(result.out.split())) == (0, [b"listed", b"named"])
             named.post("/pub", b"named", topic="clicks")
             env = {"QCLI_LOOKUPD_HTTP_ADDRESS": lookupd.http_address}
-            only = NOWHERE(*args[:2], "-n", "1", "--nsqd-tcp-address", named.tcp_address, env=env)
+            only = nowhere(*args[:2], "-n", "1", "--nsqd-tcp-address", named.tcp_address, env=env)
             assert (only.code, only.out) == (0, b"named\n")
 
 
-def test_unreachable_service_is_named() -> None:
-    result = NOWHERE("tail", "clicks", "--lookupd-http-address", "127.0.0.1:1")
+def test_unreachable_service_is_named(nowhere: Cli) -> None:
+    result = nowhere("tail", "clicks", "--lookupd-http-address", "127.0.0.1:1")
     assert "127.0.0.1:1: Connection refused. Start one" in result.err
     assert (result.code, result.out) == (ExitCode.UNREACHABLE, b"")
     assert "127.0.0.1:1" in result.err
@@ -80,8 +80,8 @@ def test_unreachable_service_is_named() -> None:
     assert "--nsqd-tcp-address" not in result.err
 
 
-def test_address_without_port() -> None:
+def test_address_without_port(nowhere: Cli) -> None:
     args, reason = ["--lookupd-http-address", "127.0.0.1"], "has no port"
-    result = NOWHERE("tail", "clicks", *args)
+    result = nowhere("tail", "clicks", *args)
     assert (result.code, result.out) == (ExitCode.USAGE, b"")
     assert reason in " ".join(result.err.split())

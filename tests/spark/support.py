@@ -28,7 +28,6 @@ from trio_nsq.broker.state.record_metadata import metadata_for_channel
 from trio_nsq.client.errors import RequestRefused
 from trio_nsq.client.reading.broker_log import BrokerLog
 from trio_nsq.log import DiskLog, RecordBatch
-from trio_nsq.log.gaps import Span
 from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.replay.job import ReplayJob, open_job
 from trio_nsq.spark.replay.request import ReplayRequest
@@ -58,13 +57,7 @@ def cli_of(broker: Broker) -> Cli:
 
 def bodies_in(address: str, topic: str) -> list[bytes]:
     """Return all retained bodies of a topic, in order; empty if there is no topic."""
-    log = BrokerLog(address, topic)
-    try:
-        bounds = log.bounds()
-    except RequestRefused:
-        return []
-    found = log.read(Span(bounds.first, bounds.end)) if bounds.end > bounds.first else ()
-    return [body for each in found if isinstance(each, RecordBatch) for body in each.messages.bodies()]
+    return Cli("", address).retained(topic)
 
 
 def count_in(address: str, topic: str) -> int:
