@@ -13,6 +13,7 @@ import pytest
 from cli.support import Cli, Run, lines, only_ours
 from cli.to_file import depth_of, to_file
 from interop.peers import Broker, nsqd
+from qcli.commands.to_file.command import command
 
 pytestmark = only_ours
 
@@ -64,6 +65,16 @@ def test_json_has_the_fields_of_tail(qcli: Cli, topic: str, tmp_path: Path) -> N
         writing.end()
     expected = qcli("tail", topic, "--from", "earliest", "--to", "latest", "--format", "json")
     assert (tmp_path / f"{topic}.log").read_bytes() == expected.out
+
+
+def test_defaults() -> None:
+    found = {param.name: param.default for param in command.params}
+    assert {name: found[name] for name in ("output_dir", "max_in_flight", "channel", "sync_interval_ms")} == {
+        "output_dir": ".",
+        "max_in_flight": 2500,
+        "channel": "nsq_to_file",
+        "sync_interval_ms": "30s",
+    }
 
 
 def test_length_framing_is_published_again_unchanged(qcli: Cli, topic: str, tmp_path: Path) -> None:

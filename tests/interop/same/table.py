@@ -85,6 +85,8 @@ NOT_BY_SCRIPT = {
     "to-file-part": "tests/interop/test_same_files.py",
     "to-file-moved": "tests/interop/test_same_files.py",
     "to-file-work-sighup": "tests/interop/test_same_files.py",
+    "to-file-defaults": "tests/cli/test_to_file.py",
+    "to-file-deferred": "tests/cli/test_to_file.py",
     "to-http-agent": "tests/interop/test_same_requests.py",
     "to-http-get": "tests/interop/test_same_requests.py",
     "to-http-redirect": "tests/interop/test_same_requests.py",
