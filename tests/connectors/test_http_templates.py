@@ -56,6 +56,13 @@ def test_a_url_without_placeholders_is_not_changed() -> None:
         ("http://h/{{nothing}}", "{{nothing}} is no placeholder"),
         ("http://h/{{id}", "'{{id}' is no placeholder"),
         ("http://h/{{body.user}}", "is no placeholder"),
+        ("http://h:99999/x", "no valid host and port"),
+        ("http://h:0/x", "no valid host and port"),
+        ("http://h:+80/x", "no valid host and port"),
+        ("http://[::1/x", "no valid host and port"),
+        ("http://[::g]/x", "no valid host and port"),
+        ("http://a..b/x", "no valid host and port"),
+        (f"http://{'a' * 64}.example/x", "no valid host and port"),
         ("http://h/a b", "blanks or control characters"),
         ("http://h/a\r\nX: y", "blanks or control characters"),
         ("http://h/%s", "write {{body}}"),
@@ -66,6 +73,25 @@ def test_invalid_urls(url: str, reason: str) -> None:
     with pytest.raises(TemplateError, match=r".") as failure:
         URLTemplate(url)
     assert reason in str(failure.value)
+
+
+@pytest.mark.parametrize("host", ["h", "my_service:80", "[::1]:8080", "127.0.0.1", "a.b.", "\u00e9.example"])
+def test_valid_hosts(host: str) -> None:
+    assert URLTemplate(f"http://{host}/x").render(VALUES) == f"http://{host}/x"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://u:s3cret@h/", "http://u:s3cret@/", "http://u:s3cret@h:x/", "http://u:s3cret@h/%s"),
+        *("http://u:s3cret@h/a b", "http://u:s3cret@h/a/../{{id}}", "http://u:s3cret@{{topic}}/"),
+        *("http://u:s3/cret@h/", "u:s3cret@h"),
+    ],
+)
+def test_errors_do_not_show_passwords(url: str) -> None:
+    with pytest.raises(TemplateError) as failure:
+        URLTemplate(url)
+    assert "s3" not in str(failure.value)
 
 
 def test_printf_stands_once() -> None:

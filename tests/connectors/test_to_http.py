@@ -384,7 +384,7 @@ ENDLESS = b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n" + b"x" * 1_000
     [
         pytest.param(b"", id="nothing"),
         pytest.param(b"SSH-2.0-x\r\n\r\n", id="garbage"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx", id="cut off"),
+        pytest.param(b"HTTP/1.1 404 Not Found\r\nContent-Length: 100\r\n\r\nx", id="cut off"),
         pytest.param(b"HTTP/1.1 999999 OK\r\n\r\n", id="status"),
         pytest.param(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000, id="headers"),
     ],
@@ -397,6 +397,26 @@ async def test_a_broken_response_is_a_failure(broker: Broker, topic: str, raw: b
             await _drained(broker, topic)
         assert server.bodies == [b"m", b"m"]
     assert (statistics.delivered, statistics.requeued) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(Answer(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx"), id="cut off"),
+        pytest.param(Answer(200, {"Content-Length": "100"}, b"x"), id="never complete"),
+        pytest.param(Answer(raw=b"HTTP/1.1 201 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n"), id="garbage"),
+    ],
+)
+async def test_an_accepted_request_is_not_sent_again_because_of_its_body(
+    broker: Broker, topic: str, answer: Answer
+) -> None:
+    """As in nsq_to_http: the status says that the receiver has the message."""
+    await _publish(broker, topic, [b"m"])
+    with receiver(lambda _: answer) as server:
+        async with _delivering(broker, topic, _options(server.url)) as statistics:
+            await _drained(broker, topic)
+        assert server.bodies == [b"m"]
+    assert (statistics.delivered, statistics.requeued) == (1, 0)
 
 
 async def test_a_long_response_is_not_read_to_its_end(broker: Broker, topic: str) -> None:
@@ -429,6 +449,16 @@ async def test_a_slow_receiver_costs_one_slot_until_the_timeout(broker: Broker, 
     assert (statistics.delivered, statistics.dead) == (31, 0)
 
 
+async def test_a_message_that_cannot_be_sent_is_no_result_of_the_receiver(broker: Broker, topic: str) -> None:
+    await _publish(broker, topic, [b"x" * 70_000])
+    with receiver() as server:
+        async with _delivering(broker, topic, _options(server.url + "/{{body}}")) as statistics:
+            await _drained(broker, topic)
+        assert server.requests == []
+    assert (statistics.dead, statistics.requests) == (1, {})
+    assert await _letters(broker, f"{topic}.dead", 1) == [b"x" * 70_000]
+
+
 async def test_redirects_are_followed_only_if_asked(broker: Broker, topic: str) -> None:
     await _publish(broker, topic, [b"m"])
 
@@ -450,8 +480,14 @@ async def test_redirects_are_followed_only_if_asked(broker: Broker, topic: str) 
         ]
 
 
-@pytest.mark.parametrize("location", ["http://localhost:{port}/x", "//127.0.0.2:{port}/x", "/old"])
-async def test_redirects_to_other_hosts_and_circles_are_not_followed(
+@pytest.mark.parametrize(
+    "location",
+    [
+        *("http://localhost:{port}/x", "//127.0.0.2:{port}/x", "http://127.0.0.1:1/x", "/old"),
+        *("file:///etc/passwd", "http://[", "//127.0.0.1:99999/", "x" * 70_000),
+    ],
+)
+async def test_redirects_to_other_servers_invalid_ones_and_circles_are_not_followed(
     broker: Broker, topic: str, location: str
 ) -> None:
     await _publish(broker, topic, [b"m"])
@@ -525,6 +561,32 @@ async def test_an_interruption_lets_running_requests_end(broker: Broker, topic: 
             threading.Timer(0.2, released.set).start()
         stats = broker.channel_stats(topic, "c")
         assert (stats["depth"], stats["in_flight_count"], len(server.requests)) == (0, 0, 1)
+
+
+async def test_after_an_interruption_no_request_begins(broker: Broker, topic: str) -> None:
+    """Otherwise a receiver that refuses batches slowly would delay the end by a request for each half."""
+    bodies = [b"%d" % index for index in range(8)]
+    await _publish(broker, topic, bodies)
+    released = threading.Event()
+
+    def answer(_: Received) -> int:
+        released.wait(DEADLINE_S)
+        return 413
+
+    options: dict[str, Any] = {"batching": Batching(8, wait_s=DEADLINE_S, form=PayloadFormat.JSON)}
+    with receiver(answer) as server:
+
+        async def deliver() -> None:
+            async with _delivering(broker, topic, _options(server.url, **options)):
+                await trio.sleep_forever()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(deliver)
+            await trio.to_thread.run_sync(server.wait_for, 1)
+            nursery.cancel_scope.cancel()
+            released.set()
+        assert len(server.requests) == 1
+    await _until(lambda: bool(broker.channel_stats(topic, "c")["depth"] == 8))
 
 
 async def test_a_part_of_the_messages_is_sampled(broker: Broker, topic: str) -> None:

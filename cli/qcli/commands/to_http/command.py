@@ -57,7 +57,7 @@ def size(text: str) -> int:
         "Delivery": "Each message is sent at least once. It is finished when a receiver has answered with a status "
         "from 200 to 299, or when it is stored as a dead letter. It may be sent again after a kill, a lost connection "
         "or a timeout. While it waits for a receiver, it is in flight, and the command extends its timeout.",
-        "Failures": "Statuses 408, 425, 429 and from 500 on, except 501 and 505, and requests without a complete "
+        "Failures": "Statuses 408, 425, 429 and from 500 on, except 501 and 505, and requests without a valid "
         "response are retried: the message is requeued with a delay that doubles with each attempt. All others are "
         "final. --retry-status and --final-status change this. After a final failure, or the last of --max-attempts, a "
         "message becomes a dead letter. If the channel has the settings max_attempts and dead_letter_topic on a broker "
@@ -70,6 +70,7 @@ def size(text: str) -> int:
         "Several receivers": "hostpool sends each message to one receiver, in turn; a receiver that failed is left out "
         "for 30 s, and longer each time, while others work. round-robin: in turn. epsilon-greedy: mostly to fast ones. "
         "all: to every receiver; a message is finished when all have accepted it.",
+        "Proxies": "HTTP_PROXY, HTTPS_PROXY and the like have no effect, as in nsq_to_http.",
         "Placeholders": PLACEHOLDERS,
         "Batches": "With --batch-size, --batch-format or --with-metadata a request is a JSON array, or NDJSON. A body "
         "that is JSON goes in unchanged. Another one becomes a JSON string, or, if it is not UTF-8, "
@@ -105,7 +106,8 @@ def size(text: str) -> int:
     "--follow-redirects",
     is_flag=True,
     brief=True,
-    help="Send the request again where the receiver redirects it: on the same host, with the same method and body.",
+    help="Send the request again where the receiver redirects it, with the same method and body: on the same host and "
+    "port, or from http to https.",
 )
 @option(
     RECEIVERS,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trio_nsq.wording import printable
+
 from ...framework.errors import ExitCode, Failure, reason_of
 from ...framework.options import given
 from ..shared.consuming import Consuming
@@ -33,6 +35,10 @@ def http_status(text: str) -> range:
     found = re.fullmatch(r"([1-5])(xx|[0-9]{2})", text.lower())
     if found is None:
         raise click.BadParameter(f"{text!r} is not an HTTP status such as 404, nor a class such as 4xx.")
+    if found[1] in "12":
+        raise click.BadParameter(
+            f"{text!r}: a status from 200 to 299 is always a success, and from 100 no result."
+        )
     if found[2] == "xx":
         return range(int(found[1]) * 100, int(found[1]) * 100 + 100)
     return range(int(text), int(text) + 1)
@@ -151,7 +157,7 @@ class ToHttpOptions:
                 raise click.UsageError(f"--{name}: {error}.") from None
             if name == "get" and not template.fields:
                 raise click.UsageError(
-                    f"--get: {url!r} has no placeholder, so the receiver would not get the "
+                    f"--get: {template.label!r} has no placeholder, so the receiver would not get the "
                     "message. Write %s for the body."
                 )
             found.append(template)
@@ -165,12 +171,13 @@ class ToHttpOptions:
             if given_.startswith("@"):
                 lines += [(f"--header {given_}", line) for line in _lines(given_[1:])]
             else:
-                lines.append((f"--header {given_!r}", given_))
+                name, colon, _ = given_.partition(":")
+                lines.append((f"--header '{printable(name)}: ...'" if colon else "--header", given_))
         found = []
         for where, line in lines:
             name, colon, value = (part.strip() for part in line.partition(":"))
             if not colon or not _TOKEN.fullmatch(name) or not value:
-                shown = "a line" if where.startswith("--header @") else "it"
+                shown = "a line" if where.startswith("--header @") else "a value"
                 raise click.UsageError(f"{where}: {shown} is not 'Name: value'.")
             if name.lower() in _OURS:
                 raise click.UsageError(f"{where}: {name} is set by this command.")

@@ -90,10 +90,11 @@ class Delivery:
         except UnsafeValue as error:
             return Outcome(Verdict.FINAL, str(error))
         finally:
-            if outcome is None:
+            if outcome is None or outcome.was_not_sent:
                 self.pool.cancel(lease)
                 self._notify()
-        self._settle(lease, outcome)
+        if not outcome.was_not_sent:
+            self._settle(lease, outcome)
         return outcome
 
     def _settle(self, lease: Lease, outcome: Outcome) -> None:

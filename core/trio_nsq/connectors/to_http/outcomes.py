@@ -46,6 +46,11 @@ class Outcome:
     status: int | None = None
     retry_after_s: float | None = None
 
+    @property
+    def was_not_sent(self) -> bool:
+        """Whether the request is invalid, so that it says nothing about the receiver."""
+        return self.verdict is Verdict.FINAL and self.status is None
+
 
 @dataclass(frozen=True, slots=True)
 class StatusRules:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpx
 import trio
@@ -22,6 +22,8 @@ from .outcomes import Outcome, StatusRules, Verdict, retry_after_s
 
 MAX_RESPONSE_BYTES = 64 * 1024
 """A longer response is not read to its end; its connection is closed."""
+ACCEPTED_BODY_S = 1.0
+"""How long to read the response of a request that was accepted: only so that its connection can be used again."""
 _EXCERPT = 200
 _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 307, 308})
@@ -39,8 +41,8 @@ class SenderSettings:
         request_timeout_s: The limit for a whole request, from connecting to the end of the response.
         rules: What a status means.
         tls: For receivers with https.
-        follow_redirects: Send the request again where the receiver redirects it, on the same host only, with the same
-            method and body.
+        follow_redirects: Send the request again where the receiver redirects it, with the same method and body: on the
+            same host and port only, or from http to https on the same host.
     """
 
     tls: ssl.SSLContext
@@ -66,7 +68,12 @@ def _parsed(url: str) -> httpx.URL:
 
 
 class _Redirected(Exception):
-    """The receiver redirects to this URL."""
+    """The receiver redirects to this URL, with this status."""
+
+    def __init__(self, url: str, status: int) -> None:
+        super().__init__(url)
+        self.url = url
+        self.status = status
 
 
 class Sender:
@@ -93,12 +100,13 @@ class Sender:
             content: The body; empty: none.
         """
         with trio.move_on_after(self._settings.request_timeout_s):
+            status = None
             for _ in range(_MAX_REDIRECTS + 1):
                 try:
                     return await self._send(method, url, headers, content)
                 except _Redirected as redirect:
-                    url = str(redirect)
-            return Outcome(Verdict.FINAL, f"more than {_MAX_REDIRECTS} redirects")
+                    url, status = redirect.url, redirect.status
+            return Outcome(Verdict.FINAL, f"more than {_MAX_REDIRECTS} redirects", status)
         return Outcome(Verdict.FAILED, f"no complete response within {self._settings.request_timeout_s:g} s")
 
     async def _send(self, method: str, url: str, headers: Headers, content: bytes) -> Outcome:
@@ -108,7 +116,7 @@ class Sender:
                 method, parsed, headers=headers, content=content or None, extensions=self._extensions
             )
         except (httpx.InvalidURL, ValueError) as error:
-            return Outcome(Verdict.FINAL, f"the URL is invalid: {error}")
+            return Outcome(Verdict.FINAL, f"the URL is invalid: {_excerpt(str(error))}")
         origin = f"{parsed.scheme}://{parsed.netloc.decode()}"
         fresh = False
         while True:
@@ -148,30 +156,20 @@ class Sender:
 
     async def _exchange(self, connection: _Connection, request: httpx.Request) -> Outcome:
         response = await connection.transport.handle_async_request(request)
-        received = b""
-        try:
-            assert isinstance(response.stream, httpx.AsyncByteStream)
-            # Cancelling ends the generators inside of httpx, which leaving the loop would not.
-            with trio.CancelScope() as reading:
-                async for piece in response.stream:
-                    if len(received) <= MAX_RESPONSE_BYTES:
-                        received += piece
-                    else:
-                        reading.cancel()
-        finally:
-            await response.aclose()
         status = response.status_code
+        verdict = self._settings.rules.verdict(status)
+        if verdict is Verdict.DONE:
+            await _discard(response)
+            return Outcome(verdict, status=status)
+        received = await _read(response)
         location = response.headers.get("Location", "")
         if status in _REDIRECTS and location and self._settings.follow_redirects:
             return self._redirect(str(request.url), location, status)
-        verdict = self._settings.rules.verdict(status)
-        if verdict is Verdict.DONE:
-            return Outcome(verdict, status=status)
         reason = _status_text(status)
         if 300 <= status < 400 and location:
-            reason += f", redirects to {printable(location)[:_EXCERPT]}"
-        elif excerpt := " ".join(received.decode("utf-8", "replace").split())[:_EXCERPT]:
-            reason += f": {printable(excerpt)}"
+            reason += f", redirects to {_excerpt(location)}"
+        elif excerpt := _excerpt(" ".join(received.decode("utf-8", "replace").split())):
+            reason += f": {excerpt}"
         wait_s = None
         if verdict is Verdict.UNAVAILABLE and (value := response.headers.get("Retry-After")):
             wait_s = retry_after_s(value, time.time())
@@ -179,16 +177,58 @@ class Sender:
 
     def _redirect(self, url: str, location: str, status: int) -> Outcome:
         """Raise _Redirected, or return why the redirect is not followed."""
-        target = urljoin(url, location)
-        before, after = urlsplit(url), urlsplit(target)
-        if after.hostname != before.hostname or after.scheme not in ("https", before.scheme):
-            reason = (
-                f"{_status_text(status)}, redirects to {printable(target)[:_EXCERPT]}; only redirects on the "
-            )
-            return Outcome(
-                Verdict.FINAL, reason + "same host are followed, and none from https to http", status
-            )
-        raise _Redirected(target)
+        reason = f"{_status_text(status)}, redirects to {_excerpt(location)}"
+        try:
+            target = urljoin(url, location)
+            is_allowed = _is_same_receiver(url, target)
+        except ValueError as error:
+            return Outcome(Verdict.FINAL, f"{reason}, an invalid URL: {_excerpt(str(error))}", status)
+        if not is_allowed:
+            rule = "only redirects on the same host and port, or from http to https, are followed"
+            return Outcome(Verdict.FINAL, f"{reason}; {rule}", status)
+        raise _Redirected(target, status)
+
+
+async def _read(response: httpx.Response) -> bytes:
+    """Return the first `MAX_RESPONSE_BYTES` of the body, or a little more."""
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    received = b""
+    try:
+        # Cancelling ends the generators inside of httpx, which leaving the loop would not.
+        with trio.CancelScope() as reading:
+            async for piece in response.stream:
+                if len(received) <= MAX_RESPONSE_BYTES:
+                    received += piece
+                else:
+                    reading.cancel()
+    finally:
+        await response.aclose()
+    return received
+
+
+async def _discard(response: httpx.Response) -> None:
+    """Read the body of an accepted request; whatever happens to it, the request was accepted."""
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + ACCEPTED_BODY_S):
+        try:
+            await _read(response)
+        except (httpx.HTTPError, OSError):
+            pass  # httpx closed the connection
+
+
+def _is_same_receiver(url: str, target: str) -> bool:
+    """Return whether a redirect may be followed: other servers must not get the request and its secrets."""
+    before, after = urlsplit(url), urlsplit(target)
+    if after.hostname != before.hostname:
+        return False
+    return _origin(before) == _origin(after) or (before.scheme, after.scheme) == ("http", "https")
+
+
+def _origin(url: SplitResult) -> tuple[str, int | None]:
+    return url.scheme, url.port or {"http": 80, "https": 443}.get(url.scheme)
+
+
+def _excerpt(text: str) -> str:
+    return printable(text[:_EXCERPT])[:_EXCERPT]
 
 
 def _status_text(status: int) -> str:
@@ -201,6 +241,10 @@ def _status_text(status: int) -> str:
 def _reason(error: Exception, settings: SenderSettings) -> str:
     if isinstance(error, httpx.ConnectTimeout):
         return f"no connection within {settings.connect_timeout_s:g} s"
+    if isinstance(error, httpx.RemoteProtocolError):
+        if str(error).startswith("Server disconnected"):
+            return "it closed the connection without a response"
+        return f"its response is not valid HTTP: {_excerpt(str(error))}"
     pending: Sequence[BaseException] = [error]
     while pending:
         cause, *rest = pending

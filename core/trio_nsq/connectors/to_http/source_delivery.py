@@ -212,6 +212,8 @@ class SourceDelivery:
         until = min(each.received_at for each in messages) + HOLD_S
         outcome = Outcome(Verdict.UNAVAILABLE)
         while outcome.verdict is Verdict.UNAVAILABLE:
+            # After an interruption no request may begin: only those that ran then have a deadline.
+            await trio.lowlevel.checkpoint_if_cancelled()
             lease = await self._delivery.lease(among, until)
             if lease is None:
                 break

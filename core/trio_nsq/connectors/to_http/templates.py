@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import IPv6Address
 from urllib.parse import quote, quote_plus
 
 MESSAGE_FIELDS = ("id", "timestamp", "timestamp_ns", "attempts", "body")
@@ -20,6 +21,7 @@ FIELDS = ("topic", "channel", *MESSAGE_FIELDS)
 _PLACEHOLDER = re.compile(r"\{\{\s*([a-z_]+)\s*\}\}")
 _BRACES = re.compile(r"\{\{[^{}]*\}?\}?")
 _IN_HEADERS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+_HOST_AND_PORT = re.compile(r"(?:\[(?P<ip>[^\]]+)\]|(?P<host>[^][\\%:]+))(?::(?P<port>[0-9]{0,9}))?")
 _DOT_SEGMENTS = re.compile(r"(?:^|/)(?:\.|%2e){1,2}(?=/|$)", re.IGNORECASE)
 
 
@@ -75,6 +77,20 @@ def _parse(text: str) -> list[str]:
         if broken := _BRACES.search(literal):
             raise TemplateError(f"{broken[0]!r} is no placeholder; write {{{{name}}}}: {', '.join(FIELDS)}")
     return parts
+
+
+def _is_host_and_port(text: str) -> bool:
+    found = _HOST_AND_PORT.fullmatch(text)
+    if found is None or not 0 < int(found["port"] or 1) < 65536:
+        return False
+    try:
+        if found["ip"]:
+            IPv6Address(found["ip"])
+        else:
+            found["host"].encode("idna")  # as name resolution does; not all of these errors are OSErrors
+    except ValueError:
+        return False
+    return True
 
 
 class HeaderTemplate:
@@ -137,29 +153,34 @@ class URLTemplate:
     def __init__(self, text: str, *, printf: bool = False) -> None:
         scheme, separator, rest = text.partition("://")
         if not separator or scheme.lower() not in ("http", "https"):
-            raise TemplateError(f"{text!r} is not a URL: it must begin with http:// or https://")
+            raise TemplateError("a URL must begin with http:// or https://")
         found = re.match(r"[^/?#]*", rest)
         authority = found[0] if found else ""
         path, mark, query = rest[len(authority) :].partition("#")[0].partition("?")
-        if "{{" in authority or "%s" in authority:
-            raise TemplateError(f"{text!r}: a placeholder may stand in the path and in the query only")
-        if not authority.rpartition("@")[2]:
-            raise TemplateError(f"{text!r} has no host")
-        if re.search(r"[\x00-\x20\x7f]", text.replace("{{ ", "{{").replace(" }}", "}}")):
-            raise TemplateError(f"{text!r} contains blanks or control characters; percent-encode them")
         self.userinfo, _, host = authority.rpartition("@")
+        self.label = shown = f"{scheme}://{host}{path}"
+        if "{{" in authority or "%s" in authority:
+            raise TemplateError(f"{shown!r}: a placeholder may stand in the path and in the query only")
+        if not host:
+            raise TemplateError(f"{shown!r} has no host")
+        if re.search(r"[\x00-\x20\x7f]", text.replace("{{ ", "{{").replace(" }}", "}}")):
+            raise TemplateError(f"{shown!r} contains blanks or control characters; percent-encode them")
+        if not _is_host_and_port(host):
+            # The URL is not shown: after a mistake, a part of the password may stand in the host or path.
+            raise TemplateError(
+                "a URL has no valid host and port. In a password, percent-encode the characters / ? # and @"
+            )
         self._start = f"{scheme}://{host}"
         self._path = _parse(path or "/")
         self._query = _parse(mark + query)
         if len(self._path) > 1 and _DOT_SEGMENTS.search("x".join(self._path[::2])):
-            raise TemplateError(f"{text!r}: a path segment must not be . or ..")
+            raise TemplateError(f"{shown!r}: a path segment must not be . or ..")
         self._printf = printf and "%s" in path + query
         if not printf and "%s" in path + query:
-            raise TemplateError(f"{text!r}: %s stands for the body in --get only; write {{{{body}}}}")
+            raise TemplateError(f"{shown!r}: %s stands for the body in --get only; write {{{{body}}}}")
         if (path + query).count("%s") > 1:
-            raise TemplateError(f"{text!r} contains %s more than once; write {{{{body}}}}")
+            raise TemplateError(f"{shown!r} contains %s more than once; write {{{{body}}}}")
         self.fields = frozenset([*self._path[1::2], *self._query[1::2], *(["body"] if self._printf else [])])
-        self.label = f"{scheme}://{host}{path}"
         self._fixed = None if self.fields else f"{self._start}{path or '/'}{mark}{query}"
 
     def render(self, values: Values) -> str:
