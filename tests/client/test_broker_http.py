@@ -44,6 +44,31 @@ def test_connections_are_reused_if_requested_also_after_errors(
         assert [connection for _, connection in broker.seen] == connections
 
 
+def test_connection_that_the_broker_closed_is_not_used() -> None:
+    """The request would fail, and be in doubt."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        http = BrokerHTTP(f"127.0.0.1:{listener.getsockname()[1]}", keep_alive_s=30)
+        closed = threading.Event()
+        seen: list[bytes] = []
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = listener.accept()
+                seen.append(connection.recv(65536).partition(b" ")[0])
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK")
+                connection.close()
+                closed.set()
+
+        server = threading.Thread(target=serve)
+        server.start()
+        http.request("GET", "/ping")
+        closed.wait()
+        assert http.post("/mpub", body=b"x") == b"OK"
+        server.join()
+        http.close()
+        assert seen == [b"GET", b"POST"]
+
+
 def test_request_during_a_stream_uses_another_connection() -> None:
     with scripted(OK, OK) as broker:
         http = BrokerHTTP(broker.address, keep_alive_s=30)

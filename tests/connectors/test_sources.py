@@ -166,7 +166,7 @@ async def test_channel_that_was_moved_ahead_is_followed(
     ours.http("POST", "/channel/seek", topic=topic, channel=CHANNEL, to="2")
     async with running(options([ours], topic), lambda topic, broker: Position(1, None)) as received:
         assert await received.bodies(1) == [b"c"]
-    assert "was moved from sequence 1 to 2" in caplog.text
+    assert "is ahead of what is stored: sequences 1 to 1 are left out" in caplog.text
 
 
 @pytest.mark.parametrize("stored", [Position(2, "0123456789abcdef"), Position(50, None)])
@@ -217,6 +217,38 @@ async def test_pause(ours: Broker, topic: str, what: str) -> None:
         await until(lambda: received.sources)
         ours.http("POST", f"/{what}/unpause", **names)
         assert await received.bodies(1) == [b"a"]
+
+
+async def test_paused_channel_is_not_read_at_the_start(
+    ours: Broker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(ours, topic, b"a")
+    ours.http("POST", "/channel/create", topic=topic, channel=CHANNEL)
+    ours.http("POST", "/channel/pause", topic=topic, channel=CHANNEL)
+    with caplog.at_level("INFO"):
+        async with running(options([ours], topic)) as received:
+            await until(lambda: received.sources)
+            publish(ours, topic, b"b")
+            ours.http("POST", "/channel/unpause", topic=topic, channel=CHANNEL)
+            assert await received.bodies(2) == [b"a", b"b"]
+    assert f"{topic}/{CHANNEL} at {ours.http_address} is paused" in caplog.text
+
+
+async def test_sources_end_if_nothing_new_is_looked_for(ours: Broker, topic: str) -> None:
+    publish(ours, topic, b"a")
+    opened: list[str] = []
+
+    async def start(topic: str, broker: str) -> Position | None:
+        return None
+
+    async def handle(source: Source) -> None:
+        opened.append(source.topic)
+
+    for pattern, found in ((f"^{topic}$", [topic]), (f"^{topic}-nothing", [])):
+        opened.clear()
+        with trio.fail_after(PATIENCE_S):
+            await run_sources(options([ours], topic_pattern=pattern, looks_again=False), start, handle)
+        assert opened == found
 
 
 async def test_restarted_broker(tmp_path: Path, topic: str) -> None:

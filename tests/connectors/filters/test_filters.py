@@ -121,10 +121,10 @@ def test_condition(condition: str, passing: list[str], failing: list[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["", "=1", "!", "!a=1", ".a=1", "a.=1", "a..b", 'a="x', 'a="x"y', "\\", "!!a", "<5"]
+    "text", ["", "=1", "!", "!a=1", ".a=1", "a.=1", "a..b", 'a="x', 'a="x"y', "\\", "!!a", "<5", "a=>1"]
 )
 def test_not_a_condition(text: str) -> None:
-    with pytest.raises(ValueError, match=r"condition|field|JSON string"):
+    with pytest.raises(ValueError, match=r"condition|field|JSON string|write >="):
         parse_condition(text)
 
 

@@ -6,6 +6,7 @@ a command by 0.2 s.
 
 import http.client
 import io
+import select
 import socket
 import ssl
 import time
@@ -159,8 +160,13 @@ class BrokerHTTP:
                 connection.close()
 
     def _take_kept(self) -> http.client.HTTPConnection | None:
-        """Take the kept connection, unless it was idle for too long."""
-        if time.monotonic() - self._idle_since_s > self._keep_alive_s:
+        """Take the kept connection, unless it was idle for too long, or the broker has closed it.
+
+        A request on a closed connection would fail, and nobody would know whether the broker executed it.
+        """
+        if self._idle is not None and (
+            time.monotonic() - self._idle_since_s > self._keep_alive_s or _is_readable(self._idle.sock)
+        ):
             self.close()
         connection, self._idle = self._idle, None
         return connection
@@ -202,6 +208,13 @@ class BrokerHTTP:
             text = " ".join(data.decode("utf-8", "replace").split())[:200] or answer.reason
             return NotABroker(self.address, answer.status, text)
         return RequestRefused(self.address, topic, answer.status, message)
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    """Whether the peer has closed an idle connection, or has sent what nobody asked for."""
+    ready = select.poll()
+    ready.register(sock, select.POLLIN)
+    return bool(ready.poll(0))
 
 
 class _AnswerTooSlow(TimeoutError):

@@ -120,6 +120,10 @@ def parse_condition(text: str) -> Condition:
         except ValueError:
             raise ValueError(f"{text!r}: the value is not a JSON string") from None
         return Condition(path, op, string, is_string=True)
+    if op == "=" and value.startswith(("<", ">")):
+        raise ValueError(
+            f"{text!r}: write >= or <=; if the value begins with {value[0]}, put it in double quotes"
+        )
     return Condition(path, op, value, _number(value))
 
 

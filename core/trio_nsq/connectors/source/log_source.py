@@ -153,19 +153,27 @@ class LogSource:
     async def _watch(self) -> None:
         """Stop receiving while the topic or the channel is paused, or if the log ends before what was read."""
         while True:
+            await trio.sleep(WATCH_S)
             read_before = self._position.sequence
             try:
-                self._end, paused = await self._requests.state(self._channel)
+                await self.update_state()
             except (BrokerUnreachable, RequestRefused):
-                pass  # the reader reports it, too
-            else:
-                if self._end < read_before:
-                    self._receiving.cancel()
-                if not paused:
-                    self._running.set()
-                elif self._running.is_set():
-                    self._running = trio.Event()
-            await trio.sleep(WATCH_S)
+                continue  # the reader reports it, too
+            if self._end < read_before:
+                self._receiving.cancel()
+
+    async def update_state(self) -> None:
+        """Ask for the end of the log, and whether it may be read. Raises BrokerUnreachable, RequestRefused."""
+        self._end, paused = await self._requests.state(self._channel)
+        if paused and self._running.is_set():
+            self._running = trio.Event()
+            logger.info(
+                "%s/%s at %s is paused; it is read again when topic and channel are unpaused",
+                *(self.topic, self._channel, self.broker),
+            )
+        elif not paused and not self._running.is_set():
+            self._running.set()
+            logger.info("%s/%s at %s is not paused any more", self.topic, self._channel, self.broker)
 
     # ------------------------------------------------------------------ records
 
@@ -274,13 +282,15 @@ async def open_log_source(
         elif begin > stored.sequence:
             if not channel_may_lead:
                 logger.warning(
-                    "channel %s/%s at %s was moved from sequence %d to %d; the messages between are left out",
-                    *(topic, channel, requests.address, stored.sequence, begin),
+                    "channel %s/%s at %s is ahead of what is stored: sequences %d to %d are left out. If they were "
+                    "stored and lost, move the channel back with 'qcli channel seek'",
+                    *(topic, channel, requests.address, stored.sequence, begin - 1),
                 )
         else:
             begin = stored.sequence
     async with reader_at(begin) as reader:
         source = LogSource(topic, channel, reader, requests)
+        await source.update_state()  # a paused channel is not read at all
         background = BackgroundTask()
         await background.open(source.run)
         try:

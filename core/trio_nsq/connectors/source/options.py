@@ -35,6 +35,7 @@ class SourceOptions:
         left_out: Whether the pattern does not select a topic.
         channel_may_lead: A channel ahead of the stored position is nothing to warn of: the connector also moves it over
             messages that it does not store.
+        looks_again: Look for topics and brokers again and again; False: only at the start.
         topic_refresh_s: How often to look for new topics and brokers, more than 0.
         brokers: Brokers to read from.
         lookupd_http_addresses: Discovery services; the brokers that they list are read, too.
@@ -51,6 +52,7 @@ class SourceOptions:
     topic_pattern: str | None = None
     left_out: Callable[[str], bool] = lambda topic: False
     channel_may_lead: bool = False
+    looks_again: bool = True
     topic_refresh_s: float = TOPIC_REFRESH_S
     brokers: tuple[BrokerAddresses, ...] = ()
     lookupd_http_addresses: tuple[str, ...] = ()

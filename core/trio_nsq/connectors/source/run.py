@@ -104,6 +104,9 @@ class _Sources:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._open_new()
+            if not self._options.looks_again:
+                self._find_missing(nursery)
+                return
             nursery.start_soon(self._discovery.keep_asking)
             if self._options.lookupd_http_addresses:
                 nursery.start_soon(self._ask_while_missing)
@@ -156,6 +159,28 @@ class _Sources:
             except ConnectionFailed:
                 continue  # its sources report it
             self._open_new()
+
+    def _find_missing(self, nursery: trio.Nursery) -> None:
+        """Wait for the topics of brokers that did not answer; name discovery services that did not."""
+        for failure in self._discovery.failures_to_connect():
+            logger.warning("%s; brokers and topics that only this service knows are left out", failure)
+        if self._pattern is not None:
+            for broker in self._options.brokers:
+                if broker not in self._topics_of:
+                    nursery.start_soon(self._refresh_patiently, broker)
+
+    async def _refresh_patiently(self, broker: BrokerAddresses) -> None:
+        warned = False
+        while True:
+            try:
+                await self._refresh(broker)
+                break
+            except ConnectionFailed as failure:
+                if not warned:
+                    logger.warning("%s; waiting for its topics", failure)
+                warned = True
+            await trio.sleep(_FIRST_PAUSE_S)
+        self._open_new()
 
     async def _refresh(self, broker: BrokerAddresses) -> None:
         if self._pattern is None:

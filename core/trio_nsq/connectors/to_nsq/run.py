@@ -24,10 +24,6 @@ from .pipe import Pipe, ahead_limit
 from .progress import Progress
 from .resume import Resume, Stream
 
-_POLL_S = 0.1
-_SETTLE_S = 2.0
-"""How long no source may be open before everything counts as copied."""
-
 
 async def copy_topics(options: CopyOptions, progress: Progress) -> None:
     """Copy messages until cancelled; without `follow`, until those are copied that were there at the start.
@@ -44,8 +40,10 @@ async def copy_topics(options: CopyOptions, progress: Progress) -> None:
         # The pattern may find the topics that it fills.
         filled = {options.topic, options.not_json_topic_for("")}
         options = replace(options, source=replace(options.source, left_out=filled.__contains__))
-    options = replace(options, source=replace(options.source, channel_may_lead=True))
-    await _Copying(options, progress).run()
+    # The channel also moves over messages that a filter leaves out; without a filter, a gap deserves a warning.
+    may_lead = not options.filter.passes_all
+    source = replace(options.source, channel_may_lead=may_lead, looks_again=options.follow)
+    await _Copying(replace(options, source=source), progress).run()
 
 
 class _Copying:
@@ -60,18 +58,13 @@ class _Copying:
         self._loops = LoopCheck(options, options.destinations, tls, settings.secret)
         self._streams: dict[tuple[str, str], Stream] = {}
         self._open = 0
-        self._done = 0
 
     async def run(self) -> None:
         await self._check_destinations()
         background = BackgroundTask()  # a publish that has begun may end after a cancellation
         await background.open(self._run_destinations)
         try:
-            async with trio.open_nursery() as nursery:
-                if not self._options.follow:
-                    nursery.start_soon(self._end_when_done, nursery.cancel_scope)
-                await run_sources(self._options.source, self._start, self._handle)
-                nursery.cancel_scope.cancel()
+            await run_sources(self._options.source, self._start, self._handle)
         finally:
             await background.close()
 
@@ -132,18 +125,6 @@ class _Copying:
                 self._loops,
             )
             await pipe.run()
-            self._done += 1
         finally:
             self._open -= 1
             progress.last_lag, progress.source = progress.lag, None
-
-    async def _end_when_done(self, everything: trio.CancelScope) -> None:
-        """Cancel when all sources are done that can be found."""
-        source = self._options.source
-        are_known = not source.lookupd_http_addresses and source.topic_pattern is None
-        expected = len(source.topics) * (1 if source.at_least_once else len(source.brokers))
-        idle_s = 0.0
-        while idle_s < (0 if are_known else _SETTLE_S) or not self._done >= max(1, expected):
-            await trio.sleep(_POLL_S)
-            idle_s = 0.0 if self._open else idle_s + _POLL_S
-        everything.cancel()
