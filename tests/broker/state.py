@@ -286,11 +286,12 @@ def disk_log(folder: Path, *, segment_bytes: int = 4096) -> DiskLog:
 
 def damage(folder: Path, body: bytes) -> None:
     """Flip a bit in the record with this body."""
+    sized = len(body).to_bytes(4, "big") + body  # a short body alone may also be in a random checksum
     for path in folder.glob("*.log"):
         data = bytearray(path.read_bytes())
-        place = data.find(body)
+        place = data.find(sized)
         if place >= 0:
-            data[place] ^= 1
+            data[place + 4] ^= 1
             path.write_bytes(data)
             return
     raise AssertionError(f"{body!r} is not in {folder}")

@@ -196,7 +196,7 @@ def test_damage_is_skipped_and_reported(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         for start in (0, 7, 14):
             fill(Cli(broker.tcp_address, broker.http_address), "t", 7, start)
-    damage(tmp_path / "data" / "topics" / "t.topic", b"\0\0\x0210")
+    damage(tmp_path / "data" / "topics" / "t.topic", b"10")
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         result = qcli("tail", "t", "--to", "latest")

@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from broker.support import PATIENCE_S
 from lookup.support import FREE, Lookupd, RawProducer, identify, ours, producer
 from trio_nsq.listening import StartupError
 from trio_nsq.lookup.service.broker_connection import GREETING_TIMEOUT_S
@@ -25,7 +26,7 @@ def clock() -> MockClock:
 
 
 async def get(lookupd: Lookupd, path: str) -> Any:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         response = await client.get(f"http://{lookupd.http_address}{path}")
     return response.raise_for_status().json()
 
@@ -218,7 +219,7 @@ async def test_log_messages(caplog: pytest.LogCaptureFixture) -> None:
         await get(lookupd, "/topics")
         await one.ask(b"\x1b[31m\n")
         assert await one.response() is None
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             await client.post(f"http://{lookupd.http_address}/topic/create?topic=u")
     logged = {(record.levelno, record.getMessage().replace(peer, "PEER")) for record in caplog.records}
     assert {

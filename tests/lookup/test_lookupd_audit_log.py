@@ -8,6 +8,7 @@ import httpx
 import trio
 
 from broker.auth_server import auth
+from broker.support import PATIENCE_S
 from client.support.tokens import SECRETS, UNKNOWN, AuthFile
 from lookup.support import Lookupd, RawProducer, identify, ours
 
@@ -70,7 +71,7 @@ async def test_requests(tmp_path: Path) -> None:
     path = tmp_path / "audit"
     file = AuthFile(tmp_path)
     async with ours(auth_file=file.path, audit_log=str(path)) as lookupd:
-        async with httpx.AsyncClient(base_url=f"http://{lookupd.http_address}") as client:
+        async with httpx.AsyncClient(base_url=f"http://{lookupd.http_address}", timeout=PATIENCE_S) as client:
             for role, method, target in [
                 ("manage", "POST", "/topic/create?topic=t"),
                 ("manage", "POST", "/topic/tombstone?topic=t&node=b:4151"),

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from broker.support import PATIENCE_S
 from lookup.support import Lookupd, ours, producer
 from trio_nsq.listening import StartupError
 from trio_nsq.log import Files
@@ -19,7 +20,7 @@ from trio_nsq.lookup.service.names_saver import SAVE_RETRY_S
 
 
 async def names(lookupd: Lookupd) -> dict[str, list[str]]:
-    async with httpx.AsyncClient(base_url=f"http://{lookupd.http_address}") as client:
+    async with httpx.AsyncClient(base_url=f"http://{lookupd.http_address}", timeout=PATIENCE_S) as client:
         topics = (await client.get("/topics")).json()["topics"]
         return {
             topic: (await client.get("/channels", params={"topic": topic})).json()["channels"]
@@ -28,7 +29,7 @@ async def names(lookupd: Lookupd) -> dict[str, list[str]]:
 
 
 async def post(lookupd: Lookupd, path: str) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         (await client.post(f"http://{lookupd.http_address}{path}")).raise_for_status()
 
 
