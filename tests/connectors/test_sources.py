@@ -152,6 +152,15 @@ async def test_commit_moves_the_channel(ours: Broker, topic: str) -> None:
     assert channel(ours, topic)["depth"] == 0  # the end of the source waits for the last commit
 
 
+async def test_position_that_was_not_read_does_not_move_the_channel(ours: Broker, topic: str) -> None:
+    publish(ours, topic, b"a", b"b", b"c")
+    async with running(options([ours], topic)) as received:
+        await received.batches(3)
+        received.sources[0].commit(Position(1000, None))  # of a log that was here before
+        received.sources[0].commit(Position(2, None))
+        await until(lambda: channel(ours, topic)["depth"] == 1)
+
+
 async def test_stored_position_wins(ours: Broker, topic: str) -> None:
     publish(ours, topic, b"a", b"b", b"c")
     async with running(options([ours], topic), lambda topic, broker: Position(2, None)) as received:

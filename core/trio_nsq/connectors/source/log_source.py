@@ -91,7 +91,10 @@ class LogSource:
 
     def commit(self, position: Position) -> None:
         """See `Source`."""
-        if position.sequence > self._target:
+        is_read = (
+            position.sequence <= self._position.sequence
+        )  # otherwise it is of a log that was here before
+        if is_read and position.sequence > self._target:
             self._target = position.sequence
             self._wake.set()
 

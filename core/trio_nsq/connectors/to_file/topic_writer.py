@@ -9,7 +9,7 @@ import trio
 
 from ...protocol.errors import NSQError
 from ..source.batch import Position, Source, SourceBatch
-from .topic_output import OutputCounts, TopicOutput
+from .topic_output import MESSAGE_BYTES, OutputCounts, TopicOutput
 
 RETRY_S = 1.0
 TOUCH_S = 20.0
@@ -73,7 +73,7 @@ class TopicWriter:
         self._limits = limits
         self._sync_interval_s = sync_interval_s
         self._clock = clock
-        self._sources: set[Source] = set()
+        self._sources: dict[Source, Position | None] = {}  # with a stored position that is not of its log
         self._waiting: list[SourceBatch] = []
         self._waiting_bytes = 0
         self._received: dict[str, Position] = {}  # by broker: the position after everything received
@@ -111,7 +111,10 @@ class TopicWriter:
 
     async def consume(self, source: Source) -> None:
         """Write the messages of a source until cancelled."""
-        self._sources.add(source)
+        stored = self._output.position(source.broker)
+        continues = stored is not None and source.next_sequence() == stored.sequence
+        # The log may be another one, or its channel may be ahead: do not move the channel to the old position.
+        self._sources[source] = None if continues else stored
         try:
             async with trio.open_nursery() as nursery:
                 with trio.CancelScope() as receiving:
@@ -120,7 +123,7 @@ class TopicWriter:
                         await self._put(await source.receive())
                 await trio.sleep_forever()  # the source stays open until everything is durable
         finally:
-            self._sources.discard(source)
+            del self._sources[source]
 
     async def _cancel_when_stopping(self, scope: trio.CancelScope) -> None:
         await self._stopping.wait()
@@ -129,7 +132,7 @@ class TopicWriter:
     async def _put(self, batch: SourceBatch) -> None:
         # Before waiting: a batch that was received and then dropped would be missing.
         self._waiting.append(batch)
-        self._waiting_bytes += sum(map(len, batch.bodies))
+        self._waiting_bytes += sum(map(len, batch.bodies)) + MESSAGE_BYTES * len(batch.bodies)
         if batch.position is not None:
             self._received[batch.broker] = batch.position
         else:
@@ -231,8 +234,9 @@ class TopicWriter:
             if batch.position is None:
                 del self._held[id(batch)]
                 batch.finish()
-        for source in self._sources:
-            if source.is_log and (position := self._output.position(source.broker)) is not None:
+        for source, stale in self._sources.items():
+            position = self._output.position(source.broker) if source.is_log else None
+            if position is not None and position != stale:
                 source.commit(position)
 
 

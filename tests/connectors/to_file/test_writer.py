@@ -1,0 +1,66 @@
+"""Tests for the writer of one topic: what it commits to its sources."""
+
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from connectors.to_file.outputs import BROKER, NOON, TOPIC, numbered, open_output, settings
+from trio_nsq.connectors.source.batch import Position, SourceBatch
+from trio_nsq.connectors.to_file.topic_writer import TopicWriter, WriterLimits
+
+
+class IdleLog:
+    """The source of a log that begins at this sequence and has no messages.
+
+    Attributes:
+        commits: The committed positions.
+    """
+
+    topic = TOPIC
+    broker = BROKER
+    is_log = True
+
+    def __init__(self, begin: int) -> None:
+        self.commits: list[Position] = []
+        self._begin = begin
+
+    async def receive(self) -> SourceBatch:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    def commit(self, position: Position) -> None:
+        self.commits.append(position)
+
+    def is_starved(self) -> bool:
+        return False
+
+    def next_sequence(self) -> int | None:
+        return self._begin
+
+    def lag(self) -> int | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("begin", "moves"),
+    [
+        pytest.param(10, True, id="the log continues"),
+        pytest.param(20, False, id="the channel is ahead"),
+        pytest.param(0, False, id="the log is another one"),
+    ],
+)
+async def test_stored_position_is_committed_to_its_log(tmp_path: Path, begin: int, moves: bool) -> None:
+    output = open_output(settings(tmp_path))
+    output.write([numbered(0, 10)], NOON)
+    output.sync(NOON)
+    source = IdleLog(begin)
+    writer = TopicWriter(TOPIC, output, WriterLimits(), 1.0, lambda: NOON)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.consume, source)
+        await trio.testing.wait_all_tasks_blocked()
+        writer.stop()
+        await writer.run()
+        nursery.cancel_scope.cancel()
+    assert {each.sequence for each in source.commits} == ({10} if moves else set())
