@@ -1,6 +1,8 @@
 """Tests for the output of one topic: formats, rotation, final names, files that other programs change."""
 
+import json
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -389,7 +391,56 @@ def test_two_channels_write_to_different_revisions(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b'{"version": 2}', b"[]", b"\xff"])
+@pytest.mark.parametrize("compression", ["gzip", ZSTD])
+def test_empty_file_of_another_compression_is_removed(tmp_path: Path, compression: str) -> None:
+    output = open_output(settings(tmp_path, compression=compression, skip_empty_files=False))
+    output.tick(NOON)
+    crash(output)
+    (left,) = tmp_path.glob("*.part")
+    output = open_output(settings(tmp_path))
+    assert not left.exists()
+    output.write([numbered(0, 1)], NOON)
+    output.close_file(NOON)
+    assert files_in(tmp_path) == {"clicks.12.log": b"0000000000\n"}
+
+
+def test_tiny_messages_count_with_their_memory(tmp_path: Path) -> None:
+    output = open_output(settings(tmp_path))
+    output.write([log_batch(0, [b"x"] * 1000)], NOON)
+    assert output.unsynced_bytes > 50 * 1000
+    output.sync(NOON)
+    assert output.unsynced_bytes == 0
+
+
+def _line(**changes: object) -> bytes:
+    """Return a checkpoint that is complete, but has values of other types."""
+    record = {"version": 1, "positions": {}, "file": None} | changes
+    data = json.dumps(record).encode()
+    return b"%08x %s\n" % (zlib.crc32(data), data)
+
+
+_FILE = dict[str, object](
+    path="/a", final="/a", key="a", revision=0, inode=1, length=0, tail_crc=0, raw_bytes=0, opened_at=1
+)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *[b"", b"{}", b'{"version": 2}', b"[]", b"\xff"],
+        _line(version=2),
+        _line(positions=[1]),
+        _line(positions={BROKER: {"sequence": "1", "last_id": None}}),
+        _line(positions={BROKER: {"sequence": -1, "last_id": None}}),
+        _line(positions={BROKER: {"sequence": 1, "last_id": 7}}),
+        _line(positions={BROKER: None}),
+        _line(file=_FILE | {"length": "0"}),
+        _line(file=_FILE | {"path": 7}),
+        _line(file=_FILE | {"path": "\0"}),
+        _line(file=_FILE | {"more": 7}),
+        _line(file="a"),
+    ],
+)
 def test_damaged_checkpoint_is_an_error(tmp_path: Path, damage: bytes) -> None:
     output = open_output(settings(tmp_path))
     output.write([numbered(0, 1)], NOON)

@@ -177,10 +177,13 @@ def next_port(address: str) -> str:
 def _pattern(text: str) -> str:
     import re2  # type: ignore[import-untyped]  # no types are published
 
+    options = re2.Options()
+    options.log_errors = False  # RE2 would write them to stderr
     try:
-        re2.compile(text)
+        re2.compile(text, options)
     except re2.error as error:
-        raise click.BadParameter(f"{text!r} is not a regular expression (RE2): {error}.") from None
+        reason = error.args[0].decode(errors="replace")
+        raise click.BadParameter(f"{text!r} is not a regular expression (RE2): {reason}.") from None
     return text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import click
@@ -184,9 +185,15 @@ def command(options: FileCommand) -> int:
     Messages are read from the log of a broker of this project, exactly once, or from a channel of an nsqd, at least
     once. A kill at any moment loses nothing and leaves no incomplete file. SIGHUP finishes the open files.
     """
-    sources = options.consuming.source_options()
-    settings = options.options()
+    before = signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # until files are open: logrotate may send it at any time
+    try:
+        sources = options.consuming.source_options()
+        settings = options.options()
 
-    from .run import run
+        from .run import run
 
-    return run(sources, settings, quiet=options.quiet)
+        return run(sources, settings, quiet=options.quiet)
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -15,21 +15,23 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from zlib_ng.zlib_ng import crc32
 
 from ...folder_locks import lock_holder
 from ...log import Files
 from ...protocol.errors import NSQError
+from ...untrusted_json import decode_json
 from ..source.batch import Position
 
 FOLDER = ".qcli-to-file"
 _VERSION = 1
 _FILE_BYTES = 64 * 1024
 _MOST_BYTES = 16 * 1024 * 1024
+_Record = TypeVar("_Record", Position, "OpenFileRecord")
 
 
 class OutputInUse(NSQError):
@@ -96,12 +98,25 @@ class Checkpoint:
             if crc != b"%08x" % crc32(data):
                 break
             last = data
-        found: dict[str, Any] = json.loads(last)
+        found: dict[str, Any] = decode_json(last)
         if found["version"] != _VERSION:
             raise ValueError(f"it has version {found['version']}, and this program supports only {_VERSION}")
-        positions = {broker: Position(**each) for broker, each in found["positions"].items()}
+        positions = {broker: _record(Position, each) for broker, each in dict(found["positions"]).items()}
         file = found["file"]
-        return cls(positions, None if file is None else OpenFileRecord(**file))
+        return cls(positions, None if file is None else _record(OpenFileRecord, file))
+
+
+def _record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
+    """Return values from JSON as an object. Raises ValueError, TypeError: they do not fit."""
+    made = kind(**values)
+    for each in fields(kind):
+        value = getattr(made, each.name)
+        if isinstance(value, int) and value >= 0 and each.type is float:
+            continue
+        fits = isinstance(value, each.type)  # type: ignore[arg-type]  # the annotations are types here
+        if not fits or (isinstance(value, int) and value < 0) or (isinstance(value, str) and "\0" in value):
+            raise ValueError(f"{each.name} is {value!r}")
+    return made
 
 
 class CheckpointFile:

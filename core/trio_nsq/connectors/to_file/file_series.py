@@ -203,13 +203,18 @@ class FileSeries:
             file.sync()
             if surplus:
                 logger.info("removed %s after the last sync from %s", count_of(surplus, "byte"), path)
-            self._last = file.key, file.revision
-            if path == file.path and not file.finishing:
-                return file
+            is_empty = file.is_renamed and not file.end
+            if is_empty:
+                self._store.save(Checkpoint(saved.positions))
+                self._files.unlink(path)  # it may have been begun for another compression
+            else:
+                self._last = file.key, file.revision
+                if path == file.path and not file.finishing:
+                    return file
         except BaseException:
             file.close()
             raise
-        if path == file.path:
+        if path == file.path and not is_empty:
             self.finish(file, saved.positions)
         else:
             file.close()  # it was renamed already, by us or by another program

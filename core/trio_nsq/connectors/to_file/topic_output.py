@@ -23,6 +23,8 @@ from .output_file import OutputFile
 
 FLUSH_BYTES = 4 * 1024 * 1024
 """Compress, or write, when this many bytes are waiting."""
+MESSAGE_BYTES = 64
+"""About the memory of a message besides its body."""
 
 logger = logging.getLogger("trio_nsq.connectors")
 
@@ -60,7 +62,7 @@ class TopicOutput:
 
     Attributes:
         counts: Is updated by each sync.
-        unsynced_bytes: The bytes of bodies that were written and not synced.
+        unsynced_bytes: About the memory of messages that were written and not synced.
 
     Raises:
         OutputInUse: Another process writes the topic's files.
@@ -138,7 +140,7 @@ class TopicOutput:
             self._raw.append(data)
             self._raw_bytes += len(data)
             file.raw_bytes += len(data)
-            self.unsynced_bytes += len(data)
+            self.unsynced_bytes += len(data) + MESSAGE_BYTES * (piece.stop - piece.start)
             self._move_position(piece)
             self._unsynced.append(piece)
             if piece.stop == rest.stop:
