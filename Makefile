@@ -8,7 +8,7 @@ PINS   := requirements-dev.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup pins peers demo test lint types pytest soak fuzz generate bench growth neighbours pictures docs linkcheck clean
+.PHONY: help setup pins peers demo test lint types pytest soak fuzz generate bench connectors growth neighbours pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -71,6 +71,9 @@ generate: $(READY) ## write completions/ and man/ from the commands, and the HTT
 
 bench: $(READY) ## every workload beside nsqd, as ratios, about 12 minutes: make bench [ARGS='--only latency']
 	$(BIN)/python bench/compare.py $(ARGS)
+
+connectors: $(READY) ## to-file, to-http and to-nsq beside nsq_to_file, nsq_to_http and nsq_to_nsq
+	$(BIN)/python bench/connectors.py $(ARGS)
 
 growth: $(READY) ## how rates, memory and CPU grow with channels, topics, connections, backlog and body size
 	$(BIN)/python bench/growth.py $(ARGS)

@@ -73,4 +73,9 @@ def memory_mib(broker: Broker) -> float:
 
 def cpu_s(broker: Broker) -> float:
     """Return the processor time of all threads of a broker, in seconds."""
-    return time.clock_gettime(~broker.process.pid << 3 | _PROCESS_SCHEDULED)
+    return process_cpu_s(broker.process.pid)
+
+
+def process_cpu_s(pid: int) -> float:
+    """Return the processor time of all threads of a process, in seconds."""
+    return time.clock_gettime(~pid << 3 | _PROCESS_SCHEDULED)

@@ -162,8 +162,11 @@ class Receiver:
             def log_message(self, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128  # connections that are not accepted yet: clients open a hundred at once
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self.address = "http://127.0.0.1:%d" % self._server.server_address[1]
         threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True

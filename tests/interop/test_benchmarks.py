@@ -18,7 +18,7 @@ BENCH = Path(__file__).parents[2] / "bench"
     "name",
     [
         *("compare", "growth", "neighbours", "generators", "agreement"),
-        *("backlog", "timers", "kills", "clients"),
+        *("backlog", "timers", "kills", "clients", "connectors"),
     ],
 )
 def test_program_prints_help(name: str) -> None:
@@ -26,6 +26,20 @@ def test_program_prints_help(name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--keep" in done.stdout
+
+
+@pytest.mark.interop
+def test_connectors_measures_every_contender(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    flags = ["--only=file", "--rounds=1", "--messages=1000", f"--data-path={tmp_path}", f"--json={kept}"]
+    command = [sys.executable, str(BENCH / "connectors.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    results = json.loads(kept.read_text())["results"]
+    assert [result["contender"] for result in results] == [
+        *("nsq_to_file, nsqd", "nsq_to_file, our broker", "to-file, nsqd", "to-file, our broker"),
+    ]
+    assert all(result["rate"] > 0 and result["cpu_us"] > 0 for result in results)
 
 
 def test_neighbours_reports_latency_alone_and_under_attack(tmp_path: Path) -> None:

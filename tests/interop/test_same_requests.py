@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import pytest
 
+from cli.support import Cli, run_in_process
 from fleet.support import wait_until
 from interop.connectors import (
     Answers,
@@ -292,10 +292,12 @@ WRONG: dict[str, Sequence[str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_same_refusals(brokers: dict[str, Broker], tmp_path: Path, name: str) -> None:
-    codes = {}
-    for program, broker in brokers.items():
-        with connector(program, broker, "--topic=t", *WRONG[name]) as child:
-            codes[program] = child.wait(30)
-    assert codes["nsq_to_http"] in (1, 2)
-    assert codes["to-http"] == 2
+def test_same_refusals(
+    brokers: dict[str, Broker], capfdbinary: pytest.CaptureFixture[bytes], name: str
+) -> None:
+    """Row `connector-usage`."""
+    with connector("nsq_to_http", brokers["nsq_to_http"], "--topic=t", *WRONG[name]) as child:
+        assert child.wait(30) in (1, 2)
+    ours = brokers["to-http"]
+    cli = Cli(ours.tcp_address, ours.http_address)
+    assert run_in_process(capfdbinary, cli, "to-http", "--topic=t", *WRONG[name]).code == 2
