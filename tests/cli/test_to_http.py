@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -314,6 +315,25 @@ def test_no_broker(nowhere: Cli, run_here: Run) -> None:
     result = run_here(nowhere, "to-http", "t", "--post", URL)
     assert (result.code, result.out, result.err.count("\n")) == (3, b"", 1)
     assert "127.0.0.1:1" in result.err
+
+
+def test_a_second_signal_ends_the_command_at_once(broker: Broker, qcli: Cli, topic: str) -> None:
+    _create(broker, topic)
+    released = threading.Event()
+
+    def answer(_: Received) -> int:
+        released.wait(30)
+        return 200
+
+    with receiver(answer) as server, qcli.running("to-http", topic, "--post", server.url) as running:
+        qcli.publish(topic, [b"m"])
+        server.wait_for(1)
+        running.process.terminate()
+        assert running.hear_line() == "Stopping; interrupt again to stop at once.\n"
+        running.process.terminate()
+        result = running.end()
+        released.set()
+    assert (result.code, result.err) == (143, "")
 
 
 def test_an_interruption(broker: Broker, qcli: Cli, topic: str) -> None:

@@ -26,6 +26,7 @@ from trio_nsq.connectors.to_http.run import to_http
 from trio_nsq.connectors.to_http.sender import SenderSettings
 from trio_nsq.connectors.to_http.statistics import Statistics
 from trio_nsq.connectors.to_http.templates import HeaderTemplate, URLTemplate
+from trio_nsq.protocol.names import is_valid_name
 
 DEADLINE_S = 30.0
 _numbers = itertools.count()
@@ -646,3 +647,11 @@ async def test_answered_messages_do_not_stay_in_memory(broker: Broker, topic: st
     finally:
         released.set()
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["t", "t" * 64, "t" * 59 + ".dead", "t" * 54 + "#ephemeral", "t.dead"])
+def test_a_dead_letter_never_goes_back_to_its_topic(name: str) -> None:
+    found = _options("http://h/").dead_letter_topic_of(name)
+    assert is_valid_name(found)
+    assert found != name
+    assert found.endswith(".dead")

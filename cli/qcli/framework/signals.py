@@ -58,18 +58,21 @@ def run_until_signal(work: Callable[[], Awaitable[_T]]) -> _T:
 
     async def watched() -> None:
         nonlocal outcome
+        # Of its own: the watcher must see the second signal while the work ends.
+        working = trio.CancelScope()
+
+        def stop(which: ExitCode) -> None:
+            nonlocal code
+            code = which
+            working.cancel()
+
         async with trio.open_nursery() as nursery:
-
-            def stop(which: ExitCode) -> None:
-                nonlocal code
-                code = which
-                nursery.cancel_scope.cancel()
-
             await nursery.start(watch_signals, stop)
-            try:
-                outcome = await work()
-            except Exception as error:  # raised below: the nursery would wrap it
-                outcome = error
+            with working:
+                try:
+                    outcome = await work()
+                except Exception as error:  # raised below: the nursery would wrap it
+                    outcome = error
             nursery.cancel_scope.cancel()
 
     trio.run(watched)

@@ -68,5 +68,9 @@ class DeliveryOptions:
 
     def dead_letter_topic_of(self, topic: str) -> str:
         """Return the dead-letter topic for messages of a topic; a long name is shortened."""
+        if self.dead_letter_topic:
+            return self.dead_letter_topic
         name = topic.removesuffix(EPHEMERAL_SUFFIX)[: MAX_NAME_LENGTH - len(DEAD_LETTER_SUFFIX)]
-        return self.dead_letter_topic or name + DEAD_LETTER_SUFFIX
+        found = name + DEAD_LETTER_SUFFIX
+        # A message must not go back to its own topic.
+        return found if found != topic else name[:-1] + DEAD_LETTER_SUFFIX
