@@ -9,6 +9,8 @@ import pytest
 
 from cli.support import Cli, Run, only_ours
 from interop.peers import Broker, nsqd, qcli_serve
+from trio_nsq.client.http.idempotent_producer import IdempotentProducer
+from trio_nsq.connectors.to_nsq.numbers import number_of, producer_name
 
 pytestmark = only_ours
 
@@ -97,6 +99,44 @@ def test_topic_that_was_created_again_is_copied(
     assert read(target, topic) == numbered(10) + numbered(12, 100) + numbered(3, 200)
 
 
+def test_topic_with_other_bodies_only_that_was_created_again(
+    qcli: Cli, topic: str, target: Broker, broker: Broker
+) -> None:
+    """The only position at the destination is that of these bodies."""
+    everything = []
+    for count, start in ((10, 0), (5, 100), (12, 200), (3, 300)):
+        everything += numbered(count, start)
+        qcli.publish(topic, numbered(count, start))
+        for _ in range(2):
+            result = qcli("to-nsq", topic, *to(target), "--where=level=error", "--no-follow")
+            assert result.code == 0, result.err
+        assert read(target, f"{topic}.not-json") == everything
+        broker.http("POST", "/topic/delete", topic=topic)
+
+
+def test_destination_that_lacks_messages_is_named(
+    qcli: Cli, topic: str, target: Broker, broker: Broker
+) -> None:
+    """As after it was restored from an older copy of its data folder."""
+    qcli.publish(topic, [b"a"])
+    broker.put("/topic/settings", b'{"retention_time_ms": 3600000}', topic=topic)
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    qcli.publish(topic, [b"b", b"c"])
+    broker.http("POST", "/channel/seek", topic=topic, channel="nsq_to_nsq", to="3")
+    result = qcli("to-nsq", topic, *to(target), "--no-follow")
+    assert "sequences 1 to 2 are left out" in result.err
+    broker.http("POST", "/channel/seek", topic=topic, channel="nsq_to_nsq", to="earliest")
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    assert read(target, topic) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("pattern", ["^nothing-has-this-name", None])
+def test_no_follow_ends_without_topics(qcli: Cli, topic: str, target: Broker, pattern: str | None) -> None:
+    which = [f"--topic-pattern={pattern}"] if pattern else [topic]
+    result = qcli("to-nsq", *which, *to(target), "--no-follow")
+    assert result.code == 0, result.err
+
+
 def test_several_topics_into_one(qcli: Cli, topic: str, target: Broker) -> None:
     names = [f"{topic}.{each}" for each in "abc"]
     for name in names:
@@ -128,6 +168,22 @@ def test_several_destinations_have_each_message_once(
         )
     )
     assert sorted(found) == sorted(everything)
+
+
+def test_second_command_with_several_destinations_is_noticed(
+    qcli: Cli, topic: str, target: Broker, other_target: Broker, broker: Broker
+) -> None:
+    """It stores messages at one of the destinations while the first command reads them."""
+    broker.create(topic, "c")
+    qcli.publish(topic, [b"0"])
+    with qcli.running("to-nsq", topic, *to(target, other_target), "--channel=c") as run:
+        qcli.wait_until(f"{topic}/c", lambda channel: bool(channel["depth"] == 0))
+        name = producer_name(broker.http_address, topic, "c", 0)
+        for each in (target, other_target):
+            with IdempotentProducer(each.http_address, topic, name) as producer:
+                producer.publish([b"1"], number_of(1, b"0" * 16))
+        qcli.publish(topic, [b"1"])
+        assert f"another command copies to topic {topic}" in run.hear_line()
 
 
 def _topics(broker: Broker) -> list[str]:

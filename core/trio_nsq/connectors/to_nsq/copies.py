@@ -4,6 +4,7 @@ Numbered batches: one is sent after the other, and one that may be stored is sen
 the greatest number over all destinations tells which messages are stored, and a restarted program continues there.
 """
 
+import logging
 import random
 import time
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from .destination import Destination
 from .errors import Unavailable
 from .numbers import least_number, number_of, sequence_in
 from .parts import MAX_BATCH_MESSAGES, Part
+
+logger = logging.getLogger("trio_nsq.connectors")
 
 _MIN_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
 _NS_PER_MS = 1_000_000
@@ -42,6 +45,8 @@ class Copies:
         default_factory=lambda: ReconnectDelays(_MIN_DELAY_S, _MAX_DELAY_S, random.random)
     )
     _doubtful: int | None = None  # the destination that may have stored the last batch
+    _has_stored: bool = False  # a numbered batch
+    _has_rival: bool = False
     _failed: set[int] = field(default_factory=set)  # destinations, since the last success or pause
     _most: int = (
         MAX_BATCH_MESSAGES  # the messages of a batch; fewer after a refusal, as there may be room for them
@@ -96,8 +101,17 @@ class Copies:
             self.topic, self.producer, part.bodies, number, first, defer_ms
         ):
             self.last = part.sequences[-1]
+            self._has_stored = True
             return True
         # Another program, or a request of a killed one, has stored them.
+        if len(self.destinations) > 1 and self._doubtful is None and self._has_stored:
+            if not self._has_rival:
+                logger.warning(
+                    "another command copies to topic %s at %s, too. With several destinations, only one command may "
+                    "run: messages may be stored twice. End one of them",
+                    *(self.topic, destination.label),
+                )
+            self._has_rival = True
         try:
             await self.update_last(destination)
         except Unavailable as error:

@@ -205,11 +205,13 @@ class Destination:
 
     # ------------------------------------------------------------------ outages
 
-    def report_failure(self, error: Unavailable) -> None:
+    def report_failure(
+        self, error: Unavailable, consequence: str = "retrying until it stores the messages"
+    ) -> None:
         """Log the begin of an outage."""
         if not self._is_down:
             self._is_down = True
-            logger.warning("%s; retrying until it stores the messages", error)
+            logger.warning("%s; %s", error, consequence)
 
     def report_success(self) -> None:
         """Log the end of an outage."""

@@ -79,22 +79,20 @@ class Resume:
                     *(target, destination.label),
                 )
                 return self._stream(topic, None, -1, goal), None
-        generation, number = await self._last(topic, broker)
-        position: Position | None = None
-        if number is not None:
-            position = await _in_thread(partial(_position_behind, log, number))
-            if position is None:
-                logger.warning(
-                    "topic %s at %s is not the one that was copied before: it was recreated, or lost its last "
-                    "messages. Its messages are copied from the position of the channel on",
-                    *(topic, broker),
-                )
-                generation, number = generation + 1, None
-        last = sequence_in(number) if number is not None else -1
+        generation, number, of_others = await self._last(topic, broker)
+        position = await _in_thread(partial(_position_behind, log, number))
+        position_of_others = await _in_thread(partial(_position_behind, log, of_others))
+        if (position is None) != (number is None) or (position_of_others is None) != (of_others is None):
+            logger.warning(
+                "topic %s at %s is not the one that was copied before: it was recreated, or lost its last "
+                "messages. Its messages are copied from the position of the channel on",
+                *(topic, broker),
+            )
+            generation, of_others = generation + 1, None
+        last = position.sequence - 1 if position is not None else -1
         stream = self._stream(topic, self._producer(topic, broker, generation), last, goal)
-        if self._options.filter.needs_json:
-            for destination in self._destinations:
-                await _patiently(destination, stream.others.update_last)
+        if of_others is not None:
+            stream.others.last = sequence_in(of_others)
         return stream, position
 
     def _stream(self, topic: str, producer: str | None, last: int, goal: int | None) -> Stream:
@@ -106,18 +104,27 @@ class Resume:
     def _producer(self, topic: str, broker: str, generation: int) -> str:
         return producer_name(broker, topic, self._options.source.channel, generation)
 
-    async def _last(self, topic: str, broker: str) -> tuple[int, int | None]:
-        """Return the newest generation of the copies, and its greatest number over all destinations."""
-        generation, number = 0, await self._greatest(topic, broker, 0)
-        while number is not None:
-            newer = await self._greatest(topic, broker, generation + 1)
-            if newer is None:
+    async def _last(self, topic: str, broker: str) -> tuple[int, int | None, int | None]:
+        """Return the newest generation of the copies, and its greatest numbers: of messages, and of other bodies."""
+        found = await self._numbers(topic, broker, 0)
+        generation = 0
+        while found != (None, None):
+            newer = await self._numbers(topic, broker, generation + 1)
+            if newer == (None, None):
                 break
-            generation, number = generation + 1, newer
-        return generation, number
+            generation, found = generation + 1, newer
+        return generation, *found
 
-    async def _greatest(self, topic: str, broker: str, generation: int) -> int | None:
-        target, producer = self._options.topic_for(topic), self._producer(topic, broker, generation)
+    async def _numbers(self, topic: str, broker: str, generation: int) -> tuple[int | None, int | None]:
+        """Return the greatest numbers of a generation: of messages, and of bodies that are not JSON objects."""
+        producer = self._producer(topic, broker, generation)
+        number = await self._greatest(self._options.topic_for(topic), producer)
+        if not self._options.filter.needs_json:
+            return number, None
+        return number, await self._greatest(self._options.not_json_topic_for(topic), producer)
+
+    async def _greatest(self, target: str, producer: str) -> int | None:
+        """Return the greatest number over all destinations."""
         numbers = [
             await _patiently(each, lambda each: each.last_number(target, producer))
             for each in self._destinations
@@ -134,8 +141,10 @@ def _end_of(log: BrokerLog) -> int:
         raise
 
 
-def _position_behind(log: BrokerLog, number: int) -> Position | None:
-    """Return the position behind the message with this number; None: the log does not have it."""
+def _position_behind(log: BrokerLog, number: int | None) -> Position | None:
+    """Return the position behind the message with this number; None: the log does not have it, or there is none."""
+    if number is None:
+        return None
     sequence = sequence_in(number)
     if _end_of(log) <= sequence:
         return None
@@ -158,7 +167,7 @@ async def _patiently(destination: Destination, ask: Callable[[Destination], Awai
         try:
             found = await ask(destination)
         except Unavailable as exc:
-            destination.report_failure(exc)
+            destination.report_failure(exc, "copying waits for it, as it may have some of the messages")
             await trio.sleep(_RETRY_S)
         else:
             destination.report_success()
