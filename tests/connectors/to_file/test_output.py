@@ -391,6 +391,29 @@ def test_two_channels_write_to_different_revisions(tmp_path: Path) -> None:
     }
 
 
+def test_bytes_of_another_program_are_kept(tmp_path: Path) -> None:
+    # As if nsq_to_file continued after a kill: it appends to the same file.
+    output = open_output(settings(tmp_path))
+    output.write([numbered(0, 1)], NOON)
+    output.sync(NOON)
+    output.write([numbered(1, 1)], NOON)
+    crash(output)
+    path = tmp_path / "clicks.12.log"
+    with path.open("ab") as file:
+        file.write(b"of another program\n")
+    later = path.stat().st_mtime + 60
+    os.utime(path, (later, later))
+    output = open_output(settings(tmp_path))
+    assert content(path) == b"0000000000\n"
+    (cut,) = (tmp_path / CHECKPOINTS).glob("*.cut-1")
+    assert cut.read_bytes() == b"0000000001\nof another program\n"
+    output.write([numbered(1, 1)], NOON)
+    crash(output)
+    open_output(settings(tmp_path)).close_file(NOON)
+    assert content(path) == b"0000000000\n"
+    assert list((tmp_path / CHECKPOINTS).glob("*.cut-*")) == [cut]  # the bytes of a kill are not kept
+
+
 @pytest.mark.parametrize("compression", ["gzip", ZSTD])
 def test_empty_file_of_another_compression_is_removed(tmp_path: Path, compression: str) -> None:
     output = open_output(settings(tmp_path, compression=compression, skip_empty_files=False))

@@ -1,7 +1,10 @@
 """The checkpoint of a topic's output: the open file, how much of it is synced, and the positions behind those bytes.
 
     OUTPUT/.qcli-to-file/TOPIC@CHANNEL.checkpoint
-    OUTPUT/.qcli-to-file/TOPIC@CHANNEL.lock         held by the process that writes the topic's files
+    OUTPUT/.qcli-to-file/TOPIC@CHANNEL.lock         held by the process that writes the topic's files; its time of
+                                                    modification is that of the last write to them
+    OUTPUT/.qcli-to-file/TOPIC@CHANNEL.cut-N        bytes that another program may have appended to the open file
+                                                    after a kill
 
 A checkpoint is saved after the bytes that it describes are on stable storage. So after a crash, everything up to
 `OpenFileRecord.length` is in the file and before the positions, and everything after it is not.
@@ -12,6 +15,7 @@ replacement. A line that does not match its CRC was not completed.
 """
 
 import fcntl
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -127,6 +131,7 @@ class CheckpointFile:
 
     Attributes:
         saved: The checkpoint on disk.
+        last_write: When the last process called `touch`, Unix seconds.
 
     Raises:
         OutputInUse: Another process has the lock.
@@ -148,6 +153,7 @@ class CheckpointFile:
                 f'topic "{topic}", channel "{channel}": {folder}',
                 "choose another --output-dir, or another --channel and --filename-format",
             )
+            self.last_write = os.fstat(self._lock).st_mtime
             self.saved = self._load()
         except BaseException:
             os.close(self._lock)
@@ -186,6 +192,15 @@ class CheckpointFile:
         finally:
             self._files.close(fd)
         return True
+
+    def touch(self) -> None:
+        """Record that the open file was just written to."""
+        os.utime(self._lock)
+
+    def cut_path(self) -> Path:
+        """Return a free name for bytes that are cut from a file."""
+        numbers = itertools.count(1)
+        return next(path for n in numbers if not (path := self._path.with_suffix(f".cut-{n}")).exists())
 
     def close(self) -> None:
         """Release the lock."""

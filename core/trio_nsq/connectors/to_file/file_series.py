@@ -12,10 +12,13 @@ from ...wording import count_of
 from ..source.batch import Position
 from .checkpoint import Checkpoint, CheckpointFile, OpenFileRecord, OutputInUse
 from .compression import Compressor
-from .file_system import make_folders, move
+from .file_system import copy_end, make_folders, move
 from .formats import Encoder
 from .names import PART_SUFFIX, REVISION, NameFormat
 from .output_file import OutputFile, find_file, tail_crc
+
+_WRITE_S = 1.0
+"""How long a write may take."""
 
 logger = logging.getLogger("trio_nsq.connectors")
 
@@ -200,9 +203,18 @@ class FileSeries:
             self._files.close(fd)
             raise
         try:
-            file.sync()
-            if surplus:
+            if surplus and path.stat().st_mtime > self._store.last_write + _WRITE_S:
+                copy = self._store.cut_path()
+                copy_end(self._files, fd, record.length, copy)
+                logger.warning(
+                    "another program wrote to %s: the last %s are moved to %s",
+                    path,
+                    count_of(surplus, "byte"),
+                    copy,
+                )
+            elif surplus:
                 logger.info("removed %s after the last sync from %s", count_of(surplus, "byte"), path)
+            file.sync()
             is_empty = file.is_renamed and not file.end
             if is_empty:
                 self._store.save(Checkpoint(saved.positions))

@@ -8,6 +8,7 @@ from ...log import Files
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Errors of `link` on file systems without hard links, such as FAT and some network file systems."""
+_PIECE_BYTES = 1024 * 1024
 
 
 class OutputFiles(Files):
@@ -27,6 +28,22 @@ def make_folders(files: Files, path: Path) -> None:
     if not path.is_dir():
         make_folders(files, path.parent)
         files.make_folder(path)
+
+
+def copy_end(files: Files, fd: int, start: int, to: Path) -> None:
+    """Write the bytes of a file after `start` to another one, durably. Raises OSError; then there is no other file."""
+    copy = files.create(to)
+    try:
+        for offset in range(start, files.size(fd), _PIECE_BYTES):
+            size = min(_PIECE_BYTES, files.size(fd) - offset)
+            files.write(copy, offset - start, [files.read_fully(fd, size, offset)])
+        files.sync(copy)
+        files.sync_folder(to.parent)
+    except OSError:
+        files.unlink(to)
+        raise
+    finally:
+        files.close(copy)
 
 
 def is_same_file(path: Path, other: Path) -> bool:

@@ -176,6 +176,7 @@ class TopicOutput:
         if self._raw:
             compressor = self._settings.compressor
             file.append(compressor.compress(self._raw) if compressor else self._raw)
+            self._store.touch()
             self._raw, self._raw_bytes = [], 0
 
     def _roll_back(self) -> None:
