@@ -14,6 +14,7 @@ class StubSubscription:
 
     address = "stub:1"
     msg_timeout_s = 60.0
+    max_msg_timeout_s = 900.0
     last_message_at = 0.0
     live = True
 

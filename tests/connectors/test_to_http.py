@@ -8,7 +8,8 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -655,3 +656,21 @@ def test_a_dead_letter_never_goes_back_to_its_topic(name: str) -> None:
     assert is_valid_name(found)
     assert found != name
     assert found.endswith(".dead")
+
+
+@pytest.mark.parametrize("start", [nsqd, qcli_serve])
+async def test_messages_wait_no_longer_than_the_broker_allows(
+    tmp_path: Path, start: Callable[..., AbstractContextManager[Broker]]
+) -> None:
+    """Otherwise the broker would deliver them again, and after the pause each would be sent twice."""
+    bodies = [b"%d" % index for index in range(20)]
+    with start(tmp_path / "data", "--msg-timeout=1s", "--max-msg-timeout=2s") as short:
+        short.create("t", "c")
+        with receiver() as server:
+            port = server.port
+        async with _delivering(short, "t", _options(f"http://127.0.0.1:{port}/")) as statistics:
+            await _publish(short, "t", bodies)
+            await _until(lambda: statistics.requeued >= 20)  # by the program, before the broker's timeout
+            with receiver(port=port) as server:
+                await _drained(short, "t")
+                assert set(server.bodies) == set(bodies)

@@ -94,6 +94,7 @@ class Connection:
     Attributes:
         max_rdy_count: The highest RDY count that the broker accepts.
         msg_timeout_ms: The broker's message timeout.
+        max_msg_timeout_ms: The broker delivers a message again after this time, however often it is touched.
         survives_refusals: If the broker fails to store a publish (`E_PUB_FAILED` and similar), it stores no part of it
             and keeps the connection open.
         makes_private_channel: SUB creates private channels.
@@ -110,6 +111,7 @@ class Connection:
         self.address = address
         self.max_rdy_count = Limits().max_rdy_count
         self.msg_timeout_ms = settings.msg_timeout_ms or DEFAULT_MSG_TIMEOUT_MS
+        self.max_msg_timeout_ms = Limits().max_msg_timeout_ms
         self.survives_refusals = False
         self.makes_private_channel = False
         self.ended = trio.Event()
@@ -134,6 +136,7 @@ class Connection:
                 features = decode_json(reply)
                 self.max_rdy_count = int(features.get("max_rdy_count", self.max_rdy_count))
                 self.msg_timeout_ms = int(features.get("msg_timeout", self.msg_timeout_ms))
+                self.max_msg_timeout_ms = int(features.get("max_msg_timeout", self.max_msg_timeout_ms))
             except (ValueError, AttributeError, TypeError, OverflowError) as error:
                 reason = f"it answered IDENTIFY with {reply[:80]!r}; is this an NSQ broker's TCP port?"
                 raise await self._failed(reason) from error

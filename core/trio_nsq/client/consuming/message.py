@@ -16,6 +16,7 @@ class Acknowledger(Protocol):
 
     address: str
     msg_timeout_s: float
+    max_msg_timeout_s: float
     last_message_at: float
     live: bool
 
@@ -265,6 +266,11 @@ class Message:
     def timeout_s(self) -> float:
         """How long the broker waits for an answer after the delivery or the last `touch`."""
         return self._batch._source.msg_timeout_s
+
+    @property
+    def max_timeout_s(self) -> float:
+        """How long the broker waits for an answer after the delivery, however often the message is touched."""
+        return self._batch._source.max_msg_timeout_s
 
     @property
     def connected(self) -> bool:

@@ -143,6 +143,7 @@ class Subscription:
         address: The broker, `host:port`.
         max_rdy_count: The broker's highest ready count.
         msg_timeout_s: The broker's message timeout.
+        max_msg_timeout_s: The longest time for which `touch` extends it.
         ready_count: The ready count of the last RDY.
         last_message_at: When the last messages arrived, on trio's clock.
         live: Whether answers have an effect.
@@ -158,6 +159,7 @@ class Subscription:
         self.address = connection.address
         self.max_rdy_count = connection.max_rdy_count
         self.msg_timeout_s = connection.msg_timeout_ms / SECOND_MS
+        self.max_msg_timeout_s = connection.max_msg_timeout_ms / SECOND_MS
         self.ready_count = 0
         self.last_message_at = trio.current_time()
         self._connection = connection

@@ -21,7 +21,9 @@ from .outcomes import SPLIT_STATUSES, Outcome, Verdict
 from .requests import RequestBuilder
 
 HOLD_S = 600.0
-"""A message that waits longer is requeued: brokers do not extend its timeout beyond 15 minutes."""
+"""A message that waits longer is requeued: by default, brokers do not extend its timeout beyond 15 minutes."""
+HOLD_PART = 0.6
+"""If a broker has a shorter limit, a message waits for this part of it; the rest is for the request."""
 GRACE_S = 5.0
 """After an interruption, running requests may end within this time."""
 MOST_REQUEUES = 100
@@ -209,7 +211,7 @@ class SourceDelivery:
 
     async def _send(self, messages: Sequence[Message], among: Collection[int] | None) -> Outcome:
         """Send messages to one of the receivers; while it takes none, wait, or send them to another one."""
-        until = min(each.received_at for each in messages) + HOLD_S
+        until = min(map(_hold_until, messages))
         outcome = Outcome(Verdict.UNAVAILABLE)
         while outcome.verdict is Verdict.UNAVAILABLE:
             # After an interruption no request may begin: only those that ran then have a deadline.
@@ -270,7 +272,7 @@ class SourceDelivery:
                     )
                 message.requeue(0, backoff=False)
                 return
-        with trio.move_on_at(message.received_at + HOLD_S) as waiting:
+        with trio.move_on_at(_hold_until(message)) as waiting:
             await self._delivery.letters.store(message.nsqd_address, self._dead_letter_topic, message.body)
         if waiting.cancelled_caught:
             message.requeue(backoff=False)
@@ -278,3 +280,8 @@ class SourceDelivery:
             return
         message.finish()
         self._delivery.record_dead(self._dead_letter_topic, reason)
+
+
+def _hold_until(message: Message) -> float:
+    """Return up to when a message may wait: the broker must not deliver it again meanwhile."""
+    return message.received_at + min(HOLD_S, HOLD_PART * message.max_timeout_s)
