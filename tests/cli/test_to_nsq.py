@@ -4,6 +4,7 @@ import itertools
 import json
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +136,20 @@ def test_no_follow_ends_without_topics(qcli: Cli, topic: str, target: Broker, pa
     which = [f"--topic-pattern={pattern}"] if pattern else [topic]
     result = qcli("to-nsq", *which, *to(target), "--no-follow")
     assert result.code == 0, result.err
+
+
+def test_destination_that_requires_a_secret(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    auth_file = tmp_path / "auth"
+    created = qcli("token", "create", "copies", "--auth-file", str(auth_file), "--role", "publish")
+    token = created.out.decode().strip()
+    qcli.publish(topic, [b"a"])
+    with qcli_serve(tmp_path / "data", f"--auth-file={auth_file}") as target:
+        flags = ["to-nsq", topic, *to(target), "--no-follow"]
+        result = qcli(*flags)
+        assert result.code == 1
+        assert "AUTH_REQUIRED (HTTP status 401)" in result.err
+        assert "--producer-opt auth_secret,TOKEN" in result.err
+        assert "Copied 1 message " in qcli(*flags, f"--producer-opt=auth_secret,{token}").err
 
 
 def test_several_topics_into_one(qcli: Cli, topic: str, target: Broker) -> None:

@@ -230,7 +230,9 @@ async def test_refused_part_of_a_list_means_later_parts_are_not_stored(broker: F
 
 
 @bounded
-async def test_publishes_fail_during_an_outage_and_work_after_it(broker: FakeBroker) -> None:
+async def test_publishes_fail_during_an_outage_and_work_after_it(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     async with opened(broker) as (producer, peer, nursery):
         broker.stop()
         peer.hang_up()
@@ -240,6 +242,7 @@ async def test_publishes_fail_during_an_outage_and_work_after_it(broker: FakeBro
                 await producer.publish("topic", b"x")
             assert not caught.value.maybe_stored
             assert isinstance(caught.value.__cause__, ConnectionFailed)
+        assert caplog.text.count("could not connect") == 1  # the errors say it, too
         await broker.start()
         publish = Outcome(nursery, producer.publish, "topic", b"y")
         peer = await accept(broker)

@@ -216,9 +216,8 @@ class RequestRefused(NSQError):
 
     def __init__(self, address: str, topic: str, status: int, text: str) -> None:
         meaning = f": {found}" if (found := meaning_of(text)) else ""
-        super().__init__(
-            f"the broker at {address} refused: {text} (topic {topic}, HTTP status {status}){meaning}"
-        )
+        where = f"topic {topic}, " if topic else ""
+        super().__init__(f"the broker at {address} refused: {text} ({where}HTTP status {status}){meaning}")
         self.address = address
         self.topic = topic
         self.status = status

@@ -5,6 +5,7 @@ import sys
 
 import trio
 
+from trio_nsq.client.errors import AuthRefused, RequestRefused
 from trio_nsq.connectors.to_nsq.errors import LoopFound, NoDestination
 from trio_nsq.connectors.to_nsq.options import CopyOptions
 from trio_nsq.connectors.to_nsq.progress import Progress
@@ -81,5 +82,10 @@ def _failure(group: Exception) -> Failure | None:
         if isinstance(error, NSQError):
             text = str(error)
             code = ExitCode.USAGE if isinstance(error, LoopFound) else ExitCode.FAILURE
+            cause = error.__cause__
+            if isinstance(cause, AuthRefused) or (
+                isinstance(cause, RequestRefused) and cause.is_about_secret
+            ):
+                text += ". Give --auth-secret-file, or only for destinations --producer-opt auth_secret,TOKEN"
             return Failure(f"{text[0].upper()}{text[1:]}.", code)
     return None

@@ -46,6 +46,7 @@ class BrokerPool:
         self._retiring: set[BrokerLink] = set()
         self._tombstones: dict[str, set[str]] = {}  # by topic: the brokers where it is being deleted
         self._opened = False
+        self._failing = False  # the last attempts to connect failed, which is logged once for a single broker
         self._trying = 0  # brokers and services whose first attempt is not decided
         self._failures: list[ConnectionFailed] = []  # first failures
         self._settled = trio.Event()  # one broker is connected, or all have been tried
@@ -193,6 +194,7 @@ class BrokerPool:
         if self._is_current(link):
             self._rotation.record_usable(link.address, trio.current_time())
         self._opened = True
+        self._failing = False
         self._settled.set()
 
     def lost(self, link: BrokerLink, reason: NSQError) -> None:
@@ -203,7 +205,9 @@ class BrokerPool:
         if self._is_current(link):
             now = trio.current_time()
             until = self._rotation.record_failure(link.address, now)
-            self._excluded(f"{reason}; reconnecting", until - now)
+            is_known, self._failing = self._failing, isinstance(reason, ConnectionFailed)
+            is_news = len(self._links) > 1 or not (self._failing and is_known)
+            self._excluded(f"{reason}; reconnecting", until - now, is_news=is_news)
 
     def refuses(self, link: BrokerLink, reason: BrokerError) -> None:
         now = trio.current_time()
@@ -211,8 +215,8 @@ class BrokerPool:
             self._excluded(f"{reason}; trying it again", until - now)
         self._move_waiting(link)
 
-    def _excluded(self, what: str, excluded_s: float) -> None:
-        if self._opened:
+    def _excluded(self, what: str, excluded_s: float, *, is_news: bool = True) -> None:
+        if self._opened and is_news:
             when = f"after {excluded_s:.1f} s" if len(self._links) > 1 else "at the next publish"
             _logger.warning("%s %s", what, when)
         if not self._rotation.has_available:
