@@ -10,6 +10,7 @@ import pytest
 
 from cli.support import Cli, Run, only_ours
 from interop.peers import Broker, nsqd, qcli_serve
+from qcli.commands.to_nsq.command import command
 from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 from trio_nsq.connectors.to_nsq.numbers import number_of, producer_name
 
@@ -361,3 +362,11 @@ def test_wrong_command_line(nowhere: Cli, run_here: Run, args: list[str], text: 
     result = run_here(nowhere, "to-nsq", *args)
     assert result.code == 2
     assert text in result.err
+
+
+def test_defaults() -> None:
+    found = {param.name: param.default for param in command.params}
+    assert {name: found[name] for name in ("channel", "max_in_flight")} == {
+        "channel": "nsq_to_nsq",
+        "max_in_flight": 2500,
+    }

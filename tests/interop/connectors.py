@@ -144,7 +144,7 @@ class Receiver:
         self._now = 0
         self._answers = answers
         self._lock = threading.Lock()
-        receiver = self
+        answer = self._receive
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -153,7 +153,7 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                status = receiver._receive(Call(self.command, self.path, headers, body))
+                status = answer(Call(self.command, self.path, headers, body))
                 to = b"Location: /elsewhere\r\n" if status in (301, 302, 307, 308) else b""
                 self.wfile.write(b"HTTP/1.1 %d x\r\n%sContent-Length: 0\r\n\r\n" % (status, to))
 

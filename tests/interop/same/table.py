@@ -96,6 +96,7 @@ NOT_BY_SCRIPT = {
     "to-http-percent": "tests/connectors/test_http_templates.py",
     "to-http-mode": "tests/cli/test_to_http.py",
     "to-http-turn": "tests/connectors/test_to_http.py",
+    "to-nsq-defaults": "tests/cli/test_to_nsq.py",
     "to-nsq-integers": "tests/interop/test_same_mirror.py",
     "to-nsq-text": "tests/interop/test_same_mirror.py",
     "to-nsq-order": "tests/interop/test_same_mirror.py",

@@ -72,7 +72,7 @@ DESTINATION, FILTERS, OUTPUT = "Where to", "Filters", "Output"
         "--require-json-value and --whitelist-json-field are --where and --fields with names without nesting.",
     },
 )
-@consuming_options("nsq_to_nsq")
+@consuming_options("nsq_to_nsq", max_in_flight=2500)  # a request costs the same for all messages in flight
 @several(
     DESTINATION,
     DESTINATION_OPTION,
