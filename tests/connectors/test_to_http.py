@@ -674,3 +674,26 @@ async def test_messages_wait_no_longer_than_the_broker_allows(
             with receiver(port=port) as server:
                 await _drained(short, "t")
                 assert set(server.bodies) == set(bodies)
+
+
+async def test_messages_that_wait_are_not_sent_after_their_connection_was_lost(tmp_path: Path) -> None:
+    """The broker delivers them again; otherwise each would be sent twice."""
+    bodies = [b"%d" % index for index in range(20)]
+    with receiver() as server:
+        port = server.port
+    with qcli_serve(tmp_path / "data") as first:
+        tcp, http = first.tcp_address, first.http_address
+        first.create("t", "c")
+        await _publish(first, "t", bodies)
+        async with _delivering(first, "t", _options(f"http://127.0.0.1:{port}/")) as statistics:
+            await _until(lambda: first.channel_stats("t", "c")["in_flight_count"] == 20)
+            await _until(lambda: statistics.requests.total() >= 2)  # it waits
+            first.process.terminate()
+            await trio.to_thread.run_sync(first.process.wait)
+            with (
+                qcli_serve(tmp_path / "data", f"--tcp-address={tcp}", f"--http-address={http}") as second,
+                receiver(port=port) as server,
+            ):
+                await _drained(second, "t")
+    assert sorted(server.bodies) == sorted(bodies)
+    assert (statistics.delivered, statistics.requeued) == (20, 0)

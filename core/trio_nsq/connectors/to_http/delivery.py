@@ -78,6 +78,11 @@ class Delivery:
                 await self.changed.wait()
         return lease
 
+    def release(self, lease: Lease) -> None:
+        """Give a lease back without a request."""
+        self.pool.cancel(lease)
+        self._notify()
+
     async def send(self, lease: Lease, builder: RequestBuilder, messages: Sequence[Message]) -> Outcome:
         """Send one request, and settle the lease."""
         outcome = None
@@ -91,8 +96,7 @@ class Delivery:
             return Outcome(Verdict.FINAL, str(error))
         finally:
             if outcome is None or outcome.was_not_sent:
-                self.pool.cancel(lease)
-                self._notify()
+                self.release(lease)
         if not outcome.was_not_sent:
             self._settle(lease, outcome)
         return outcome

@@ -219,6 +219,10 @@ class SourceDelivery:
             lease = await self._delivery.lease(among, until)
             if lease is None:
                 break
+            if not any(each.connected for each in messages):
+                # They waited, and the connection was lost: the broker delivers them again.
+                self._delivery.release(lease)
+                break
             with trio.CancelScope(shield=True) as scope:
                 self._running.add(scope)
                 try:
@@ -240,9 +244,9 @@ class SourceDelivery:
                 message.finish()
             statistics.delivered += len(messages)
         elif outcome.verdict is Verdict.UNAVAILABLE:
+            statistics.requeued += sum(each.connected for each in messages)
             for message in messages:
                 message.requeue(0, backoff=False)
-            statistics.requeued += len(messages)
         elif outcome.verdict is Verdict.FINAL and len(messages) > 1 and outcome.status in SPLIT_STATUSES:
             middle = len(messages) // 2
             for half in (messages[:middle], messages[middle:]):
