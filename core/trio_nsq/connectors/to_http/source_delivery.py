@@ -50,7 +50,7 @@ class SourceDelivery:
         self._dead_letter_topic = delivery.options.dead_letter_topic_of(source.topic)
         self._full = source.consumer.max_in_flight
         self._held: dict[MessageBatch, None] = {}  # a set in order of arrival
-        self._prune_at = _MIN_PRUNED
+        self._ended = 0  # requests since the held batches were looked at
         self._pending: deque[Message] = deque()
         self._arrived = trio.Event()
         self._running: set[trio.CancelScope] = set()
@@ -78,24 +78,20 @@ class SourceDelivery:
         while True:
             batch = (await self._source.receive()).delivery
             assert batch is not None  # it is a channel's
-            self._hold(batch)
             if sample < 1:
                 for message in batch:
                     if random() >= sample:
                         message.finish()
                         self._delivery.statistics.sampled_out += 1
+            if batch.unanswered_count:
+                self._held[batch] = None
             self._pending.extend(message for message in batch if not message.answered)
             self._arrived.set()
             self._arrived = trio.Event()
 
-    def _hold(self, batch: MessageBatch) -> None:
-        self._held[batch] = None
-        if len(self._held) >= self._prune_at:
-            self._forget_answered()
-            self._prune_at = max(_MIN_PRUNED, 2 * len(self._held))
-
     def _forget_answered(self) -> None:
         """Forget batches whose messages are answered, or delivered again: they keep bodies in memory."""
+        self._ended = 0
         for batch in [each for each in self._held if not (each.unanswered_count and each.connected)]:
             del self._held[batch]
 
@@ -182,6 +178,9 @@ class SourceDelivery:
                 await self._deliver(messages)
         finally:
             self._delivery.slots.release()
+            self._ended += 1
+            if self._ended >= max(_MIN_PRUNED, len(self._held) // 4):  # so each request costs little
+                self._forget_answered()
 
     async def _deliver(self, messages: list[Message]) -> None:
         """Send messages, and answer them."""
