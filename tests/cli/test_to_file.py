@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.support import Cli, Run, lines, only_ours
-from cli.to_file import depth_of, to_file
+from cli.to_file import Writing, depth_of, to_file
 from interop.peers import Broker, nsqd
 from qcli.commands.to_file.command import command
 
@@ -55,6 +55,29 @@ def test_channel_moves_when_messages_are_synced(
     with to_file(qcli, topic, tmp_path, "--sync-interval", "100ms", "--channel", "mine") as writing:
         writing.until(lambda: depth_of(broker, topic, "mine") == (0, 0))
         assert (tmp_path / f"{topic}.log").read_bytes() == lines(numbers(10))
+
+
+def test_files_of_a_deleted_topic_are_closed(qcli: Cli, broker: Broker, topic: str, tmp_path: Path) -> None:
+    with to_file(
+        qcli, f"--topic-pattern=^{topic}$", tmp_path, "--sync-interval", "50ms", "--topic-refresh", "50ms"
+    ) as writing:
+        for part in range(2):
+            qcli.publish(topic, numbers(10, 10 * part))
+            writing.until(lambda: depth_of(broker, topic) == (0, 0))
+            assert _open_files(writing, tmp_path)
+            broker.http("POST", "/topic/delete", topic=topic)
+            writing.until(lambda: not _open_files(writing, tmp_path))
+        code, text = writing.end()
+    assert code == 143
+    assert text.endswith("Wrote 20 messages (120 B) to 2 files.\n")
+    assert (tmp_path / f"{topic}.log").read_bytes() == lines(numbers(20))
+
+
+def _open_files(writing: Writing, folder: Path) -> list[Path]:
+    """Return the files and locks in a folder that the process has open."""
+    links = Path("/proc", str(writing.running.process.pid), "fd").iterdir()
+    targets = [link.readlink() for link in links if link.is_symlink()]
+    return [path for path in targets if path.is_relative_to(folder)]
 
 
 def test_json_has_the_fields_of_tail(qcli: Cli, topic: str, tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def to_file(qcli: Cli, topic: str, folder: Path, *args: str) -> Iterator[Writing
 
 def depth_of(broker: Broker, topic: str, channel: str = "nsq_to_file") -> tuple[int, int]:
     """Return the depth of a channel, and its messages in flight; -1: it does not exist."""
-    for found in json.loads(broker.http("GET", "/stats", format="json", topic=topic))["topics"]:
-        for each in found["channels"]:
+    for found in json.loads(broker.http("GET", "/stats", format="json", topic=topic))["topics"] or ():
+        for each in found["channels"] or ():
             if each["channel_name"] == channel:
                 return each["depth"], each["in_flight_count"]
     return -1, -1

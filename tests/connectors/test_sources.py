@@ -346,6 +346,20 @@ async def test_pattern_finds_topics_at_once_and_later(
         assert await received.bodies(1) == [b"b"]
 
 
+async def test_deleted_topic_of_a_pattern_stays_deleted(ours: Broker, topic: str) -> None:
+    publish(ours, f"{topic}-0", b"0")
+    pattern = f"^{topic}-"
+    async with running(options([ours], topic_pattern=pattern, topic_refresh_s=0.2)) as received:
+        assert await received.bodies(1) == [b"0"]
+        ours.http("POST", "/topic/delete", topic=f"{topic}-0")
+        for number in range(1, 6):
+            publish(ours, f"{topic}-{number}", b"%d" % number)
+            assert await received.bodies(1) == [b"%d" % number]
+        assert not json.loads(ours.http("GET", "/stats", format="json", topic=f"{topic}-0"))["topics"]
+        publish(ours, f"{topic}-0", b"again")
+        assert await received.bodies(1) == [b"again"]
+
+
 async def test_discovered_brokers(tmp_path: Path, topic: str) -> None:
     with qcli_lookupd() as service:
         flags = [f"--lookupd-tcp-address={service.tcp_address}", "--broadcast-address=127.0.0.1"]

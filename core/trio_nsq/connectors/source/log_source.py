@@ -220,9 +220,9 @@ class LogRequests:
             raise
         return True
 
-    async def open_channel(self, channel: str) -> int:
-        """Create topic and channel if they do not exist; return `BrokerLog.first_unfinished`."""
-        await self._call(self._log.create_topic)
+    async def open_channel(self, channel: str, *, creates_topic: bool) -> int:
+        """Create the channel, and perhaps the topic, if it does not exist; return `BrokerLog.first_unfinished`."""
+        await self._call(self._log.create_topic if creates_topic else self._log.bounds)
         return await self._call(self._log.first_unfinished, channel)
 
     async def move_channel(self, channel: str, sequence: int) -> None:
@@ -259,6 +259,7 @@ async def open_log_source(
     stored: Position | None,
     reader_at: Callable[[int], TopicReader],
     *,
+    creates_topic: bool,
     channel_may_lead: bool = False,
 ) -> AsyncIterator[LogSource]:
     """Open a log at the stored position, or at the channel's.
@@ -269,12 +270,13 @@ async def open_log_source(
     Args:
         stored: The position up to which everything is stored; None: the channel's.
         reader_at: Makes the reader that begins at a sequence.
+        creates_topic: Whether to create a missing topic; otherwise RequestRefused is raised.
         channel_may_lead: See `SourceOptions`.
 
     Raises:
         BrokerUnreachable, ConnectionFailed, RequestRefused: The broker cannot be reached, or refuses.
     """
-    begin = await requests.open_channel(channel)
+    begin = await requests.open_channel(channel, creates_topic=creates_topic)
     if stored is not None:
         if not await requests.is_same_log(stored):
             logger.warning(

@@ -208,6 +208,10 @@ class _Sources:
             if missing:
                 self._discovery.ask_again()
 
+    def _is_named(self, topic: str, broker: BrokerAddresses) -> bool:
+        """Return whether the user named both; a topic that was found instead is not created again."""
+        return topic in self._options.topics and broker in self._options.brokers
+
     # ------------------------------------------------------------------ one source
 
     async def _keep_open(self, key: tuple[str, str], broker: BrokerAddresses) -> None:
@@ -249,9 +253,14 @@ class _Sources:
                 isinstance(error, RequestRefused) and error.is_about_secret
             ):
                 raise error
-            is_listed = broker not in self._options.brokers
-            if is_listed and isinstance(error, RequestRefused) and error.status == 404:
-                self._sources.discard(key)  # the topic was deleted; it may be listed again
+            if (
+                not self._is_named(topic, broker)
+                and isinstance(error, RequestRefused)
+                and error.status == 404
+            ):
+                self._sources.discard(key)  # the topic was deleted; it may be found again
+                if topic in (found := self._topics_of.get(broker, [])):
+                    found.remove(topic)
                 return
             if not warned:
                 logger.warning("topic %s: %s; retrying", topic, error)
@@ -266,7 +275,7 @@ class _Sources:
             async with self._consumer(topic, named, list(options.lookupd_http_addresses)) as consumer:
                 yield ChannelSource(topic, "", consumer)
             return
-        requests = None
+        requests, creates_topic = None, self._is_named(topic, broker)
         if not is_ephemeral(topic) and not is_ephemeral(options.channel):
             broker, requests = await self._log_requests(topic, broker)
         if requests is None:
@@ -288,7 +297,9 @@ class _Sources:
             )
 
         async with open_log_source(
-            topic, options.channel, requests, stored, reader_at, channel_may_lead=options.channel_may_lead
+            *(topic, options.channel, requests, stored, reader_at),
+            creates_topic=creates_topic,
+            channel_may_lead=options.channel_may_lead,
         ) as source:
             yield source
 

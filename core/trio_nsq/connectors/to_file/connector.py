@@ -86,6 +86,7 @@ class ToFile:
         self._writers: dict[str, TopicWriter] = {}
         self._writing: trio.Nursery
         self._opening: dict[str, trio.Lock] = {}  # by topic
+        self._ended = OutputCounts()  # of writers that have ended
         self._failures: list[CannotWrite] = []
         self._stopping = trio.Event()
 
@@ -93,6 +94,7 @@ class ToFile:
     def counts(self) -> OutputCounts:
         """What was written durably so far, over all topics."""
         total = OutputCounts()
+        total.add(self._ended)
         for writer in self._writers.values():
             total.add(writer.counts)
         return total
@@ -145,7 +147,7 @@ class ToFile:
             async with trio.open_nursery() as self._writing:
                 reading: trio.CancelScope = await nursery.start(self._read)
                 await self._stopping.wait()
-                for writer in self._writers.values():
+                for writer in list(self._writers.values()):
                     writer.stop()
             # All writers have ended. Cancelling closes the sources, which send the last FINs and move the channels.
             reading.cancel()
@@ -168,6 +170,8 @@ class ToFile:
     async def _writer(self, topic: str) -> TopicWriter:
         """Return the writer of a topic; begin it for the first source."""
         async with self._opening.setdefault(topic, trio.Lock()):
+            if (writer := self._writers.get(topic)) is not None and writer.is_ending:
+                await writer.ended.wait()
             if topic not in self._writers:
                 output = await self._open(topic)
                 if self._stopping.is_set():
@@ -175,7 +179,14 @@ class ToFile:
                     await trio.sleep_forever()  # until `run` cancels this
                 self._limits.topics += 1
                 interval_s = self._options.sync_interval_s
-                self._writers[topic] = TopicWriter(topic, output, self._limits, interval_s, self._clock)
+                self._writers[topic] = TopicWriter(
+                    topic,
+                    output,
+                    self._limits,
+                    interval_s,
+                    self._clock,
+                    ends_when_idle=topic not in self._sources.topics,
+                )
                 self._writing.start_soon(self._write, self._writers[topic])
         return self._writers[topic]
 
@@ -189,3 +200,7 @@ class ToFile:
             await writer.run()
         except CannotWrite as error:
             self._failures.append(error)  # the other topics end in good order
+        del self._writers[writer.topic]
+        self._ended.add(writer.counts)
+        self._limits.topics -= 1
+        writer.ended.set()

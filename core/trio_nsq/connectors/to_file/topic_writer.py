@@ -58,6 +58,10 @@ class TopicWriter:
         output: Is used in threads, and released at the end of `run`.
         sync_interval_s: How long messages may wait until they are synced.
         clock: Returns Unix seconds, for the names of files.
+        ends_when_idle: Whether `run` returns when there was no source for one to two sync intervals.
+
+    Attributes:
+        ended: Is set by the caller of `run`.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class TopicWriter:
         limits: WriterLimits,
         sync_interval_s: float,
         clock: Callable[[], float],
+        *,
+        ends_when_idle: bool = False,
     ) -> None:
         self.topic = topic
         self._output = output
@@ -82,6 +88,13 @@ class TopicWriter:
         self._held: dict[int, SourceBatch] = {}  # of channels, neither finished nor requeued
         self._stopping = trio.Event()
         self._closes_file = False
+        self._ends_when_idle = ends_when_idle
+        self.ended = trio.Event()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether `stop` was called, or the writer was idle: it takes no more sources."""
+        return self._stopping.is_set()
 
     @property
     def counts(self) -> OutputCounts:
@@ -171,6 +184,7 @@ class TopicWriter:
     async def _write_until_stopped(self) -> None:
         next_tick = trio.current_time() + self._sync_interval_s
         sync_at = math.inf
+        is_idle = False  # since the last tick
         while not self._stopping.is_set() or self._waiting:
             with trio.move_on_at(min(next_tick, sync_at)):
                 await self._has_work.wait()
@@ -188,6 +202,10 @@ class TopicWriter:
             await self._work(batches, sync=sync, tick=tick, close=closes)
             if sync or closes:
                 sync_at = math.inf
+            if tick:
+                if self._ends_when_idle and is_idle and not self._sources and not self._waiting:
+                    self._stopping.set()  # the topic was deleted
+                is_idle = not self._sources
         await self._work((), sync=True, tick=False, close=True)
 
     def _take_waiting(self) -> list[SourceBatch]:
