@@ -427,6 +427,15 @@ def test_empty_file_of_another_compression_is_removed(tmp_path: Path, compressio
     assert files_in(tmp_path) == {"clicks.12.log": b"0000000000\n"}
 
 
+def test_empty_file_of_a_run_without_compression_stays_empty(tmp_path: Path) -> None:
+    output = open_output(settings(tmp_path, skip_empty_files=False))
+    output.tick(NOON)
+    crash(output)
+    output = open_output(settings(tmp_path, compression="gzip", skip_empty_files=False))
+    output.close_file(NOON)
+    assert files_in(tmp_path) == {"clicks.12.log": b""}
+
+
 def test_tiny_messages_count_with_their_memory(tmp_path: Path) -> None:
     output = open_output(settings(tmp_path))
     output.write([log_batch(0, [b"x"] * 1000)], NOON)

@@ -26,7 +26,7 @@ from ...client.reading.topic_reader import TopicReader
 from ...log.raw import RawStreamError
 from ...lookup.answers import Node
 from ...lookup.query import lookup_nodes
-from ...protocol.names import is_ephemeral
+from ...protocol.names import is_ephemeral, is_valid_name
 from .batch import Position, Source
 from .broker_http import BrokerFinder
 from .channel_source import ChannelSource
@@ -119,6 +119,7 @@ class _Sources:
     def _is_wanted(self, topic: str) -> bool:
         return topic in self._options.topics or (
             self._pattern is not None
+            and is_valid_name(topic)  # a discovery service can answer anything
             and self._pattern.search(topic) is not None
             and not self._options.left_out(topic)
         )

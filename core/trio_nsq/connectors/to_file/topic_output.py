@@ -284,8 +284,10 @@ class TopicOutput:
         self._leave_lost_file()
         file, settings = self._file, self._settings
         is_empty = file is not None and not file.end and not self._raw
-        if file is not None and is_empty and settings.compressor and not settings.skip_empty_files:
-            file.append(settings.compressor.compress([b""]))  # no bytes are no valid gzip or zstd
+        compressor = None if settings.skip_empty_files else settings.compressor
+        # A file of a run without compression has no such suffix.
+        if file is not None and is_empty and compressor and file.final.name.endswith(compressor.suffix):
+            file.append(compressor.compress([b""]))  # no bytes are no valid gzip or zstd
         self._commit()
         if file is None:
             return
