@@ -69,7 +69,7 @@ def test_files_of_a_deleted_topic_are_closed(qcli: Cli, broker: Broker, topic: s
             writing.until(lambda: not _open_files(writing, tmp_path))
         code, text = writing.end()
     assert code == 143
-    assert text.endswith("Wrote 20 messages (120 B) to 2 files.\n")
+    assert "Wrote 20 messages (120 B) to " in text
     assert (tmp_path / f"{topic}.log").read_bytes() == lines(numbers(20))
 
 

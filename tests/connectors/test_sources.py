@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -373,6 +374,19 @@ async def test_discovered_brokers(tmp_path: Path, topic: str) -> None:
                 publish(two, topic, b"two")
                 assert await received.bodies(1) == [b"two"]
         assert all(source.is_log for source in received.sources)
+
+
+async def test_service_that_does_not_answer_delays_nothing(tmp_path: Path, topic: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, qcli_lookupd() as lookupd:
+        with qcli_serve(tmp_path / "data", f"--lookupd-tcp-address={lookupd.tcp_address}") as broker:
+            publish(broker, topic, b"a")
+            lookupds = (f"127.0.0.1:{silent.getsockname()[1]}", lookupd.http_address)
+            wanted = SourceOptions(
+                CHANNEL, topic_pattern=f"^{topic}$", topic_refresh_s=0.2, lookupd_http_addresses=lookupds
+            )
+            with trio.fail_after(PATIENCE_S):  # the service is given 60 s
+                async with running(wanted) as received:
+                    assert await received.bodies(1) == [b"a"]
 
 
 async def test_no_broker() -> None:

@@ -83,36 +83,58 @@ class _Sources:
         )
         self._topics_of: dict[BrokerAddresses, list[str]] = {}  # of the brokers that the user names
         self._sources: set[tuple[str, str]] = set()  # topic and TCP address of those that run
-        self._nursery: trio.Nursery | None = None
+        self._nursery: trio.Nursery
+        self._failures: list[ConnectionFailed] = []  # of the brokers that the user names, at the start
+        self._reached = trio.Event()
 
     async def run(self) -> None:
-        failures: list[ConnectionFailed] = []
+        decided = trio.Event()
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._try_all, decided)
+            await decided.wait()
+            reached = self._reached.is_set()
+            if reached:
+                self._follow(self._nursery)
+        if not reached:
+            raise none_reached([*self._failures, *self._discovery.failures_to_connect()])
 
-        async def try_first(broker: BrokerAddresses) -> None:
-            try:
-                await self._finder.find(broker)
-                await self._refresh(broker)
-            except ConnectionFailed as failure:
-                failures.append(failure)
+    async def _try_all(self, decided: trio.Event) -> None:
+        """Query all brokers and services. Sources of those that answer are opened without waiting for the others."""
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._discovery.ask)
-            for broker in self._options.brokers:
-                nursery.start_soon(try_first, broker)
-        if len(failures) == len(self._options.brokers) and not self._discovery.has_answer:
-            raise none_reached([*failures, *self._discovery.failures_to_connect()])
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            self._open_new()
-            if not self._options.looks_again:
-                self._find_missing(nursery)
-                return
-            nursery.start_soon(self._discovery.keep_asking)
-            if self._options.lookupd_http_addresses:
-                nursery.start_soon(self._ask_while_missing)
-            if self._pattern is not None:
+        async def decide() -> None:
+            await self._reached.wait()
+            decided.set()
+
+        async with trio.open_nursery() as watching:
+            if self._options.looks_again:
+                watching.start_soon(decide)
+            async with trio.open_nursery() as trying:
+                trying.start_soon(self._discovery.ask)
                 for broker in self._options.brokers:
-                    nursery.start_soon(self._keep_refreshing, broker)
+                    trying.start_soon(self._try_first, broker)
+            watching.cancel_scope.cancel()
+        decided.set()
+
+    async def _try_first(self, broker: BrokerAddresses) -> None:
+        try:
+            await self._finder.find(broker)
+            await self._refresh(broker)
+        except ConnectionFailed as failure:
+            self._failures.append(failure)
+        else:
+            self._open_new()
+
+    def _follow(self, nursery: trio.Nursery) -> None:
+        """Look for new topics and brokers."""
+        if not self._options.looks_again:
+            self._find_missing(nursery)
+            return
+        nursery.start_soon(self._discovery.keep_asking)
+        if self._options.lookupd_http_addresses:
+            nursery.start_soon(self._ask_while_missing)
+        if self._pattern is not None:
+            for broker in self._options.brokers:
+                nursery.start_soon(self._keep_refreshing, broker)
 
     # ------------------------------------------------------------------ topics and brokers
 
@@ -144,8 +166,7 @@ class _Sources:
 
     def _open_new(self) -> None:
         """Start a task for each source that does not run yet."""
-        if self._nursery is None:
-            return
+        self._reached.set()
         for key, broker in self._wanted().items():
             if key not in self._sources:
                 self._sources.add(key)
