@@ -24,7 +24,7 @@ from .batch import Position, SourceBatch, from_records
 
 logger = logging.getLogger("trio_nsq.connectors")
 
-WATCH_S = 2.0
+WATCH_S = 5.0
 """How often to ask whether the channel is paused, and for the end of the log."""
 COMMIT_S = 1.0
 """The shortest time between two moves of the channel."""
