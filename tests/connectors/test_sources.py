@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from interop.peers import Broker, nsqd, qcli_lookupd, qcli_serve
-from trio_nsq.client import ConnectionFailed, Consumer, RequestRefused
+from trio_nsq.access import token_digest
+from trio_nsq.client import ConnectionFailed, Consumer, ConsumerOptions, Producer, RequestRefused
 from trio_nsq.connectors.source.batch import Position, Source, SourceBatch
 from trio_nsq.connectors.source.options import BrokerAddresses, SourceOptions
 from trio_nsq.connectors.source.run import run_sources
@@ -406,6 +407,23 @@ async def test_missing_secret(tmp_path: Path, topic: str) -> None:
             async with running(options([broker], topic)):
                 await trio.sleep_forever()
     assert caught.group_contains(RequestRefused) or caught.group_contains(ConnectionFailed)
+
+
+async def test_a_token_that_may_read_the_topic_and_manage_the_channel_is_enough(
+    tmp_path: Path, topic: str
+) -> None:
+    secret = "of-a-test"
+    grant = f'{{ roles = ["read", "manage"], topics = ["{topic}"], channels = ["{CHANNEL}"] }}'
+    publisher = '{ roles = ["publish"] }'
+    (tmp_path / "auth.toml").write_text(
+        f'[[token]]\nname = "app"\nhash = "{token_digest(secret.encode())}"\ngrants = [{grant}, {publisher}]\n'
+    )
+    with qcli_serve(tmp_path / "data", f"--auth-file={tmp_path / 'auth.toml'}") as broker:
+        async with Producer(broker.tcp_address, auth_secret=secret) as producer:
+            await producer.publish(topic, b"one")
+        consumer = ConsumerOptions(auth_secret=secret)
+        async with running(options([broker], topic, consumer=consumer)) as received:
+            assert await received.bodies(1) == [b"one"]
 
 
 async def test_broker_that_lost_its_last_messages(

@@ -222,7 +222,13 @@ class LogRequests:
 
     async def open_channel(self, channel: str, *, creates_topic: bool) -> int:
         """Create the channel, and perhaps the topic, if it does not exist; return `BrokerLog.first_unfinished`."""
-        await self._call(self._log.create_topic if creates_topic else self._log.bounds)
+        try:
+            return await self._call(self._log.first_unfinished, channel)
+        except RequestRefused as exc:
+            if not creates_topic or exc.status != 404 or exc.text != "TOPIC_NOT_FOUND":
+                raise
+        # Not before it is needed: a token that may manage this channel only may not create topics.
+        await self._call(self._log.create_topic)
         return await self._call(self._log.first_unfinished, channel)
 
     async def move_channel(self, channel: str, sequence: int) -> None:
