@@ -96,6 +96,17 @@ def test_requeue_to_the_topic_for_all_channels(qcli: Cli, broker: Broker, topic:
     assert [broker.channel_stats(topic, name)["depth"] for name in ("c", "d")] == [1, 4]
 
 
+def test_letters_without_an_origin_are_to_be_consumed(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(f"{topic}.dead", "dead-letters")
+    qcli.publish(f"{topic}.dead", [b"one"])
+    for flags in ([], ["--to-topic"]):
+        result = qcli("dlq", "requeue", f"{topic}.dead", *flags)
+        assert result.code == 1
+        assert "no origin" in result.err
+        assert "Consume those without an origin" in result.err
+        assert "use --to-topic" not in result.err
+
+
 def test_requeue_if_the_channel_was_deleted(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
     qcli("channel", "delete", "--yes", f"{topic}/c")
     result = qcli("dlq", "requeue", dead)

@@ -56,7 +56,11 @@ def requeue(to_topic: bool, **selected: Any) -> None:
     done, kept = _do_on_each(Selection(**selected), "requeue", {"to": "topic" if to_topic else "channel"})
     if kept:
         why = "; ".join(f"{number:,} because {reason}" for reason, number in kept.items())
-        hint = "" if to_topic else " To publish them to all channels of their topics, use --to-topic."
+        hint = ""
+        if any("no origin" in reason for reason in kept):
+            hint = " Consume those without an origin from a channel: qcli channel list names the channels of the topic."
+        elif not to_topic:
+            hint = " To publish them to all channels of their topics, use --to-topic."
         raise Failure(f"Not requeued: {why}.{hint}", ExitCode.PARTIAL if done else ExitCode.FAILURE)
 
 
