@@ -18,6 +18,7 @@ DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "docker/compose.yaml").read_text())
 DOCKERFILE = (DEPLOY / "docker/Dockerfile").read_text()
 UNIT = (DEPLOY / "systemd/trio-nsq.service").read_text()
+CONNECTOR = (DEPLOY / "systemd/trio-nsq-connector@.service").read_text()
 
 
 def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,9 +36,19 @@ def test_the_unit_runs_a_command_that_is_understood(monkeypatch: pytest.MonkeyPa
     check_command(shlex.split(line), monkeypatch)
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / "trio-nsq.service"
-    unit.write_text(re.sub(r"^(ExecStart=)\S+", r"\1/bin/true", UNIT, flags=re.MULTILINE))
+def test_the_connectors_of_the_unit_are_commands_that_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = re.findall(r"ARGUMENTS=(to-[^']*?)'?(?: >.*)?$", CONNECTOR, re.MULTILINE)
+    assert [line.split()[0] for line in lines] == ["to-file", "to-http", "to-nsq"]
+    for line in lines:
+        check_command(shlex.split(line.replace("@/etc/trio-nsq/hook-headers", "X-Key: 1")), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("trio-nsq.service", UNIT), ("trio-nsq-connector@archive.service", CONNECTOR)]
+)
+def test_systemd_accepts_the_unit(tmp_path: Path, name: str, text: str) -> None:
+    unit = tmp_path / name
+    unit.write_text(re.sub(r"^(ExecStart=)\S+", r"\1/bin/true", text, flags=re.MULTILINE))
     done = subprocess.run(
         [system_program("systemd-analyze"), "verify", "--man=false", str(unit)],
         capture_output=True,
