@@ -41,8 +41,8 @@ class Contender:
     Attributes:
         program: Such as `nsq_to_file` or `to-file`.
         source: The broker with the backlog.
-        flags: `OUT` stands for a folder, `RECEIVER` for an address of HTTP, `TO` for one of TCP.
-        target: The broker that `TO` stands for.
+        flags: `OUT` stands for a folder, `RECEIVER` for an address of HTTP, `TO` and `TO-HTTP` for those of the target.
+        target: The broker that gets the messages.
         share: The part of the backlog, so that all take about the same time.
     """
 
@@ -72,23 +72,24 @@ def _three(original: str, *flags: str, share: float = 1.0, ours: Sequence[str] =
 FILE = ("--output-dir=OUT", "--sync-interval=1s")
 POST = "--post=RECEIVER"
 TO = "--destination-nsqd-tcp-address=TO"
+TO_BOTH = (TO, "--destination-nsqd-http-address=TO-HTTP")
 WORKLOADS: dict[str, list[Contender]] = {
     # The first contender is the one that the others are compared with.
     "file": _three("nsq_to_file", *FILE),
     "file-gzip": _three("nsq_to_file", *FILE, "--gzip"),
-    "http": _three("nsq_to_http", POST, share=0.1),
+    "http": _three("nsq_to_http", POST, share=0.03),
     "http-batch": [
-        Contender("nsq_to_http", NSQD, (POST, MANY), share=0.1),
+        Contender("nsq_to_http", NSQD, (POST, MANY), share=0.03),
         Contender("to-http", NSQD, (POST, "--batch-size=100")),
         Contender("to-http", OURS, (POST, "--batch-size=100")),
     ],
     "nsq": [
         Contender("nsq_to_nsq", NSQD, (TO, MANY), target=NSQD),
         Contender("nsq_to_nsq", OURS, (TO, MANY), target=OURS),
-        Contender("to-nsq", NSQD, (TO,), target=NSQD),
-        Contender("to-nsq", NSQD, (TO,), target=OURS),
-        Contender("to-nsq", OURS, (TO,), target=NSQD),
-        Contender("to-nsq", OURS, (TO,), target=OURS),
+        Contender("to-nsq", NSQD, TO_BOTH, target=NSQD),
+        Contender("to-nsq", NSQD, TO_BOTH, target=OURS),
+        Contender("to-nsq", OURS, TO_BOTH, target=NSQD),
+        Contender("to-nsq", OURS, TO_BOTH, target=OURS),
     ],
 }
 
@@ -129,6 +130,7 @@ def measure(workload: str, contender: Contender, number: int, options: argparse.
             "=OUT": f"={out}",
             "=RECEIVER": f"=http://{target.http_address}/pub?topic=sink%23ephemeral",
             "=TO": f"={target.tcp_address}",
+            "=TO-HTTP": f"={target.http_address}",
         }
         flags = [f"--topic={TOPIC}", *contender.flags]
         for word, value in replaced.items():
@@ -183,7 +185,7 @@ def main() -> None:
     parser = record.parser(
         __doc__, rounds=3, only="only these workloads, separated by commas: " + ", ".join(WORKLOADS)
     )
-    parser.add_argument("--messages", type=int, default=300_000, help="the backlog (default: %(default)s)")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="the backlog (default: %(default)s)")
     options = parser.parse_args()
     wanted = [name for name in options.only.split(",") if name] or list(WORKLOADS)
     if unknown := set(wanted) - WORKLOADS.keys():

@@ -149,8 +149,12 @@ def test_destination_that_requires_a_secret(qcli: Cli, topic: str, tmp_path: Pat
         result = qcli(*flags)
         assert result.code == 1
         assert "AUTH_REQUIRED (HTTP status 401)" in result.err
-        assert "--producer-opt auth_secret,TOKEN" in result.err
+        assert "--producer-opt auth_secret_file,FILE" in result.err
         assert "Copied 1 message " in qcli(*flags, f"--producer-opt=auth_secret,{token}").err
+        qcli.publish(topic, [b"b"])
+        (tmp_path / "token").write_text(token)
+        for_sources = ("--auth-secret", "unknown", "--producer-opt", f"auth_secret_file,{tmp_path / 'token'}")
+        assert "Copied 1 message " in qcli(*flags, *for_sources).err
 
 
 def test_several_topics_into_one(qcli: Cli, topic: str, target: Broker) -> None:

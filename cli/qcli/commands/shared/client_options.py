@@ -48,6 +48,7 @@ _OF_CONNECTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "deflate_level": ("deflate_level", _integer),
     "snappy": ("snappy", _boolean),
     "auth_secret": ("auth_secret", str),
+    "auth_secret_file": ("auth_secret_file", str),  # not an option of the Go client
 }
 _OF_CONSUMERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     **_OF_CONNECTIONS,

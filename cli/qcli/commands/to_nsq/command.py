@@ -111,7 +111,8 @@ DESTINATION, FILTERS, OUTPUT = "Where to", "Filters", "Output"
     multiple=True,
     metavar="NAME,VALUE",
     brief=True,
-    help="Set an option of the Go client by its name, for destinations.",
+    help="Set an option of the Go client by its name, for destinations. They get the options for TLS and the secret of "
+    "the sources, unless this sets others: tls_v1,false or auth_secret_file,FILE.",
 )
 @option(
     DESTINATION,

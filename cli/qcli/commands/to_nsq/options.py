@@ -99,8 +99,13 @@ class NsqCommand:
             raise click.UsageError(f"Missing option '{DESTINATION_OPTION}': name the broker to copy to.")
         check_keyword_arguments(ProducerSettings, self.producer_opts)
         connecting = ConnectOptions.of_command()
-        producer: Any = {**connecting.options(), **keyword_arguments(self.producer_opts)}
-        has_tls = connecting.has_tls or any(each.name.startswith("tls") for each in self.producer_opts)
+        of_destinations = keyword_arguments(self.producer_opts)
+        producer: Any = {**connecting.options(), **of_destinations}
+        if "auth_secret_file" in of_destinations:
+            producer["auth_secret"] = of_destinations.get("auth_secret", "")
+        has_tls = connecting.has_tls or any(name.startswith("tls") for name in of_destinations)
+        if of_destinations.get("tls_v1") is False:  # TLS for the sources only
+            has_tls, producer["tls_context"] = False, None
         found = CopyOptions(
             source=source,
             destinations=self._destinations(connecting),

@@ -86,6 +86,8 @@ def _failure(group: Exception) -> Failure | None:
             if isinstance(cause, AuthRefused) or (
                 isinstance(cause, RequestRefused) and cause.is_about_secret
             ):
-                text += ". Give --auth-secret-file, or only for destinations --producer-opt auth_secret,TOKEN"
+                text += (
+                    ". Give --auth-secret-file, or only for destinations --producer-opt auth_secret_file,FILE"
+                )
             return Failure(f"{text[0].upper()}{text[1:]}.", code)
     return None
