@@ -296,7 +296,7 @@ def test_first_line_is_bad(qcli: Cli, topic: str) -> None:
         (["t", "--skip-bad"], "--skip-bad is for --format json."),
         (
             ["t", "--format", "json", "-0"],
-            "--null and --delimiter are for --format raw; JSON is one object per line.",
+            "--null, --delimiter and --framing are for --format raw; JSON is one object per line.",
         ),
     ],
 )
