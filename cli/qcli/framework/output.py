@@ -54,9 +54,13 @@ def silence_library() -> None:
     logging.getLogger("trio_nsq").addHandler(logging.NullHandler())
 
 
-def show_library_warnings() -> None:
-    """Print the library's warnings and notes, such as a lost connection and the reconnect."""
+def show_library_warnings(*, notes: bool = True) -> None:
+    """Print the library's warnings, and its notes, such as a lost connection and the reconnect."""
+    import logging
+
     _print_logs_of("trio_nsq")
+    if not notes:
+        logging.getLogger("trio_nsq").setLevel(logging.WARNING)
 
 
 def show_security_warnings() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import click
 
-from ...broker.address_options import HTTP_OPTION, TCP_OPTION, check_tcp_address
+from ...broker.address_options import HTTP_OPTION, TCP_OPTION, check_tcp_address, next_port
 from ...broker.admin_client import AdminClient
 from ...broker.brokers import Brokers, chosen
 from ...broker.connection_options import ConnectOptions
@@ -58,8 +58,7 @@ def targets_of(options: BenchOptions) -> list[Target]:
     given, lookupds = chosen(click.get_current_context(), "nsqd_tcp_addresses")
     for address in given:
         check_tcp_address(address)
-    # By convention, the port of HTTP is the one after the TCP port.
-    found = [Target(address, (*options.nsqd_http_addresses, _next_port(address))) for address in given]
+    found = [Target(address, (*options.nsqd_http_addresses, next_port(address))) for address in given]
     if lookupds:
         brokers = Brokers((), lookupds, options.lookupd_allowed_hosts)
         for node in brokers.nodes():
@@ -73,8 +72,3 @@ def targets_of(options: BenchOptions) -> list[Target]:
 def tcp_addresses(targets: Iterable[Target]) -> Sequence[str]:
     """Return the TCP addresses."""
     return [target.tcp_address for target in targets]
-
-
-def _next_port(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    return f"{host}:{min(int(port) + 1, 65535)}"

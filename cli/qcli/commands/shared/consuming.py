@@ -16,6 +16,7 @@ from ...broker.address_options import (
     check_tcp_address,
     http_addresses,
     lookupd_addresses,
+    next_port,
     tcp_addresses,
 )
 from ...broker.brokers import chosen
@@ -129,7 +130,6 @@ class Consuming:
             for each in self.nsqd_http_addresses
             if is_https(each) or is_unix_path(each) or not connecting.encrypts_tcp
         ]
-        # By convention, the port of HTTP is the one after the TCP port.
         return tuple(
             BrokerAddresses(address, tuple(dict.fromkeys([*http, next_port(address)])))
             for address in addresses
@@ -167,11 +167,6 @@ def https_or_nothing(address: str) -> str:
     from ...broker.https_ports import https_address
 
     return https_address(address)
-
-
-def next_port(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    return f"{host}:{min(int(port) + 1, 65535)}"
 
 
 def _pattern(text: str) -> str:

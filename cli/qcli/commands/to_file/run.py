@@ -1,6 +1,5 @@
 """Runs `to-file` until a signal."""
 
-import logging
 import signal
 import sys
 
@@ -24,9 +23,7 @@ _EXIT_CODES = {CheckpointDamaged: ExitCode.DAMAGED, FileNameError: ExitCode.USAG
 
 def run(sources: SourceOptions, options: ToFileOptions, *, quiet: bool) -> ExitCode:
     """Write until a signal, and return the exit code. Raises Failure: it cannot work."""
-    show_library_warnings()
-    if quiet:
-        logging.getLogger("trio_nsq").setLevel(logging.WARNING)
+    show_library_warnings(notes=not quiet)
     raise_file_limit()
     try:
         return trio.run(_run, sources, options, quiet)

@@ -1,6 +1,5 @@
 """Runs `to-http` until a signal."""
 
-import logging
 from functools import partial
 
 from trio_nsq.client.connection.options import ConnectionOptions
@@ -19,9 +18,7 @@ def run(
     sources: SourceOptions, delivery: DeliveryOptions, connecting: ConnectionOptions, *, quiet: bool
 ) -> int:
     """Deliver until a signal. Raises Failure: no broker can be reached, or one refuses."""
-    show_library_warnings()
-    if quiet:
-        logging.getLogger("trio_nsq").setLevel(logging.WARNING)
+    show_library_warnings(notes=not quiet)
     statistics = Statistics()
     try:
         run_until_signal(partial(_run, sources, delivery, connecting, statistics))

@@ -9,11 +9,12 @@ import click
 
 from trio_nsq.protocol.names import is_valid_name
 
+from ...broker.address_options import next_port
 from ...broker.connection_options import ConnectOptions
 from ...framework.options import given
 from ...framework.params import is_https, is_unix_path
 from ..shared.client_options import ClientOption, check_keyword_arguments, keyword_arguments
-from ..shared.consuming import Consuming, https_or_nothing, next_port
+from ..shared.consuming import Consuming, https_or_nothing
 
 if TYPE_CHECKING:
     from trio_nsq.connectors.filters.bodies import Filter

@@ -1,6 +1,5 @@
 """Runs `to-nsq` until a signal."""
 
-import logging
 import sys
 
 import trio
@@ -23,9 +22,7 @@ from .status import Status, show_live, summary, write_status
 
 def run(copying: CopyOptions, options: NsqCommand) -> ExitCode:
     """Copy until a signal, and return the exit code. Raises Failure: it cannot work."""
-    show_library_warnings()
-    if options.quiet:
-        logging.getLogger("trio_nsq").setLevel(logging.WARNING)
+    show_library_warnings(notes=not options.quiet)
     raise_file_limit()
     progress = Progress()
     try:

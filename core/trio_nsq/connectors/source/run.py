@@ -117,7 +117,6 @@ class _Sources:
 
     async def _try_first(self, broker: BrokerAddresses) -> None:
         try:
-            await self._finder.find(broker)
             await self._refresh(broker)
         except ConnectionFailed as failure:
             self._failures.append(failure)
@@ -205,9 +204,10 @@ class _Sources:
         self._open_new()
 
     async def _refresh(self, broker: BrokerAddresses) -> None:
+        """Check that a broker can be reached; with a pattern, look for its topics. Raises ConnectionFailed."""
+        found = await self._finder.find(broker)
         if self._pattern is None:
             return
-        found = await self._finder.find(broker)
         if not found.http:
             logger.warning(
                 "the topics of the broker at %s are unknown: its HTTP API was not found", broker.tcp
