@@ -3,6 +3,8 @@
 import contextlib
 import csv
 import io
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,9 +119,14 @@ def test_failures_between_reports_are_warnings(fleet: Fleet, topic: str) -> None
 # ---------------------------------------------------------------------- the live screen
 
 
+PATIENT = "from qcli import main; from qcli.broker import admin_client; admin_client.REQUEST_TIMEOUT_S = 600.0; main()"
+"""A program of Python that runs a command whose requests to a hung broker end later than a test waits for anything."""
+
+
 @contextlib.contextmanager
 def live(cli: Cli, *args: str) -> Iterator[tuple[ScreenReader, Terminal]]:
-    with cli.on_terminal("stat", *args, "--interval", "100ms", rows=24, columns=80) as terminal:
+    command = [sys.executable, "-c", PATIENT, "stat", *args, "--interval", "100ms"]
+    with cli.on_terminal(shell=f"exec {shlex.join(command)}", rows=24, columns=80) as terminal:
         screen = ScreenReader(terminal)
         screen.wait_for("topic/channel")
         yield screen, terminal
@@ -131,12 +138,11 @@ def test_keys_work_while_a_broker_hangs(fleet: Fleet, topic: str) -> None:
     with live(fleet.cli, topic) as (screen, terminal):
         screen.wait(lambda lines: lines[-3].split()[:2] == ["total", "10"])
         with hung(silent):
-            lines = screen.wait_for(f"no answer from {silent.http_address}: not in these numbers")
-            assert lines[-3].split()[:2] == ["total", "7"]
-            begun_s = time.monotonic()
+            # The note may come a moment before the numbers without the broker.
+            note = f"no answer from {silent.http_address}: not in these numbers"
+            screen.wait(lambda lines: note in lines[1] and lines[-3].split()[:2] == ["total", "7"])
             for keys, text in (("s", "by depth"), ("r", "by depth, reversed"), ("\x1b[B", f"{topic}  in")):
                 screen.press(keys, text)
-            assert time.monotonic() - begun_s < ANSWER_TIMEOUT_S - 2
             fleet.ours[0].post("/pub", b"x", topic=topic)  # the others' numbers go on
             screen.wait(lambda lines: lines[-3].split()[:2] == ["total", "8"])
         screen.wait_without("no answer")
@@ -148,11 +154,9 @@ def test_keys_work_while_a_broker_hangs(fleet: Fleet, topic: str) -> None:
 def test_screen_starts_without_a_hung_broker_and_ends_at_once(fleet: Fleet, topic: str) -> None:
     fill(fleet, topic)
     with hung(fleet.ours[0]), live(fleet.cli, topic) as (screen, terminal):
-        assert screen.wait_for("no answer from")[-3].split()[:2] == ["total", "9"]
-        begun_s = time.monotonic()
+        screen.wait(lambda lines: "no answer from" in lines[1] and lines[-3].split()[:2] == ["total", "9"])
         terminal.type(b"q")
-        assert terminal.end() == 0
-        assert time.monotonic() - begun_s < ANSWER_TIMEOUT_S - 2
+        assert terminal.end() == 0  # before the request to the hung broker does
 
 
 def test_enter_shows_the_brokers_of_a_topic(fleet: Fleet, topic: str) -> None:
@@ -160,8 +164,11 @@ def test_enter_shows_the_brokers_of_a_topic(fleet: Fleet, topic: str) -> None:
     with live(fleet.cli, f"{topic}*") as (screen, _):
         screen.wait(lambda lines: "4 brokers" in lines[0] and lines[-3].split()[:2] == ["total", "10"])
         screen.press("\x1b[B\r", f"topic {topic}")
-        lines = screen.wait_for(f"    {fleet.nsqd.http_address}")
-        assert [line.split()[1] for line in lines if line.startswith("    ")] == ["1", "2", "3", "4"]
+        screen.wait(
+            lambda lines: (
+                [line.split()[1] for line in lines if line.startswith("    ")] == ["1", "2", "3", "4"]
+            )
+        )
 
 
 def test_broker_that_registers_later_appears(tmp_path: Path, topic: str) -> None:
@@ -182,8 +189,8 @@ def test_broker_that_registers_later_appears(tmp_path: Path, topic: str) -> None
 def test_refusal_is_shown_in_its_own_words(tmp_path: Path, fleet: Fleet, topic: str) -> None:
     fill(fleet, topic)
     with refusing_broker(tmp_path) as refusing, live(cli_of(fleet.ours[0], refusing), topic) as (screen, _):
-        lines = screen.wait_for(f"The broker at {refusing.http_address} requires a secret")
-        assert lines[-3].split()[:2] == ["total", "1"]
+        reason = f"The broker at {refusing.http_address} requires a secret"
+        screen.wait(lambda lines: reason in lines[1] and lines[-3].split()[:2] == ["total", "1"])
 
 
 def test_broker_without_topics_beside_one_that_is_down(tmp_path: Path) -> None:
