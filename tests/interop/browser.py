@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from interop.peers import system_program
+from interop.peers import chromium_program
 
 PATIENCE_S = 60.0
 EVIL = "evil.test"
@@ -129,7 +129,7 @@ def visit(attacker: Attacker, script: str, profile: Path, host: str = EVIL) -> d
     """Open the attacker's page by a host name in a browser with a new profile; return the script's observations."""
     attacker.script = script
     argv: list[str | Path] = [
-        system_program("chromium", "chromium-browser", "google-chrome"),
+        chromium_program(),
         "--headless=new",
         "--no-sandbox",  # the sandbox does not work for root
         "--disable-gpu",

@@ -327,6 +327,11 @@ def system_program(*names: str) -> Path:
         return installed_program(*names)
 
 
+def chromium_program() -> Path:
+    """Return the browser of the tests."""
+    return system_program("chromium", "chromium-browser", "google-chrome")
+
+
 @contextmanager
 def prometheus(config: Path, data_path: Path) -> Iterator[str]:
     """Run Prometheus on a free loopback port until the block exits, and yield its ``127.0.0.1:PORT``."""
