@@ -21,7 +21,13 @@ LAYERS = (
     ("trio_nsq.admission",),
     ("trio_nsq.http", "trio_nsq.log", "trio_nsq.reloading", "trio_nsq.startup_checks"),
     ("trio_nsq.access", "trio_nsq.tls"),
-    ("trio_nsq.bodies", "trio_nsq.listening", "trio_nsq.reactor", "trio_nsq.secret"),
+    (
+        "trio_nsq.bodies",
+        "trio_nsq.listening",
+        "trio_nsq.reactor",
+        "trio_nsq.secret",
+        "trio_nsq.setting_texts",
+    ),
     (
         "trio_nsq.protocol",
         "trio_nsq.pacing",
@@ -32,6 +38,7 @@ LAYERS = (
         "trio_nsq.under_trio",
         "trio_nsq.untrusted_json",
         "trio_nsq.durations",
+        "trio_nsq.sizes",
         "trio_nsq.wording",
     ),
 )

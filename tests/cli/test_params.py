@@ -16,7 +16,6 @@ from qcli.framework.params import (
     channel_source,
     delimiter,
     duration,
-    duration_text,
     http_address,
     http_service,
     listen_address,
@@ -30,6 +29,7 @@ from qcli.framework.params import (
     tcp_listen_address,
     topic_name,
 )
+from trio_nsq.durations import duration_text
 
 
 @pytest.mark.parametrize(

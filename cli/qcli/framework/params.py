@@ -12,23 +12,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from trio_nsq.durations import parse_duration_ns
+from trio_nsq.durations import parse_duration_ms, parse_long_duration_ms, parse_retention_ms
+from trio_nsq.sizes import parse_size
 
-_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+")
-_MS_PER_DAY = 24 * 3600 * 1000
-_MS_PER_UNIT = {"d": _MS_PER_DAY, "h": 3600 * 1000, "m": 60 * 1000, "s": 1000, "ms": 1}
-BYTES_PER_UNIT = {
-    "": 1,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
-_BYTE_SIZE = re.compile(rf"(\d{{1,15}})({'|'.join(BYTES_PER_UNIT)})")
 _HOST_PORT = re.compile(r"(?P<host>\[[^\s\[\]]+\]|[^\s:/\[\]]*):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
 _TRUTH = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
@@ -37,15 +23,7 @@ _NAME_RULE = "1 to 64 of the characters . _ - a-z A-Z 0-9, optionally with #ephe
 
 def duration(text: str) -> int:
     """Parse a duration in Go's format, such as `500ms` or `1m30s`, to milliseconds."""
-    if _NUMBER.fullmatch(text) and text != "0":
-        raise click.BadParameter(f"{text!r} has no unit: write {text}s for seconds, or ms, m, h.")
-    try:
-        total_ns = parse_duration_ns(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from error
-    if 0 < total_ns < 10**6:
-        raise click.BadParameter(f"{text!r} is less than a millisecond.")
-    return round(total_ns / 10**6)
+    return _parsed(parse_duration_ms, text)
 
 
 def positive_duration(text: str) -> int:
@@ -55,45 +33,26 @@ def positive_duration(text: str) -> int:
     return value_ms
 
 
-def long_duration(text: str, besides: str = "") -> int:
-    """Parse a duration that may begin with days, `7d` or `1d12h`, to milliseconds; `besides` ends the error message."""
-    if _NUMBER.fullmatch(text) and text != "0":
-        raise click.BadParameter(f"{text!r} has no unit: write {text}s for seconds, or ms, m, h, d.")
-    days = re.match(r"(\d{1,9})d", text)
-    rest = text[days.end() :] if days else text
-    try:
-        rest_ms = duration(rest) if rest or not days else 0
-    except click.BadParameter:
-        raise click.BadParameter(
-            f"{text!r} is not a duration such as 500ms, 1m30s, 12h, 7d or 1d12h{besides}."
-        ) from None
-    return rest_ms + (int(days[1]) * _MS_PER_DAY if days else 0)
-
-
-def duration_text(value_ms: int) -> str:
-    """Format a duration that `long_duration` parses."""
-    text = ""
-    for unit, unit_ms in _MS_PER_UNIT.items():
-        count, value_ms = divmod(value_ms, unit_ms)
-        text += f"{count}{unit}" if count else ""
-    return text or "0"
+def long_duration(text: str) -> int:
+    """Parse a duration that may begin with days, `7d` or `1d12h`, to milliseconds."""
+    return _parsed(parse_long_duration_ms, text)
 
 
 def retention_time(text: str) -> int:
     """Parse a duration as `long_duration`, to milliseconds; `forever` is -1."""
-    if text == "forever":
-        return -1
-    return long_duration(text, ", nor forever")
+    return _parsed(parse_retention_ms, text)
 
 
 def byte_size(text: str) -> int:
     """Parse a size such as `4096`, `500MB` or `10GiB` to bytes; `unlimited` is -1."""
-    if text == "unlimited":
-        return -1
-    found = _BYTE_SIZE.fullmatch(text)
-    if found is None:
-        raise click.BadParameter(f"{text!r} is not a size such as 4096, 500MB or 10GiB, nor unlimited.")
-    return int(found[1]) * BYTES_PER_UNIT[found[2]]
+    return _parsed(parse_size, text)
+
+
+def _parsed(parse: Callable[[str], int], text: str) -> int:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
 
 
 def address(text: str, example: str = "127.0.0.1:4150") -> str:

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import click
 
+from trio_nsq.durations import duration_text
+
 from ...framework.output import size
-from ...framework.params import byte_size, duration_text
+from ...framework.params import byte_size
 from ...terminal.figures import age
 from .survey import BrokerState, Survey
 

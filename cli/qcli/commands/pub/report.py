@@ -4,13 +4,13 @@ import re
 import sys
 
 from trio_nsq.client import AuthRefused, BrokerError
+from trio_nsq.durations import duration_text
 from trio_nsq.wording import count_of
 
 from ...broker.failures import connection_failure, refused
 from ...framework.errors import ExitCode, Failure
 from ...framework.output import is_terminal, print_diagnostic, size
 from ...framework.output import rate as per_second
-from ...framework.params import duration_text
 from .options import PubOptions
 from .results import BrokerResult, PublishResult
 

@@ -1,11 +1,12 @@
 """`set` and `settings` of `qcli topic` and `qcli channel`: the settings that the broker stores for each."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from trio_nsq.setting_texts import DEFAULT, SETTINGS
 from trio_nsq.wording import count_of
 
 from ...broker.brokers import Brokers, broker_http_options
@@ -14,101 +15,12 @@ from ...framework.command import DocumentedCommand, did_you_mean
 from ...framework.errors import ExitCode
 from ...framework.options import Decorator, all_of, option, output_format
 from ...framework.output import json_lines, write
-from ...framework.params import BYTES_PER_UNIT, Source, byte_size, duration_text, retention_time
+from ...framework.params import Source
 from ...terminal.confirm import UNCONFIRMED, confirm
 from .admin_action import name_argument
 
-DEFAULT = "default"
 _WHAT = "has no settings of topics and channels"
 
-
-def _whole_number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise click.BadParameter(
-            f"{text!r} is not an integer of 0 or more; 'default' is the broker's default."
-        )
-    return int(text)
-
-
-def _time_text(value_ms: int) -> str:
-    """Return a value that `retention_time` parses."""
-    return "forever" if value_ms < 0 else duration_text(value_ms)
-
-
-def _size_text(size: int) -> str:
-    """Return a value that `byte_size` parses."""
-    if size < 0:
-        return "unlimited"
-    units = sorted(BYTES_PER_UNIT, key=lambda unit: BYTES_PER_UNIT[unit], reverse=True)
-    unit = next(unit for unit in units if size % BYTES_PER_UNIT[unit] == 0)
-    return f"{size // BYTES_PER_UNIT[unit]}{unit}" if size else "0"
-
-
-class Setting(NamedTuple):
-    """A setting of topics or channels.
-
-    Attributes:
-        name: The name on the command line.
-        key: The broker's name, with the unit.
-        parse, show: Convert text to the broker's value, and back.
-        about: The description for the help.
-        words: Values that are words, without `DEFAULT`.
-    """
-
-    name: str
-    key: str
-    parse: Callable[[str], int | str]
-    show: Callable[[Any], str]
-    about: str
-    words: tuple[str, ...] = ()
-
-
-_FOR_TOPICS = (
-    Setting(
-        "retention_time",
-        "retention_time_ms",
-        retention_time,
-        _time_text,
-        "keep messages that every channel has passed for this long, such as 12h or 7d; forever",
-        ("forever",),
-    ),
-    Setting(
-        "retention_bytes",
-        "retention_bytes",
-        byte_size,
-        _size_text,
-        "keep at most this much of them, such as 10GiB; unlimited",
-        ("unlimited",),
-    ),
-    Setting("ttl", "ttl_ms", retention_time, _time_text, "do not deliver messages that are older than this"),
-    Setting("max_messages", "max_messages", _whole_number, str, "limit the number of waiting messages"),
-    Setting("max_bytes", "max_bytes", byte_size, _size_text, "limit the bytes of waiting messages"),
-    Setting(
-        "when_full",
-        "when_full",
-        str,
-        str,
-        "at one of these two limits: reject new messages, or drop-oldest",
-        ("reject", "drop-oldest"),
-    ),
-)
-_FOR_CHANNELS = (
-    Setting(
-        "max_attempts",
-        "max_attempts",
-        _whole_number,
-        str,
-        "do not deliver a message again after this many deliveries",
-    ),
-    Setting(
-        "dead_letter_topic",
-        "dead_letter_topic",
-        str,
-        str,
-        "publish such messages to this topic; empty (dead_letter_topic=): drop them",
-    ),
-)
-SETTINGS = {"topic": _FOR_TOPICS, "channel": _FOR_CHANNELS}
 
 _ASKS = {
     "topic": " If the change would drop waiting messages, as a short ttl or a low limit with drop-oldest can, asks "
@@ -162,8 +74,8 @@ class Assignment(click.ParamType[tuple[str, Any]]):
             return setting.key, None
         try:
             return setting.key, setting.parse(text)
-        except click.BadParameter as error:
-            self.fail(f"{name}: {error.message}", param, ctx)
+        except ValueError as error:
+            self.fail(f"{name}: {error}.", param, ctx)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
