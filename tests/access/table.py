@@ -20,6 +20,7 @@ class Row(NamedTuple):
 ENDPOINTS = {
     ("GET", "/ping"): Row("open"),
     ("GET", "/info"): Row("any"),
+    ("GET", "/access"): Row("any"),
     ("GET", "/stats"): Row("any"),
     ("GET", "/metrics"): Row("read"),
     ("GET", "/config/{opt}"): Row("admin"),

@@ -170,6 +170,8 @@ CALLS = [
     call("GET /ping"),
     call("GET /info"),
     call("GET /info %=", status=400),
+    call("GET /access"),
+    call("GET /access %=", status=400),
     call("GET /stats"),
     call("GET /stats format=json include_disk=true"),
     call("GET /stats format=json topic=none"),

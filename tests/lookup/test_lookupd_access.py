@@ -40,6 +40,7 @@ ANY_ROLE: Set[str | None] = {*ROLES, "elsewhere"}
 ENDPOINTS: dict[tuple[str, str], Set[str | None]] = {
     ("GET", "/ping"): EVERYBODY,
     ("GET", "/info"): ANY_ROLE,
+    ("GET", "/access"): ANY_ROLE,
     ("GET", "/topics"): ANY_ROLE,
     ("GET", "/channels?topic=clicks"): ANY_ROLE,
     ("GET", "/lookup?topic=clicks"): ANY_ROLE - {"elsewhere"},  # 404

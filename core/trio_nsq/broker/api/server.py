@@ -206,6 +206,7 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
     routes = [
         Route("GET", "/ping", status.ping, plain=True, rule=_OPEN),
         Route("GET", "/info", status.info, rule=_ANY_ROLE),
+        Route("GET", "/access", status.access, rule=_ANY_ROLE),
         Route("GET", "/stats", status.stats, rule=_ANY_ROLE),
         Route("GET", "/metrics", status.metrics, plain=True, rule=metrics_rule),
         Route("GET", "/config/{opt}", config.get, rule=_ADMIN),

@@ -1,4 +1,4 @@
-"""`/ping`, `/info`, `/stats` and `/metrics` (NSQ's HTTP API)."""
+"""`/ping`, `/info`, `/stats` and `/metrics` (NSQ's HTTP API), and `/access`."""
 
 import socket
 import time
@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._version import __version__
+from ...access.description import describe
 from ...http import Request, Response
 from ...listening import port_of
 from ..addresses import BoundAddresses, Broadcast
@@ -59,6 +60,10 @@ class Status:
             "max_deflate_level": limits.max_deflate_level,
         }
         return Response.json(info | ({"draining": True} if self._server.broker.draining else {}))
+
+    async def access(self, request: Request) -> Response:
+        """Return who the client is, and what it may do."""
+        return Response.json(describe(request.identity, read_only=self._server.options.http_read_only))
 
     async def stats(self, request: Request) -> Response:
         """Return statistics: JSON with `format=json`, else text."""

@@ -1,15 +1,15 @@
 """Asks auth servers over HTTP what a client may do (NSQ protocol: AUTH)."""
 
-import importlib
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlencode
 
 import trio
 
 from ...access import Grant, Identity, Pattern, Role
 from ...access.access import AuthDenied, AuthError
+from ...access.patterns import ALL_REGEX, compile_regex, import_re2
 from ...http.client import HTTPClient, RequestFailed, UnexpectedStatus
 from ...protocol.address import parse_address, without_secrets
 from ...protocol.go_json import GoObject, decode_object
@@ -70,27 +70,16 @@ def _grant(line: GoObject) -> Grant:
         # As in nsqd, a publish also needs a channel pattern that matches the empty string: `.*` does, `archive` or no
         # pattern at all does not. This is surprising, but auth servers may rely on it.
         roles.discard("publish")
-    every_channel = ".*" in channels
-    everywhere = ".*" in topics and every_channel
+    every_channel = ALL_REGEX in channels
+    everywhere = ALL_REGEX in topics and every_channel
     return Grant(frozenset(roles), (_compile("topic", topics[0]),), compiled, everywhere, every_channel)
 
 
 def _compile(what: str, pattern: str) -> Pattern:
-    # RE2, not `re`: it has nsqd's syntax, and every pattern takes linear time on a name that a client chose. It caches
-    # compiled patterns.
-    re2 = _re2()
-    options = re2.Options()
-    options.log_errors = False  # RE2 would write them to stderr
     try:
-        compiled: Pattern = re2.compile(pattern, options)
-    except re2.error as exc:
-        reason = exc.args[0].decode("utf-8", "replace")
-        raise ValueError(f"unable to compile {what} {pattern!r}: {reason}") from None
-    return compiled
-
-
-def _re2() -> Any:  # the package has no type information
-    return importlib.import_module("re2")
+        return compile_regex(pattern)
+    except ValueError as exc:
+        raise ValueError(f"unable to compile {what} {pattern!r}: {exc}") from None
 
 
 # ---------------------------------------------------------------------- queries
@@ -120,7 +109,7 @@ class AuthClient:
 
     def __init__(self, options: BrokerOptions, *, pick: Callable[[int], int] = random.randrange) -> None:
         try:
-            _re2()
+            import_re2()
         except ModuleNotFoundError as exc:
             raise StartupError(
                 "--auth-http-address needs the package google-re2, which is not installed: pip install google-re2"

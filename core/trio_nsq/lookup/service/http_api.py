@@ -11,6 +11,7 @@ import trio
 from ..._version import __version__
 from ...access import Rule
 from ...access.audit import AuditLog
+from ...access.description import describe
 from ...http import (
     HTTPError,
     Request,
@@ -36,15 +37,25 @@ _MANAGE_TOPIC, _MANAGE_CHANNEL = Rule("manage", "topic"), Rule("manage", "channe
 
 
 def make_router(
-    registry: Registry, audit: AuditLog, *, unix_time_ns: Callable[[], int] = time.time_ns
+    registry: Registry,
+    audit: AuditLog,
+    *,
+    read_only: bool = False,
+    unix_time_ns: Callable[[], int] = time.time_ns,
 ) -> Router:
-    """Make the router of all endpoints; `unix_time_ns` is the clock for times in answers."""
-    api = _API(registry, unix_time_ns)
+    """Make the router of all endpoints.
+
+    Args:
+        read_only: What `/access` says; the guard refuses the requests.
+        unix_time_ns: The clock for times in answers.
+    """
+    api = _API(registry, unix_time_ns, read_only)
     return Router(
         audited(route, audit)
         for route in [
             Route("GET", "/ping", api.ping, plain=True, rule=_OPEN),
             Route("GET", "/info", api.info, rule=_ANY_ROLE),
+            Route("GET", "/access", api.access, rule=_ANY_ROLE),
             Route("GET", "/topics", api.topics, rule=_ANY_ROLE),
             Route("GET", "/channels", api.channels, rule=_ANY_ROLE),
             Route("GET", "/lookup", api.lookup, rule=_ANY_ROLE),
@@ -60,15 +71,19 @@ def make_router(
 
 
 class _API:
-    def __init__(self, registry: Registry, unix_time_ns: Callable[[], int]) -> None:
+    def __init__(self, registry: Registry, unix_time_ns: Callable[[], int], read_only: bool) -> None:
         self._registry = registry
         self._unix_time_ns = unix_time_ns
+        self._read_only = read_only
 
     async def ping(self, request: Request) -> Response:
         return Response.text("OK")
 
     async def info(self, request: Request) -> Response:
         return Response.json({"version": __version__})
+
+    async def access(self, request: Request) -> Response:
+        return Response.json(describe(request.identity, read_only=self._read_only))
 
     # ------------------------------------------------------------------ queries
 

@@ -55,7 +55,7 @@ class Listeners:
         self.hosts = HostNames(hosts)
         self._brokers: set[BrokerConnection] = set()
         self._silence_s = max(GREETING_TIMEOUT_S, 2 * options.inactive_producer_timeout_ms / 1000)
-        self._router = make_router(registry, access.audit)
+        self._router = make_router(registry, access.audit, read_only=options.http_read_only)
         self._plain_router: Router = self._router
         if options.tls.required:
             self._plain_router = TLSRequiredRouter(info.http_port)
