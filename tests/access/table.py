@@ -54,6 +54,7 @@ ENDPOINTS = {
     ("GET", "/channel/peek"): Row("read", "channel"),
     ("POST", "/channel/seek"): Row("manage", "channel"),
     ("GET", "/channel/deferred"): Row("read", "channel"),
+    ("GET", "/channel/deferred/counts"): Row("read", "channel"),
     ("POST", "/channel/deferred/cancel"): Row("manage", "channel"),
     ("GET", "/dead_letters"): Row("read", "topic"),
     ("GET", "/dead_letters/messages"): Row("read", "topic"),

@@ -69,6 +69,8 @@ def test_random_history_against_a_sorted_list(steps: list[tuple[str, int, int]])
             assert (list(real), len(real)) == (naive, len(naive))
             assert sorted(real.sequences()) == sorted(row[1] for row in naive)
             assert real.first_due_ns == (naive[0][0] if naive else None)
+            assert real.last_due_ns == (naive[-1][0] if naive else None)
+            assert real.counts_before(range(32)) == [sum(row[0] < t for row in naive) for t in range(32)]
             assert all(0 < len(block) <= 8 for block in real.copy())
         for clone, blocks, expected in copies:
             assert list(clone) == expected

@@ -54,6 +54,29 @@ async def test_list_with_due_times(tmp_path: Path) -> None:
         assert await deferred(api) == found
 
 
+async def test_counts_by_due_time(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await make(api, "c", "other")
+        answer = await api.get("/channel/deferred/counts", topic="t", channel="c", before="@1")
+        assert answer.json() == {
+            "topic": "t",
+            "channel": "c",
+            "deferred_count": 0,
+            "first_due_ns": None,
+            "last_due_ns": None,
+            "due_before": [0],
+        }
+        for days in (3, 1, 2, 1):
+            await defer(api, b"x", days * DAY_MS)
+        due = [each["due_ns"] for each in await deferred(api)]
+        times_ns = [0, due[0], due[0] + 1, due[2], due[-1], due[-1] + 1, due[-1] * 2]
+        before = ",".join(f"@{each // 10**9}.{each % 10**9:09d}" for each in times_ns)
+        found = (await api.get("/channel/deferred/counts", topic="t", channel="c", before=before)).json()
+        assert found["due_before"] == [sum(each < limit for each in due) for limit in times_ns]
+        assert found["deferred_count"] == 4
+        assert (found["first_due_ns"], found["last_due_ns"]) == (due[0], due[-1])
+
+
 async def test_messages_requeued_with_a_delay_are_listed_with_their_attempts(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.publish("t", b"a")
@@ -105,6 +128,11 @@ async def test_messages_that_are_not_deferred_are_not_cancelled(tmp_path: Path) 
         ("GET", "/channel/deferred?topic=t&channel=none", 404, "CHANNEL_NOT_FOUND"),
         ("GET", "/channel/deferred?topic=t&channel=c&max_messages=10001", 400,
          "INVALID_MAX_MESSAGES: at most 10000"),
+        ("GET", "/channel/deferred/counts?topic=t", 400, "MISSING_ARG_CHANNEL"),
+        ("GET", "/channel/deferred/counts?topic=t&channel=c&before=latest", 400,
+         "INVALID_BEFORE: 'latest' is not a time such as @1700000000"),
+        ("GET", "/channel/deferred/counts?topic=t&channel=c&before=" + ",".join(["@1"] * 201), 400,
+         "INVALID_BEFORE: at most 200 times"),
         ("POST", "/channel/deferred/cancel?topic=t&channel=c", 400, "MISSING_ARG_ID"),
         ("POST", "/channel/deferred/cancel?topic=t&channel=c&id=12", 400,
          "INVALID_ID: '12' is not 16 of the digits 0-9 a-f"),

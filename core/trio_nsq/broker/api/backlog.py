@@ -13,7 +13,7 @@ from ...http import HTTPError, Request, Response, given
 from ...log import RecordBatch
 from ...log.gaps import Gap
 from ...log.interface import READ_BYTES
-from ..positions import EARLIEST, Position
+from ..positions import EARLIEST, Position, parse_position
 from ..readers import Readers
 from ..server import Server
 from ..state.batch import Batch
@@ -32,6 +32,7 @@ DEFAULT_DEFERRED_MESSAGES = 100
 MAX_MESSAGES = 10_000
 """The messages to show are collected in one step, so that the answer is consistent. This bounds that step."""
 MAX_IDS = 1000
+MAX_TIMES = 200
 _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _SCATTERED_READ_BYTES = 16 * 1024
 
@@ -54,6 +55,23 @@ async def deferred(server: Server, request: Request) -> Response:
     )
     headers = {"X-NSQ-Deferred-Count": str(channel.deferred_count)}
     return Response(body=lines.pieces(), content_type=NDJSON, headers=headers)
+
+
+async def deferred_counts(server: Server, request: Request) -> Response:
+    """Return how many messages of a channel are deferred, and how many are due before each of some times."""
+    topic, channel = find_topic_and_channel(server, request)
+    times_ns = _times_given(request)
+    messages = channel.messages.deferred
+    return Response.json(
+        {
+            "topic": topic.name,
+            "channel": channel.name,
+            "deferred_count": len(messages),
+            "first_due_ns": messages.first_due_ns,
+            "last_due_ns": messages.last_due_ns,
+            "due_before": messages.counts_before(times_ns),
+        }
+    )
 
 
 async def cancel(server: Server, request: Request) -> Response:
@@ -102,6 +120,23 @@ def ids_given(request: Request) -> list[str]:
     if len(ids) > MAX_IDS:
         raise HTTPError(400, f"INVALID_ID: at most {MAX_IDS} ids")
     return ids
+
+
+def _times_given(request: Request) -> list[int]:
+    """Return the times in `before`, Unix nanoseconds. Raises HTTPError."""
+    texts = request.query["before"].split(",") if request.query.get("before") else []
+    if len(texts) > MAX_TIMES:
+        raise HTTPError(400, f"INVALID_BEFORE: at most {MAX_TIMES} times")
+    times_ns = []
+    for text in texts:
+        try:
+            position = parse_position(text, time.time_ns())
+        except ValueError as exc:
+            raise HTTPError(400, f"INVALID_BEFORE: {exc}") from exc
+        if position.kind != "time":
+            raise HTTPError(400, f"INVALID_BEFORE: {text!r} is not a time such as @1700000000")
+        times_ns.append(position.value)
+    return times_ns
 
 
 async def find_sequences(server: Server, topic: Topic, channel: Channel, ids: list[str]) -> dict[str, int]:

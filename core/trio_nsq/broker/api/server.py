@@ -178,6 +178,7 @@ _HANDLERS: _Handlers = {
     ("GET", "/channel/peek"): (_READ_CHANNEL, backlog.peek),
     ("POST", "/channel/seek"): (_MANAGE_CHANNEL, backlog.seek),
     ("GET", "/channel/deferred"): (_READ_CHANNEL, backlog.deferred),
+    ("GET", "/channel/deferred/counts"): (_READ_CHANNEL, backlog.deferred_counts),
     ("POST", "/channel/deferred/cancel"): (_MANAGE_CHANNEL, backlog.cancel),
     ("GET", "/dead_letters"): (_READ_TOPIC, dead_letters.overview),
     ("GET", "/dead_letters/messages"): (_READ_TOPIC, dead_letters.messages),

@@ -10,9 +10,9 @@ import sys
 from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import accumulate, compress
 
 from .batch import Batch
 from .version import Version
@@ -136,6 +136,20 @@ class DeferredMessages:
     def first_due_ns(self) -> int | None:
         """The earliest due time, Unix nanoseconds; None if there are no messages."""
         return self._blocks[0].due_ns[0] if self._blocks else None
+
+    @property
+    def last_due_ns(self) -> int | None:
+        """The latest due time, Unix nanoseconds; None if there are no messages."""
+        return self._blocks[-1].due_ns[-1] if self._blocks else None
+
+    def counts_before(self, times_ns: Sequence[int]) -> list[int]:
+        """Return for each of some times how many messages are due before it. Fast for any number of messages."""
+        sums = [0, *accumulate(map(len, self._blocks))]
+        counts = []
+        for time_ns in times_ns:
+            index = bisect_left(self._blocks, time_ns, key=_first_due_ns) - 1
+            counts.append(sums[index] + bisect_left(self._blocks[index].due_ns, time_ns) if index >= 0 else 0)
+        return counts
 
     def held(self, sequence: int) -> Batch | None:
         """Return the batch that holds a message, or None if the message is in the log."""
