@@ -309,7 +309,7 @@ def combined(failures: Iterable[Failure], *, partial: bool) -> Failure:
 
 
 def chosen(
-    ctx: click.Context, http_name: str = "nsqd_http_addresses"
+    ctx: click.Context, http_name: str = "nsqd_http_addresses", lookupd_name: str = "lookupd_addresses"
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the brokers and the discovery services of a command line, as two tuples of addresses.
 
@@ -317,11 +317,11 @@ def chosen(
     an address of one kind on the command line replaces those of both kinds elsewhere.
 
     Args:
-        http_name: The parameter with the brokers' addresses.
+        http_name, lookupd_name: The parameters with the addresses of brokers and of discovery services.
 
     Raises UsageError: the context has no such address.
     """
-    names = (http_name, "lookupd_addresses")
+    names = (http_name, lookupd_name)
     for source in _RANK:
         values = [
             tuple(ctx.params.get(name) or ()) if ctx.get_parameter_source(name) is source else ()

@@ -91,7 +91,8 @@ def _use(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Conf
     if path is None:
         return None
     config = read_config(ctx, path, ctx.meta.get(PROBLEMS))
-    ctx.default_map = config.values
+    # Values of a context, which is processed before or after, are the defaults of both.
+    ctx.default_map = {**(ctx.default_map or {}), **config.values}
     return config
 
 

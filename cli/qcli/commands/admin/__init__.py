@@ -1,0 +1,1 @@
+"""`qcli admin`: the web console."""

@@ -1,0 +1,269 @@
+"""The settings of `qcli admin`: names, defaults and keys are nsqadmin's where it has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...broker.connection_options import ConnectOptions
+from ...framework import params
+from ...framework.daemon import kinds
+from ...framework.daemon.security_settings import audit_log_setting, auth_file_setting
+from ...framework.daemon.setting import LOG_SETTINGS, Setting, fields_of, under_headings, verbose_setting
+
+if TYPE_CHECKING:
+    from trio_nsq.console.options import ConsoleOptions
+
+_BROKERS, _LOOKUPDS = "nsqd_http_addresses", "lookupd_http_addresses"
+LISTEN = kinds.Kind(params.tcp_listen_address, "HOST:PORT")
+_CIDR = kinds.Kind(click.STRING, "CIDR")
+_URL = kinds.Kind(click.STRING, "URL")
+_TLS_NAMES = ("root_ca_file", "cert", "key", "insecure_skip_verify")
+
+
+def base_path(text: str) -> str:
+    """Parse the path of the first page: it begins with a slash, and ends without one."""
+    if not text.startswith("/") or "//" in text or any(not c.isprintable() or c in "?#%\\ " for c in text):
+        raise click.BadParameter(f"{text!r} is not a path such as /nsq.")
+    return text.rstrip("/") or "/"
+
+
+def cidr(text: str) -> str:
+    """Check a network such as `10.0.0.0/8`; an address is a network, too; empty: none."""
+    import ipaddress
+
+    if text:
+        try:
+            ipaddress.ip_network(text, strict=False)
+        except ValueError as error:
+            raise click.BadParameter(f"{text!r} is not a network such as 10.0.0.0/8.") from error
+    return text
+
+
+SETTINGS = under_headings(
+    "Which broker",
+    Setting(
+        "nsqd-http-address",
+        kinds.Kind(params.http_address, "[https://]HOST:PORT|PATH"),
+        "127.0.0.1:4151",
+        field=_BROKERS,
+        multiple=True,
+        help="Show the brokers at these HTTP addresses. Several: with commas, or repeat the option.",
+    ),
+    Setting(
+        "lookupd-http-address",
+        kinds.Kind(params.lookupd_address, "[https://]HOST:PORT"),
+        field=_LOOKUPDS,
+        key="nsqlookupd_http_addresses",
+        multiple=True,
+        help="Show all brokers that these nsqlookupd list. Several: with commas, or repeat the option.",
+    ),
+    Setting(
+        "lookupd-allowed-host",
+        kinds.HOST,
+        field="lookupd_allowed_hosts",
+        multiple=True,
+        brief=True,
+        help="Use only brokers with these host names or addresses, if nsqlookupd returns others: *.example.com.",
+    ),
+    Setting(
+        "http-client-connect-timeout",
+        kinds.POSITIVE_DURATION,
+        "2s",
+        field="connect_timeout_ms",
+        key="http_client_connect_timeout",
+        brief=True,
+        help="Wait so long for a connection to a broker or nsqlookupd.",
+    ),
+    Setting(
+        "http-client-request-timeout",
+        kinds.POSITIVE_DURATION,
+        "5s",
+        field="request_timeout_ms",
+        key="http_client_request_timeout",
+        brief=True,
+        help="Wait so long for the answer of a broker or nsqlookupd. A server that hangs delays no other.",
+    ),
+    Setting(
+        "poll-interval",
+        kinds.POSITIVE_DURATION,
+        "2s",
+        field="poll_interval_ms",
+        key="poll_interval",
+        help="Ask each broker once in this time, for all viewers together, while a page is open.",
+    ),
+    *(
+        Setting(
+            f"http-client-tls-{name.replace('_', '-')}",
+            kinds.BOOLEAN if name == "insecure_skip_verify" else kinds.FILE,
+            "false" if name == "insecure_skip_verify" else None,
+            alone="true" if name == "insecure_skip_verify" else None,
+            brief=True,
+            help=f"nsqadmin's name of --tls-{name.replace('_', '-')}.",
+        )
+        for name in _TLS_NAMES
+    ),
+    "Listener",
+    Setting(
+        "http-address",
+        LISTEN,
+        "127.0.0.1:4171",
+        help="Serve the pages here. Port 0 picks a free port; :4171 is every interface.",
+    ),
+    Setting(
+        "base-path",
+        kinds.Kind(base_path, "PATH"),
+        "/",
+        help="Serve the pages below this path, for a reverse proxy that passes it on.",
+    ),
+    Setting("https-cert", kinds.FILE, help="Serve HTTPS, with the certificate and chain in this PEM file."),
+    Setting("https-key", kinds.FILE, help="Read the certificate's key from this PEM file."),
+    Setting(
+        "address-file",
+        kinds.FILE,
+        help="Write the bound address to this file when the console is ready: JSON with the keys http_address and "
+        "url. The file is replaced atomically, and removed when the console stops.",
+        brief=True,
+    ),
+    "Viewers",
+    Setting(
+        "anonymous",
+        kinds.Kind(params.Word(["none", "read", "manage"], empty=""), None),
+        "",
+        help="What viewers without a login may do. By default: none, if a broker requires tokens or there is an "
+        "--auth-file; read, with --admin-user or an address that is not loopback; else manage.",
+    ),
+    auth_file_setting(),
+    Setting(
+        "acl-http-header",
+        kinds.TEXT,
+        "X-Forwarded-User",
+        help="Take the viewer's name from this header of a trusted proxy. It counts only with --admin-user.",
+    ),
+    Setting(
+        "admin-user",
+        kinds.TEXT,
+        field="admin_users",
+        multiple=True,
+        help="Let this user, named by a trusted proxy, change everything; other users only read. May be repeated.",
+    ),
+    Setting(
+        "trusted-proxy",
+        kinds.Kind(cidr, "CIDR"),
+        ("127.0.0.0/8", "::1/128"),  # type: ignore[arg-type]  # several
+        field="trusted_proxies",
+        multiple=True,
+        brief=True,
+        help="Believe the header only from these addresses. May be repeated.",
+    ),
+    Setting(
+        "session-lifetime",
+        kinds.POSITIVE_DURATION,
+        "8h",
+        help="End a login after this time.",
+        brief=True,
+    ),
+    Setting(
+        "session-key-file",
+        kinds.FILE,
+        help="Keep the key of the session cookies in this file, so that logins survive a restart. It is created "
+        "if it is missing.",
+        brief=True,
+    ),
+    Setting(
+        "http-allowed-host",
+        kinds.HOST,
+        field="http_allowed_hosts",
+        multiple=True,
+        help="Accept requests for this host name too, such as that of a reverse proxy. '*' accepts all names, and "
+        "with them DNS rebinding by web pages.",
+        brief=True,
+    ),
+    Setting(
+        "allow-config-from-cidr",
+        kinds.Kind(cidr, "CIDR"),
+        "127.0.0.1/8",
+        help="Accept requests to /config from this network only; '': from none.",
+        brief=True,
+    ),
+    "Graphite and notifications",
+    Setting("graphite-url", _URL, "", help="Show the charts of this Graphite, too.", brief=True),
+    Setting(
+        "proxy-graphite",
+        kinds.BOOLEAN,
+        "false",
+        alone="true",
+        help="Fetch Graphite's charts through the console.",
+        brief=True,
+    ),
+    Setting(
+        "statsd-prefix",
+        kinds.TEXT,
+        "nsq.%s",
+        help="The brokers' --statsd-prefix; %s is the broker.",
+        brief=True,
+    ),
+    Setting(
+        "statsd-counter-format",
+        kinds.TEXT,
+        "stats.counters.%s.count",
+        help="How statsd names counters in Graphite.",
+        brief=True,
+    ),
+    Setting(
+        "statsd-gauge-format",
+        kinds.TEXT,
+        "stats.gauges.%s",
+        help="How statsd names gauges in Graphite.",
+        brief=True,
+    ),
+    Setting(
+        "statsd-interval",
+        kinds.POSITIVE_DURATION,
+        "60s",
+        help="The interval of the brokers' statsd.",
+        brief=True,
+    ),
+    Setting(
+        "notification-http-endpoint",
+        _URL,
+        "",
+        help="POST a JSON object to this URL after each action.",
+        brief=True,
+    ),
+    "Logging",
+    *LOG_SETTINGS,
+    audit_log_setting(),
+    Setting("dev-static-dir", kinds.FOLDER, ignored="the pages are part of the package", help="No effect."),
+    verbose_setting(),
+)
+
+
+def console_options(ctx: click.Context, values: dict[str, Any]) -> ConsoleOptions:
+    """Return the console's options from values by field; other values are ignored. Raises UsageError, Failure."""
+    from trio_nsq.console.options import ConsoleOptions
+
+    from ...broker.brokers import chosen
+
+    if (values["https_cert"] is None) != (values["https_key"] is None):
+        raise click.UsageError("--https-cert and --https-key are needed together.", ctx)
+    brokers, lookupds = chosen(ctx, _BROKERS, _LOOKUPDS)
+    connection = ConnectOptions.of_command(ctx)
+    fields = fields_of(ConsoleOptions, values)
+    fields |= {_BROKERS: brokers, _LOOKUPDS: lookupds}
+    fields |= {"tls": _tls_files(connection, values), "secret": connection.secret}
+    return ConsoleOptions(**fields)
+
+
+def _tls_files(connection: ConnectOptions, values: dict[str, Any]) -> Any:
+    from trio_nsq.client.connection.tls import TLSFiles
+
+    given = connection.tls_files()
+    of_nsqadmin = [values[f"http_client_tls_{name}"] for name in _TLS_NAMES]
+    return TLSFiles(
+        given.root_ca_file or of_nsqadmin[0],
+        given.cert or of_nsqadmin[1],
+        given.key or of_nsqadmin[2],
+        given.skip_verify or of_nsqadmin[3] is True or of_nsqadmin[3] == "true",
+    )

@@ -1,0 +1,1 @@
+"""nsqadmin's JSON API."""

@@ -1,0 +1,25 @@
+"""What the handlers of pages get: `console_of(request)`."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from .fleet.watcher import Watcher
+from .options import ConsoleOptions
+from .upstream.client import Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """The parts of a running console."""
+
+    options: ConsoleOptions
+    upstream: Upstream
+    watcher: Watcher
+
+
+def console_of(request: Request) -> Console:
+    """Return the console that serves a request."""
+    console = request.app.state.console
+    assert isinstance(console, Console)
+    return console

@@ -1,0 +1,1 @@
+"""What the console knows of a fleet: one poll for all viewers."""

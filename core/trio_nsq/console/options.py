@@ -1,0 +1,75 @@
+"""The options of the console. Names and defaults are nsqadmin's; comments give the reason of exceptions."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..client.connection.tls import TLSFiles
+from ..protocol.limits import MINUTE_MS
+from ..secret import NO_SECRET, Secret
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleOptions:
+    """The configuration of one console.
+
+    Attributes:
+        http_address: Where it listens, `host:port`; port 0 selects a free port. Loopback by default, so that no other
+            machine gets access by accident (nsqadmin listens on all interfaces).
+        base_path: The path of the first page, for a reverse proxy.
+        nsqd_http_addresses: Brokers: `host:port`, `https://host:port`, or the path of a unix socket.
+        lookupd_http_addresses: Discovery services: `host:port` or a URL. The brokers that they list belong to the
+            fleet, too.
+        lookupd_allowed_hosts: Leave out listed brokers on other hosts; if empty, allow all. The console sends its
+            secret to listed brokers.
+        tls: For https to brokers and discovery services.
+        secret: Authenticates the console at brokers and discovery services; viewers use tokens of their own.
+        connect_timeout_ms, request_timeout_ms: Limits for requests to brokers and discovery services.
+        poll_interval_ms: The shortest time between two polls of a broker, while somebody looks.
+        https_cert, https_key: PEM files; both or neither. With them, the pages are served over HTTPS only.
+        anonymous: What viewers without a login may do; empty: it depends on the brokers and the address.
+        auth_file: Tokens of the console itself, for brokers without authentication. None: none.
+        acl_http_header: The header by which a trusted proxy names the viewer; it counts only with `admin_users`.
+        admin_users: These may change everything; other named users may only read.
+        trusted_proxies: Networks whose header is believed.
+        session_lifetime_ms: A login ends after this time.
+        session_key_file: Keeps the key of the session cookies. None: a new key at each start.
+        http_allowed_hosts: Host names for the console, besides localhost, this machine's name and IP addresses.
+        allow_config_from_cidr: The network that may use `/config`; empty: none.
+        graphite_url: A Graphite whose charts are shown, too; empty: none.
+        proxy_graphite: Fetch its charts through the console.
+        statsd_prefix, statsd_counter_format, statsd_gauge_format, statsd_interval_ms: How the brokers' statsd names
+            its figures in Graphite.
+        notification_http_endpoint: Gets a POST after each action; empty: none.
+        audit_log: The file of the audit log, or `-` for standard output; empty for none.
+    """
+
+    http_address: str = "127.0.0.1:4171"
+    base_path: str = "/"
+    nsqd_http_addresses: tuple[str, ...] = ()
+    lookupd_http_addresses: tuple[str, ...] = ()
+    lookupd_allowed_hosts: tuple[str, ...] = ()
+    tls: TLSFiles = field(default_factory=TLSFiles)
+    secret: Secret = NO_SECRET
+    connect_timeout_ms: int = 2_000
+    request_timeout_ms: int = 5_000
+    poll_interval_ms: int = 2_000
+    https_cert: Path | None = None
+    https_key: Path | None = None
+    anonymous: Literal["", "none", "read", "manage"] = ""
+    auth_file: Path | None = None
+    acl_http_header: str = "X-Forwarded-User"
+    admin_users: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    session_lifetime_ms: int = 8 * 60 * MINUTE_MS
+    session_key_file: Path | None = None
+    http_allowed_hosts: tuple[str, ...] = ()
+    allow_config_from_cidr: str = "127.0.0.1/8"
+    graphite_url: str = ""
+    proxy_graphite: bool = False
+    statsd_prefix: str = "nsq.%s"
+    statsd_counter_format: str = "stats.counters.%s.count"
+    statsd_gauge_format: str = "stats.gauges.%s"
+    statsd_interval_ms: int = MINUTE_MS
+    notification_http_endpoint: str = ""
+    audit_log: str = ""

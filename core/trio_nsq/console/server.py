@@ -1,0 +1,115 @@
+"""Runs the console: its listener, and all its tasks."""
+
+import logging
+import os
+import platform
+import socket
+import ssl
+from collections.abc import AsyncIterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import trio
+from hypercorn.config import Config, Sockets
+from hypercorn.trio.run import worker_serve
+from hypercorn.utils import wrap_app
+
+from .._version import __version__
+from ..listening import Listening, StartupError, listen
+from ..reloading import reload_on_request
+from ..under_trio import require_trio
+from .console import Console
+from .fleet.watcher import Watcher
+from .options import ConsoleOptions
+from .upstream.client import Upstream
+from .web.app import make_app
+
+logger = logging.getLogger("trio_nsq.console")
+
+_MAX_HEADERS_BYTES = 64 * 1024
+_KEEP_ALIVE_S = 75.0
+_STOP_S = 2.0
+"""Time for the answers that are being sent when the console stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleAddresses:
+    """The bound address of a console, and its first page."""
+
+    http_address: str
+    url: str
+
+
+async def serve(
+    options: ConsoleOptions,
+    *,
+    reloads: AsyncIterable[object] | None = None,
+    task_status: trio.TaskStatus[ConsoleAddresses] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a console until cancelled.
+
+    Args:
+        options: The configuration.
+        reloads: At each item the console reads its files again. None: it never does.
+        task_status: Gets the bound address once viewers can connect.
+
+    Raises:
+        StartupError: The console cannot start; the text is for the user.
+        RuntimeError: The caller is not a trio task.
+    """
+    require_trio("trio_nsq.console.server.serve")
+    logger.info("trio-nsq v%s (Python %s)", __version__, platform.python_version())
+    upstream = Upstream(
+        options.tls,
+        options.secret,
+        connect_timeout_s=options.connect_timeout_ms / 1000,
+        request_timeout_s=options.request_timeout_ms / 1000,
+    )
+    watcher = Watcher(upstream, options)
+    console = Console(options, upstream, watcher)
+    there = await listen("--http-address", options.http_address)
+    try:
+        scheme = "https" if options.https_cert is not None else "http"
+        bound = ConsoleAddresses(there.address, f"{scheme}://{there.address}{options.base_path}")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watcher.run)
+            if reloads is not None:
+                nursery.start_soon(partial(reload_on_request, reloads, logger=logger))
+            await nursery.start(_serve_http, console, there)
+            logger.info("HTTP: listening on %s", there.address)
+            task_status.started(bound)
+    finally:
+        there.close()
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+            await upstream.aclose()
+        logger.info("CONSOLE: bye")
+
+
+async def _serve_http(
+    console: Console, there: Listening, task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED
+) -> None:
+    config = Config()
+    config.accesslog = None
+    config.errorlog = logging.getLogger("trio_nsq.console.http")
+    config.errorlog.setLevel(logging.WARNING)
+    config.h11_max_incomplete_size = _MAX_HEADERS_BYTES
+    config.keep_alive_timeout = _KEEP_ALIVE_S
+    config.graceful_timeout = _STOP_S
+    config.include_server_header = False
+    secure = console.options.https_cert is not None
+    if secure:
+        config.certfile, config.keyfile = str(console.options.https_cert), str(console.options.https_key)
+        try:
+            config.create_ssl_context()
+        except (OSError, ssl.SSLError) as exc:
+            raise StartupError(f"--https-cert, --https-key: {exc}") from exc
+    raw = [socket.socket(fileno=os.dup(listener.socket.fileno())) for listener in there.listeners]
+    await worker_serve(
+        wrap_app(
+            cast(Any, make_app(console)), config.wsgi_max_body_size, "asgi"
+        ),  # other names of the same types
+        config,
+        sockets=Sockets(raw if secure else [], [] if secure else raw, []),
+        task_status=task_status,
+    )

@@ -1,0 +1,1 @@
+"""Requests to brokers and discovery services."""

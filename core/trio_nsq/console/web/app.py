@@ -1,0 +1,100 @@
+"""The console as an ASGI application: routes, and pages for errors."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..access.viewer import Forbidden, Viewer
+from ..console import Console, console_of
+from ..upstream.client import UpstreamError
+from .page import NotFound, Page, View
+from .pages import topics
+from .rendering import render
+
+logger = logging.getLogger("trio_nsq.console")
+
+PAGES: tuple[Page, ...] = (*topics.PAGES,)
+_STATIC = Path(__file__).with_name("static")
+
+
+def make_app(console: Console) -> ASGIApp:
+    """Build the application."""
+    routes: list[BaseRoute] = [
+        *(Route(page.path, _endpoint(page), methods=list(page.methods), name=page.name) for page in PAGES),
+        Mount("/static", StaticFiles(directory=_STATIC), name="static"),
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(_Anonymous)],
+        exception_handlers={
+            HTTPException: _http_error,
+            NotFound: _not_found,
+            Forbidden: _forbidden,
+            UpstreamError: _upstream_error,
+            Exception: _internal_error,
+        },
+    )
+    app.state.console = console
+    base = console.options.base_path.rstrip("/")
+    return Starlette(routes=[Mount(base, app)]) if base else app
+
+
+class _Anonymous:
+    """Every viewer may do everything."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["viewer"] = Viewer()
+        await self._app(scope, receive, send)
+
+
+def _endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        console_of(request).watcher.touch()
+        found = await page.handler(request)
+        return _response(request, found) if isinstance(found, View) else found
+
+    return answer
+
+
+def _response(request: Request, view: View) -> HTMLResponse:
+    return HTMLResponse(render(request, view), view.status)
+
+
+def _error(request: Request, status: int, title: str, texts: Iterable[str]) -> Response:
+    view = View("error.html", {"title": title, "texts": list(texts), "status": status}, status)
+    return _response(request, view)
+
+
+async def _http_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    text = "There is no such page." if exc.status_code == 404 else exc.detail
+    return _error(request, exc.status_code, "Not found" if exc.status_code == 404 else "Error", [text])
+
+
+async def _not_found(request: Request, exc: Exception) -> Response:
+    return _error(request, 404, "Not found", [str(exc)])
+
+
+async def _forbidden(request: Request, exc: Exception) -> Response:
+    return _error(request, 403, "Not allowed", [str(exc)])
+
+
+async def _upstream_error(request: Request, exc: Exception) -> Response:
+    return _error(request, 502, "A broker did not do it", [str(exc)])
+
+
+async def _internal_error(request: Request, exc: Exception) -> Response:
+    logger.error("%s %s: internal error", request.method, request.url.path, exc_info=exc)
+    return _error(request, 500, "Internal error", ["The console's log has the details."])

@@ -1,0 +1,73 @@
+"""Numbers, sizes and times as text: the filters of templates."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+UNKNOWN = "\N{EN DASH}"
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def number(value: float | None) -> str:
+    """Return a number with commas; one below 10 that is not whole with a decimal."""
+    if value is None:
+        return UNKNOWN
+    if value != int(value) and abs(value) < 10:
+        return f"{value:.1f}"
+    return f"{round(value):,}"
+
+
+def size(value: float | None) -> str:
+    """Return a number of bytes with its unit."""
+    if value is None:
+        return UNKNOWN
+    for unit in _SIZES:
+        if abs(value) < 1024 or unit == _SIZES[-1]:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def age(value_ms: float | None) -> str:
+    """Return a duration in milliseconds as `350 ms`, `4.2 s`, `5 min`, `3 h` or `8 d`."""
+    if value_ms is None:
+        return UNKNOWN
+    seconds = value_ms / 1000
+    for limit, divisor, unit in (
+        (1, 0.001, "ms"),
+        (120, 1, "s"),
+        (7200, 60, "min"),
+        (172_800, 3600, "h"),
+    ):
+        if seconds < limit:
+            count = seconds / divisor
+            return f"{count:.1f} {unit}" if unit == "s" and count < 10 else f"{count:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def percent(value: float | None) -> str:
+    """Return a share of 1 as percent."""
+    return UNKNOWN if value is None else f"{value * 100:.1f} %"
+
+
+def moment(unix_s: float | None) -> str:
+    """Return a time in UTC; `UNKNOWN` for None and 0."""
+    if not unix_s:
+        return UNKNOWN
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def since(unix_s: float | None) -> str:
+    """Return the time that has passed since a moment."""
+    return age((time.time() - unix_s) * 1000) if unix_s else UNKNOWN
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "number": number,
+    "bytes": size,
+    "age": age,
+    "percent": percent,
+    "moment": moment,
+    "since": since,
+}

@@ -1,0 +1,44 @@
+"""What a page consists of."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+
+class NotFound(Exception):
+    """The page does not exist. The text says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A template and its variables. The application renders it.
+
+    Attributes:
+        context: The variables; `viewer`, `snapshot`, `options`, `request` and `page` are added.
+        key: What else the block `live` depends on, for pages that look different for viewers with equal rights.
+    """
+
+    template: str
+    context: Mapping[str, Any] = field(default_factory=dict)
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page and its path.
+
+    Attributes:
+        path: Such as `/topics/{topic}`.
+        name: For `url(name, ...)` in templates.
+        handler: Returns the view; for an action, a redirection. Raises NotFound, Forbidden, UpstreamError.
+        live: The handler is called for each snapshot, too, and the template's block `live` is sent to viewers.
+    """
+
+    path: str
+    name: str
+    handler: Callable[[Request], Awaitable[View | Response]]
+    methods: tuple[str, ...] = ("GET",)
+    live: bool = False

@@ -1,0 +1,72 @@
+"""Renders templates."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+
+from ..access.viewer import viewer_of
+from ..console import console_of
+from . import formats
+from .page import View
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of all templates; every value is escaped."""
+    found = Environment(
+        loader=PackageLoader("trio_nsq.console.web", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    found.filters.update(formats.FILTERS)
+    return found
+
+
+def render(request: Request, view: View, block: str = "") -> str:
+    """Return a view as HTML.
+
+    Args:
+        block: Return only this block of the template.
+    """
+    template = environment().get_template(view.template)
+    context = template.new_context({**_common(request), **view.context})
+    if block:
+        return "".join(template.blocks[block](context))
+    return "".join(template.root_render_func(context))
+
+
+def path_of(request: Request, name: str, query: Mapping[str, Any] | None = None, **parts: str) -> str:
+    """Return the path of a page, below the base path.
+
+    Args:
+        name: The page's name.
+        query: Parameters; those that are None are left out.
+        parts: The variable parts of its path, such as `topic`.
+    """
+    path = str(request.app.url_path_for(name, **parts))
+    base = console_of(request).options.base_path.rstrip("/")
+    given = {key: value for key, value in (query or {}).items() if value is not None}
+    return base + path + (f"?{urlencode(given)}" if given else "")
+
+
+def _common(request: Request) -> dict[str, Any]:
+    console = console_of(request)
+
+    def url(name: str, query: Mapping[str, Any] | None = None, **parts: str) -> str:
+        return path_of(request, name, query, **parts)
+
+    return {
+        "request": request,
+        "viewer": viewer_of(request),
+        "options": console.options,
+        "snapshot": console.watcher.snapshot,
+        "url": url,
+        "path": request.url.path,
+    }
