@@ -1,10 +1,14 @@
 """The viewer of a page: who it is, and what it may do."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from ...access.policy import Role
+from .rights import EVERYTHING, Rights
+
+ViewerSource = Literal["", "token", "proxy"]
 
 
 class Forbidden(Exception):
@@ -20,36 +24,40 @@ class Viewer:
         token: The viewer's own token, for requests to brokers, which enforce its roles, too; None: the console's own
             credentials are used.
         csrf: The token that forms send back.
-        can_change: Whether an anonymous viewer may change everything.
+        rights: What the viewer may do.
+        source: How the viewer was identified; empty: anonymous.
+        has_session: Whether the viewer has logged in, and can log out.
     """
 
     name: str = ""
     token: str | None = None
     csrf: str = ""
-    can_change: bool = True
+    rights: Rights = EVERYTHING
+    source: ViewerSource = ""
+    has_session: bool = False
 
     def allows(self, role: Role, topic: str = "", channel: str = "") -> bool:
         """Whether the viewer has a role on a topic or channel; without a topic, on all topics."""
-        return self.can_change or role == "read"
+        return self.rights.allows(role, topic, channel)
 
     def sees(self, topic: str) -> bool:
         """Whether the viewer may know that a topic exists."""
-        return True
+        return self.rights.sees(topic)
 
 
-def viewer_of(request: Request) -> Viewer:
+def viewer_of(request: HTTPConnection) -> Viewer:
     """Return the viewer of a request."""
     viewer = request.state.viewer
     assert isinstance(viewer, Viewer)
     return viewer
 
 
-def require(request: Request, role: Role, topic: str = "", channel: str = "") -> Viewer:
+def require(request: HTTPConnection, role: Role, topic: str = "", channel: str = "") -> Viewer:
     """Return the viewer if it has a role on a topic or channel; without a topic, on all. Raises Forbidden."""
     viewer = viewer_of(request)
     if not viewer.allows(role, topic, channel):
         where = (
-            f"the channel {topic}/{channel}" if channel else f"the topic {topic}" if topic else "all topics"
+            f"channel {channel} of topic {topic}" if channel else f"topic {topic}" if topic else "all topics"
         )
         raise Forbidden(f"This needs the role {role} on {where}.")
     return viewer

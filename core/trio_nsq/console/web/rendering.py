@@ -1,7 +1,7 @@
 """Renders templates."""
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,6 +11,7 @@ from starlette.requests import Request
 from ..access.viewer import viewer_of
 from ..console import console_of
 from . import formats
+from .forms import csrf_field
 from .page import View
 
 
@@ -68,5 +69,6 @@ def _common(request: Request) -> dict[str, Any]:
         "options": console.options,
         "snapshot": console.watcher.snapshot,
         "url": url,
+        "csrf": partial(csrf_field, request),
         "path": request.url.path,
     }
