@@ -92,7 +92,7 @@ def test_manual_pages_have_all_examples_exit_codes_and_details() -> None:
 
 @everywhere
 def test_client_commands_share_the_options_of_connections(ctx: click.Context) -> None:
-    if isinstance(ctx.command, click.Group) or ctx.info_name in ("serve", "lookupd", "help"):
+    if isinstance(ctx.command, click.Group) or ctx.info_name in ("serve", "lookupd", "admin", "help"):
         return
     if ctx.parent is not None and ctx.parent.info_name in ("log", "spark"):
         return  # they work on files
