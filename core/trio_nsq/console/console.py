@@ -1,9 +1,11 @@
 """What the handlers of pages get: `console_of(request)`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from .fleet.history import History
+from .fleet.rows import Rows
 from .fleet.watcher import Watcher
 from .options import ConsoleOptions
 from .upstream.client import Upstream
@@ -16,6 +18,8 @@ class Console:
     options: ConsoleOptions
     upstream: Upstream
     watcher: Watcher
+    history: History
+    rows: Rows = field(default_factory=Rows)
 
 
 def console_of(request: Request) -> Console:

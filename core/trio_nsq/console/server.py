@@ -20,6 +20,7 @@ from ..listening import Listening, StartupError, listen
 from ..reloading import reload_on_request
 from ..under_trio import require_trio
 from .console import Console
+from .fleet.history import History
 from .fleet.watcher import Watcher
 from .options import ConsoleOptions
 from .upstream.client import Upstream
@@ -66,8 +67,9 @@ async def serve(
         connect_timeout_s=options.connect_timeout_ms / 1000,
         request_timeout_s=options.request_timeout_ms / 1000,
     )
-    watcher = Watcher(upstream, options)
-    console = Console(options, upstream, watcher)
+    history = History()
+    watcher = Watcher(upstream, options, history.observe)
+    console = Console(options, upstream, watcher, history)
     there = await listen("--http-address", options.http_address)
     try:
         scheme = "https" if options.https_cert is not None else "http"

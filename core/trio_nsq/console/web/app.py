@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,27 +9,27 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..access.viewer import Forbidden, Viewer
 from ..console import Console, console_of
 from ..upstream.client import UpstreamError
+from . import static_files
 from .page import NotFound, Page, View
 from .pages import topics
+from .paths import name_of, reserved_segments
 from .rendering import render
 
 logger = logging.getLogger("trio_nsq.console")
 
 PAGES: tuple[Page, ...] = (*topics.PAGES,)
-_STATIC = Path(__file__).with_name("static")
 
 
 def make_app(console: Console) -> ASGIApp:
     """Build the application."""
     routes: list[BaseRoute] = [
         *(Route(page.path, _endpoint(page), methods=list(page.methods), name=page.name) for page in PAGES),
-        Mount("/static", StaticFiles(directory=_STATIC), name="static"),
+        static_files.ROUTE,
     ]
     app = Starlette(
         routes=routes,
@@ -44,6 +43,7 @@ def make_app(console: Console) -> ASGIApp:
         },
     )
     app.state.console = console
+    app.state.reserved = reserved_segments(page.path for page in PAGES)
     base = console.options.base_path.rstrip("/")
     return Starlette(routes=[Mount(base, app)]) if base else app
 
@@ -62,6 +62,7 @@ class _Anonymous:
 def _endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         console_of(request).watcher.touch()
+        request.scope["path_params"] = {key: name_of(part) for key, part in request.path_params.items()}
         found = await page.handler(request)
         return _response(request, found) if isinstance(found, View) else found
 

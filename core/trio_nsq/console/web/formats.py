@@ -51,6 +51,16 @@ def percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value * 100:.1f} %"
 
 
+def quantile(value: float) -> str:
+    """Return 0.99 as `p99`, 0.999 as `p99.9`, and 1 as `max`."""
+    return "max" if value == 1 else f"p{value * 100:g}"
+
+
+def plural(count: int, noun: str, plural_noun: str = "") -> str:
+    """Return a count with its noun: `1 topic`, `2 topics`."""
+    return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"
+
+
 def moment(unix_s: float | None) -> str:
     """Return a time in UTC; `UNKNOWN` for None and 0."""
     if not unix_s:
@@ -68,6 +78,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "bytes": size,
     "age": age,
     "percent": percent,
+    "quantile": quantile,
+    "plural": plural,
     "moment": moment,
     "since": since,
 }

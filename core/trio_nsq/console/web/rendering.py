@@ -12,7 +12,12 @@ from ..access.viewer import viewer_of
 from ..console import console_of
 from . import formats
 from .forms import csrf_field
+from .navigation import navigation
 from .page import View
+from .paths import segment
+from .static_files import static_path
+
+_THEMES = ("light", "dark")
 
 
 @cache
@@ -51,7 +56,9 @@ def path_of(request: Request, name: str, query: Mapping[str, Any] | None = None,
         query: Parameters; those that are None are left out.
         parts: The variable parts of its path, such as `topic`.
     """
-    path = str(request.app.url_path_for(name, **parts))
+    reserved = request.app.state.reserved
+    segments = {key: segment(part, reserved) for key, part in parts.items()}
+    path = str(request.app.url_path_for(name, **segments))
     base = console_of(request).options.base_path.rstrip("/")
     given = {key: value for key, value in (query or {}).items() if value is not None}
     return base + path + (f"?{urlencode(given)}" if given else "")
@@ -59,10 +66,16 @@ def path_of(request: Request, name: str, query: Mapping[str, Any] | None = None,
 
 def _common(request: Request) -> dict[str, Any]:
     console = console_of(request)
+    base = console.options.base_path.rstrip("/")
 
     def url(name: str, query: Mapping[str, Any] | None = None, **parts: str) -> str:
         return path_of(request, name, query, **parts)
 
+    def at(*parts: str) -> str:
+        """Return the path of these segments, below the base path: `at("topics", topic, "delete")`."""
+        return f"{base}/" + "/".join(map(segment, parts))
+
+    here = request.url.path.removeprefix(base) or "/"
     return {
         "request": request,
         "viewer": viewer_of(request),
@@ -70,5 +83,11 @@ def _common(request: Request) -> dict[str, Any]:
         "snapshot": console.watcher.snapshot,
         "url": url,
         "csrf": partial(csrf_field, request),
+        "at": at,
+        "static": partial(static_path, base),
         "path": request.url.path,
+        "base": base,
+        "theme": theme if (theme := request.cookies.get("theme")) in _THEMES else "",
+        "navigation": partial(navigation, here, {route.path for route in request.app.routes}),
+        "live_url": "",
     }
