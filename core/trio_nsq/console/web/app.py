@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,6 +16,7 @@ from ..access.viewer import Forbidden, Viewer
 from ..console import Console, console_of
 from ..upstream.client import UpstreamError
 from . import static_files
+from .live import Live
 from .page import NotFound, Page, View
 from .pages import topics
 from .paths import name_of, reserved_segments
@@ -31,6 +33,8 @@ def make_app(console: Console) -> ASGIApp:
         *(Route(page.path, _endpoint(page), methods=list(page.methods), name=page.name) for page in PAGES),
         static_files.ROUTE,
     ]
+    live = Live(partial(render, block="live"), PAGES, tuple(routes))
+    routes.append(Route("/live", live.answer, name="live"))
     app = Starlette(
         routes=routes,
         middleware=[Middleware(_Anonymous)],
@@ -64,13 +68,13 @@ def _endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
         console_of(request).watcher.touch()
         request.scope["path_params"] = {key: name_of(part) for key, part in request.path_params.items()}
         found = await page.handler(request)
-        return _response(request, found) if isinstance(found, View) else found
+        return _response(request, found, live=page.live) if isinstance(found, View) else found
 
     return answer
 
 
-def _response(request: Request, view: View) -> HTMLResponse:
-    return HTMLResponse(render(request, view), view.status)
+def _response(request: Request, view: View, *, live: bool = False) -> HTMLResponse:
+    return HTMLResponse(render(request, view, live=live), view.status)
 
 
 def _error(request: Request, status: int, title: str, texts: Iterable[str]) -> Response:

@@ -35,14 +35,15 @@ def environment() -> Environment:
     return found
 
 
-def render(request: Request, view: View, block: str = "") -> str:
+def render(request: Request, view: View, block: str = "", *, live: bool = False) -> str:
     """Return a view as HTML.
 
     Args:
         block: Return only this block of the template.
+        live: Whether the page gets live updates.
     """
     template = environment().get_template(view.template)
-    context = template.new_context({**_common(request), **view.context})
+    context = template.new_context({**_common(request, live), **view.context})
     if block:
         return "".join(template.blocks[block](context))
     return "".join(template.root_render_func(context))
@@ -64,7 +65,7 @@ def path_of(request: Request, name: str, query: Mapping[str, Any] | None = None,
     return base + path + (f"?{urlencode(given)}" if given else "")
 
 
-def _common(request: Request) -> dict[str, Any]:
+def _common(request: Request, live: bool) -> dict[str, Any]:
     console = console_of(request)
     base = console.options.base_path.rstrip("/")
 
@@ -89,5 +90,5 @@ def _common(request: Request) -> dict[str, Any]:
         "base": base,
         "theme": theme if (theme := request.cookies.get("theme")) in _THEMES else "",
         "navigation": partial(navigation, here, {route.path for route in request.app.routes}),
-        "live_url": "",
+        "live_url": f"{base}/live" if live else "",
     }

@@ -97,8 +97,9 @@ const live = {
     const source = this.source = new EventSource(`${this.block.dataset.live}?path=${encodeURIComponent(path)}`);
     this.heard();
     source.addEventListener("open", () => this.up());
-    source.addEventListener("beat", () => this.up());
-    source.addEventListener("update", (event) => { this.up(); replaceLive(event.data); });
+    source.addEventListener("beat", (event) => this.up(event));
+    source.addEventListener("update", (event) => { this.up(event); replaceLive(event.data); });
+    source.addEventListener("again", () => this.start());
     source.addEventListener("end", (event) => { this.stop(); this.show("lost", event.data); });
     source.addEventListener("error", () => this.lost());
   },
@@ -110,7 +111,9 @@ const live = {
     clearTimeout(this.watchdog);
   },
 
-  up() {
+  up(event) {
+    const asOf = one("#as-of");
+    if (asOf && event?.lastEventId) asOf.textContent = event.lastEventId;
     this.failures = 0;
     this.lostAt = null;
     this.show("live", "Live");
