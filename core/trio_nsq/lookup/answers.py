@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..protocol.address import format_address
 from ..protocol.go_json import GoObject, decode_object
@@ -22,11 +22,13 @@ class ProducerAddress:
         broadcast_address: The host for clients; "" if the answer has none.
         tcp_port: The TCP port for clients.
         http_port: The port of the HTTP API; 0 if the answer has none.
+        hostname: The name of its machine; may be empty. It does not count in comparisons.
     """
 
     broadcast_address: str
     tcp_port: int
     http_port: int
+    hostname: str = field(default="", compare=False, kw_only=True)
 
     @property
     def is_usable(self) -> bool:
@@ -59,18 +61,20 @@ class Node(ProducerAddress):
         tombstones: Those that are being deleted there; consumers are not sent to this broker for them.
         draining: The broker refuses publishes. Always False in answers of NSQ's own nsqlookupd.
         version: Its version; may be empty.
+        remote_address: The address from which it registered; may be empty.
     """
 
     topics: tuple[str, ...] = ()
     tombstones: frozenset[str] = frozenset()
     draining: bool = False
     version: str = ""
+    remote_address: str = field(default="", compare=False, kw_only=True)
 
 
 def parse_lookup(answer: bytes) -> Iterator[ProducerAddress]:
     """Yield the brokers of an answer to `/lookup`, also those that are not usable. Raises ValueError."""
     for fields in _producers(answer):
-        yield ProducerAddress(*_place(fields))
+        yield ProducerAddress(*_place(fields), hostname=fields.text("hostname"))
 
 
 def parse_nodes(answer: bytes) -> Iterator[Node]:
@@ -79,7 +83,15 @@ def parse_nodes(answer: bytes) -> Iterator[Node]:
         topics = tuple(fields.texts("topics"))
         marked = zip(topics, fields.booleans("tombstones"), strict=False)
         tombstones = frozenset(topic for topic, has_tombstone in marked if has_tombstone)
-        yield Node(*_place(fields), topics, tombstones, fields.boolean("draining"), fields.text("version"))
+        yield Node(
+            *_place(fields),
+            topics,
+            tombstones,
+            fields.boolean("draining"),
+            fields.text("version"),
+            hostname=fields.text("hostname"),
+            remote_address=fields.text("remote_address"),
+        )
 
 
 def _producers(answer: bytes) -> list[GoObject]:
