@@ -14,11 +14,9 @@ import trio
 
 from fleet.support import DEADLINE_S
 from interop.peers import STOP_DEADLINE_S, Child
-from trio_nsq.client.connection.tls import TLSFiles
 from trio_nsq.console.console import Console
-from trio_nsq.console.fleet.watcher import Watcher
 from trio_nsq.console.options import ConsoleOptions
-from trio_nsq.console.upstream.client import Upstream
+from trio_nsq.console.server import make_console
 
 
 @dataclass(frozen=True)
@@ -114,13 +112,12 @@ async def console_of(
         lookupd_http_addresses=tuple(lookupd_addresses),
         request_timeout_ms=request_timeout_ms,
     )
-    upstream = Upstream(TLSFiles(), connect_timeout_s=2, request_timeout_s=request_timeout_ms / 1000)
-    watcher = Watcher(upstream, options)
+    console = make_console(options)
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watcher.run)
-            yield Console(options, upstream, watcher)
+            await nursery.start(console.watcher.run)
+            yield console
             nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
-            await upstream.aclose()
+            await console.upstream.aclose()

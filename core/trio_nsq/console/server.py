@@ -42,6 +42,23 @@ class ConsoleAddresses:
     url: str
 
 
+def make_console(options: ConsoleOptions) -> Console:
+    """Build the parts of a console. Its tasks do not run yet.
+
+    Raises:
+        TLSFilesError: A file of `options.tls` cannot be used.
+    """
+    upstream = Upstream(
+        options.tls,
+        options.secret,
+        connect_timeout_s=options.connect_timeout_ms / 1000,
+        request_timeout_s=options.request_timeout_ms / 1000,
+    )
+    history = History()
+    watcher = Watcher(upstream, options, history.observe)
+    return Console(options, upstream, watcher, history)
+
+
 async def serve(
     options: ConsoleOptions,
     *,
@@ -61,21 +78,13 @@ async def serve(
     """
     require_trio("trio_nsq.console.server.serve")
     logger.info("trio-nsq v%s (Python %s)", __version__, platform.python_version())
-    upstream = Upstream(
-        options.tls,
-        options.secret,
-        connect_timeout_s=options.connect_timeout_ms / 1000,
-        request_timeout_s=options.request_timeout_ms / 1000,
-    )
-    history = History()
-    watcher = Watcher(upstream, options, history.observe)
-    console = Console(options, upstream, watcher, history)
+    console = make_console(options)
     there = await listen("--http-address", options.http_address)
     try:
         scheme = "https" if options.https_cert is not None else "http"
         bound = ConsoleAddresses(there.address, f"{scheme}://{there.address}{options.base_path}")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(watcher.run)
+            nursery.start_soon(console.watcher.run)
             if reloads is not None:
                 nursery.start_soon(partial(reload_on_request, reloads, logger=logger))
             await nursery.start(_serve_http, console, there)
@@ -84,7 +93,7 @@ async def serve(
     finally:
         there.close()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-            await upstream.aclose()
+            await console.upstream.aclose()
         logger.info("CONSOLE: bye")
 
 
