@@ -103,7 +103,9 @@ def lookupd_flags(lookupds: Sequence[Broker]) -> list[str]:
 
 
 @contextmanager
-def running_fleet(folder: Path, *flags: str, ours: int = 3) -> Iterator[Fleet]:
+def running_fleet(
+    folder: Path, *flags: str, ours: int = 3, nsqd_flags: Sequence[str] = ()
+) -> Iterator[Fleet]:
     """Run a fleet on free loopback ports until the block exits. Its data is in `folder`.
 
     `flags` are further flags of our brokers. The block may end processes itself.
@@ -114,7 +116,7 @@ def running_fleet(folder: Path, *flags: str, ours: int = 3) -> Iterator[Fleet]:
             partial(qcli_serve, folder / f"broker{number}", f"--node-id={number}", *register, *flags)
             for number in range(1, ours + 1)
         ]
-        starts.append(partial(nsqd, folder / "nsqd", "--node-id=1000", *register))
+        starts.append(partial(nsqd, folder / "nsqd", "--node-id=1000", *register, *nsqd_flags))
         with together(starts) as brokers:
             for broker in brokers:
                 await_peers(broker, lookupds)
@@ -281,18 +283,21 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def subscribed(broker: Broker, topic: str, channel: str, *, ready: int = 0) -> Iterator[str]:
+def subscribed(
+    broker: Broker, topic: str, channel: str, *, ready: int = 0, **identity: str | int
+) -> Iterator[str]:
     """Subscribe to a channel, as the agent `tests/1`, until the block exits; yield the client's address.
 
-    The client takes `ready` messages and finishes none.
+    The client takes `ready` messages and finishes none. `identity` replaces or adds to what it sends in IDENTIFY.
     """
     host, _, port = broker.tcp_address.rpartition(":")
     with (
         socket.create_connection((host, int(port)), timeout=DEADLINE_S) as sock,
         sock.makefile("rb") as frames,
     ):
-        identity = json.dumps({"client_id": "tester", "hostname": "here", "user_agent": "tests/1"}).encode()
-        sock.sendall(b"  V2IDENTIFY\n" + pack(">I", len(identity)) + identity)
+        default = {"client_id": "tester", "hostname": "here", "user_agent": "tests/1"}
+        sent = json.dumps(default | identity).encode()
+        sock.sendall(b"  V2IDENTIFY\n" + pack(">I", len(sent)) + sent)
         assert _frame(frames) == b"OK"
         sock.sendall(f"SUB {topic} {channel}\nRDY {ready}\n".encode())
         assert _frame(frames) == b"OK"
