@@ -377,7 +377,7 @@ def qcli_serve(data_path: Path, *flags: str, python: Path | str = sys.executable
 
     with _broker(argv, addresses) as broker:
         yield broker
-        _stop_in_good_order(broker)
+        _stop_in_good_order(broker.child)
 
 
 @contextmanager
@@ -401,14 +401,54 @@ def qcli_lookupd(*flags: str) -> Iterator[Broker]:
 
     with _broker(argv, addresses) as lookupd:
         yield lookupd
-        _stop_in_good_order(lookupd)
+        _stop_in_good_order(lookupd.child)
 
 
-def _stop_in_good_order(broker: Broker) -> None:
-    if broker.process.poll() is None:
-        broker.process.terminate()
-        if code := broker.child.wait(STOP_DEADLINE_S):
-            broker.child.fail(f"SIGTERM ended it with exit code {code}")
+@dataclass(frozen=True)
+class RunningConsole:
+    """A running `qcli admin`."""
+
+    http_address: str
+    """``127.0.0.1:PORT``"""
+    url: str
+    """The URL of the first page, which ends with a slash"""
+    child: Child
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        return self.child.process
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port of the URL."""
+        return self.url[: self.url.index("/", len("https://"))]
+
+    def log(self) -> list[str]:
+        """Return the lines that the console has printed to stderr so far."""
+        return list(self.child.stderr.seen)
+
+
+@contextmanager
+def qcli_admin(*flags: str) -> Iterator[RunningConsole]:
+    """Run the web console on a free loopback port until the block exits.
+
+    ``flags`` are further flags of ``qcli admin``, or override the defaults. The block may end the process itself. If it
+    still runs when the block exits, it gets SIGTERM, and the test fails unless the exit code is 0.
+    """
+    child = Child([sys.executable, "-m", "qcli", "admin", "--http-address=127.0.0.1:0", *flags])
+    try:
+        url = _await_line(child, re.compile(r"^ready: (\S+)"))[1]
+        yield RunningConsole(urllib.parse.urlsplit(url).netloc, url.rstrip("/") + "/", child)
+        _stop_in_good_order(child)
+    finally:
+        child.close()
+
+
+def _stop_in_good_order(child: Child) -> None:
+    if child.process.poll() is None:
+        child.process.terminate()
+        if code := child.wait(STOP_DEADLINE_S):
+            child.fail(f"SIGTERM ended it with exit code {code}")
 
 
 def _has_tls(flags: Iterable[str]) -> bool:
