@@ -159,7 +159,10 @@ def registered(lookupd: Broker, broadcast_address: str, topic: str) -> Iterator[
         "version": broadcast_address,
     }
     sent = json.dumps(identity).encode()
-    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as sock, sock.makefile("rb") as answers:
+    with (
+        socket.create_connection((host, int(port)), timeout=DEADLINE_S) as sock,
+        sock.makefile("rb") as answers,
+    ):
         sock.sendall(b"  V1IDENTIFY\n" + pack(">I", len(sent)) + sent)
         answers.read(unpack(">I", answers.read(4))[0])
         sock.sendall(f"REGISTER {topic}\n".encode())

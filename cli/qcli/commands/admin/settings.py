@@ -46,7 +46,7 @@ SETTINGS = under_headings(
     Setting(
         "nsqd-http-address",
         kinds.Kind(params.http_address, "[https://]HOST:PORT|PATH"),
-        "127.0.0.1:4151",
+        ("127.0.0.1:4151",),
         field=_BROKERS,
         multiple=True,
         help="Show the brokers at these HTTP addresses. Several: with commas, or repeat the option.",
@@ -151,7 +151,7 @@ SETTINGS = under_headings(
     Setting(
         "trusted-proxy",
         kinds.Kind(cidr, "CIDR"),
-        ("127.0.0.0/8", "::1/128"),  # type: ignore[arg-type]  # several
+        ("127.0.0.0/8", "::1/128"),
         field="trusted_proxies",
         multiple=True,
         brief=True,

@@ -47,7 +47,7 @@ class Setting(GroupedOption):
         self,
         flag: str,
         kind: kinds.Kind,
-        default: str | int | None = None,
+        default: str | int | tuple[str, ...] | None = None,
         *,
         field: str | None = None,
         key: str | None = None,
