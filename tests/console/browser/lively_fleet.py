@@ -2,7 +2,7 @@
 
 | topic | contents |
 |---|---|
-| `clicks` | JSON messages on all brokers; consumers on `archive` with TLS, compression and a sample rate; none on `mail` |
+| `clicks` | JSON messages on all brokers; consumers on `archive` with TLS, compression, a sample rate; none on `mail` |
 | `orders` | messages that are due in an hour, on all brokers; `billing` is paused |
 | `payments` | six messages that failed on `charge`; they are in `payments.dead` |
 | `hostile` | bodies that would run, break the layout or take long, if they were not shown as plain text |
