@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from struct import pack, unpack
+from typing import Any
 
 from cli.support import Cli, fail_messages
 from fleet.support import DEADLINE_S, Fleet, running_fleet, subscribed, wait_until
@@ -48,7 +49,7 @@ HOSTILE_BODIES = [
     b"one\ntwo\r\nthree\n" * 2000,
     b"\x00" * 5000,
 ]
-HOSTILE_IDENTITY = {
+HOSTILE_IDENTITY: dict[str, Any] = {
     "client_id": MARKUP,
     "hostname": RTL + "h" * 3000,
     "user_agent": f"{MARKUP}/{'a' * 3000}",
@@ -172,4 +173,4 @@ def registered(lookupd: Broker, broadcast_address: str, topic: str) -> Iterator[
 
 def _has_messages(broker: Broker, topic: str, count: int) -> bool:
     stats = json.loads(broker.http("GET", "/stats", format="json", topic=topic))
-    return sum(each["message_count"] for each in stats["topics"]) >= count
+    return sum(int(each["message_count"]) for each in stats["topics"]) >= count
