@@ -57,7 +57,7 @@ def _page(spec: dict[str, Any]) -> Iterator[str]:
                 if tag["name"] in item.get(method, {}).get("tags", ()):
                     yield from _operation(spec, method.upper(), path, item, item[method])
     yield "## Values"
-    for name in ("Position", "Message", "Gap", "Origin", "TopicSettings", "ChannelSettings"):
+    for name in ("Position", "Message", "Gap", "Origin", "TopicSettings", "ChannelSettings", "JobReport"):
         schema = spec["components"]["schemas"][name]
         yield f"### {name}"
         if "description" in schema:

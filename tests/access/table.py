@@ -60,6 +60,8 @@ ENDPOINTS = {
     ("GET", "/dead_letters/messages"): Row("read", "topic"),
     ("POST", "/dead_letters/requeue"): Row("manage", "topic"),
     ("POST", "/dead_letters/drop"): Row("manage", "topic"),
+    ("GET", "/jobs"): Row("any"),
+    ("PUT", "/jobs/{id}"): Row("any", body="4 KiB"),
     ("GET", "/debug"): Row("admin"),
     ("GET", "/debug/tasks"): Row("admin"),
     ("GET", "/debug/profile"): Row("admin"),

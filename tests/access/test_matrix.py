@@ -190,6 +190,7 @@ async def test_every_endpoint_has_a_row(tmp_path: Path) -> None:
     assert {(route.method, route.path) for route in routes} == ENDPOINTS.keys()
     assert len(routes) == len(ENDPOINTS)
     limits = {
+        "4 KiB": 4 * 1024,
         "64 KiB": 64 * 1024,
         "--max-msg-size": options.limits.max_msg_size,
         "--max-body-size": options.limits.max_body_size,

@@ -189,6 +189,11 @@ CALLS = [
     call("PUT /config/nsqlookupd_tcp_addresses", b"[]"),
     call("PUT /config/log_level", b"loud", status=400),
     call("PUT /config/log_level", status=413),
+    call("PUT /jobs/one", b'{"kind": "replay", "started_at": 1.5, "topic": "t", "done": 3, "total": null}'),
+    call("PUT /jobs/one", b"{}", status=400),
+    call("PUT /jobs/one", bytes(4097), status=413),
+    call("GET /jobs"),
+    call("GET /jobs %=", status=400),
     call("GET /debug"),
     call("GET /debug/tasks"),
     call("GET /debug/profile seconds=1"),
@@ -240,8 +245,8 @@ def resolve(thing: dict[str, Any]) -> dict[str, Any]:
 
 def operation_of(request: Call) -> tuple[str, str]:
     """Return the key of a request in `OPERATIONS`."""
-    path = "/config/{opt}" if request.path.startswith("/config/") else request.path
-    return request.method, path
+    parent = request.path.rpartition("/")[0]
+    return request.method, {"/config": "/config/{opt}", "/jobs": "/jobs/{id}"}.get(parent, request.path)
 
 
 def check(schema: dict[str, Any], value: Any) -> None:
@@ -257,7 +262,7 @@ def test_paths_and_methods_match_the_broker(broker: Broker) -> None:
     for path in SPEC["paths"]:
         methods = {method for method, each in OPERATIONS if each == path}
         with closing(http.client.HTTPConnection(broker.http_address)) as connection:
-            connection.request("OPTIONS", path.replace("{opt}", "x"))
+            connection.request("OPTIONS", re.sub("{.*}", "x", path))
             allowed = connection.getresponse().headers["Allow"].split(", ")
         assert set(allowed) - {"OPTIONS"} == methods, path
     routes = set(re.findall(r'"(?:GET|POST|PUT)", "(/[\w/{}]+)"', SOURCE))
@@ -303,7 +308,7 @@ def test_refusals_are_as_described(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "d", f"--auth-file={file.write()}") as broker:
         for (method, path), operation in OPERATIONS.items():
             role = operation["x-access"]["role"]
-            target = path.replace("{opt}", "x")
+            target = re.sub("{.*}", "x", path)
             if role == "open":
                 check_answer(
                     broker, Call(method, target, {}, status=403, headers=(("Host", "evil.example"),))

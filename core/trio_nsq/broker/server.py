@@ -28,6 +28,7 @@ from .recovery import TopicLoader
 from .session.services import Services
 from .session.sessions import Sessions
 from .state.broker import Broker, MessageIds
+from .state.reported_jobs import ReportedJobs
 from .storage.checkpointer import Checkpointer
 from .storage.data_folder import ID_RESERVE, DataFolder
 from .timers import Timers
@@ -57,6 +58,7 @@ class Server:
         authentication: Identifies clients; without one, every client may do everything.
         audit: Writes the audit log.
         process: Resource usage of the process.
+        reported_jobs: The jobs of clients, as they report them.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Server:
         self.sessions = Sessions(self.services)
         self._loader.load_all()
         self.process = ProcessFigures()
+        self.reported_jobs = ReportedJobs()
         self.jobs = (
             partial(poller.run, publisher),
             delivery.run_timers,

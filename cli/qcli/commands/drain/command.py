@@ -17,6 +17,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, print_diagnostic, write
+from ..shared.job_reports import job_reports
 from .advice import check_broker_is_named, stop_command
 from .left import Left, named
 from .report import Progress, Show, reporter
@@ -145,8 +146,10 @@ def command(
         if move_to is not None:
             mover = _mover(source, connect(move_to), progress, force, deadline_s)
         _begin(source)
+    name = f"{source.address} to {move_to}" if move_to else source.address
+    reports = job_reports((source.address,), "drain", "", progress.of_job, name=name)
     try:
-        with reporter(form, quiet) as show:
+        with reports, reporter(form, quiet) as show:
             if mover is None:
                 _wait(source, progress, show, deadline_s)
             else:

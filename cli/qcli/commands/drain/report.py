@@ -24,6 +24,8 @@ from .left import Left, named
 if TYPE_CHECKING:
     from rich.live import Live
 
+    from trio_nsq.client.http.job_reporter import JobProgress
+
 LINE_EVERY_S = 5.0
 """Between two lines, if standard error is not a terminal."""
 
@@ -75,6 +77,13 @@ class Progress:
     def seconds_left(self) -> float | None:
         """The estimated time; None: not known."""
         return self.messages / self.per_second if self.per_second and self.per_second > 0 else None
+
+    def of_job(self) -> JobProgress:
+        """Return the progress for a report to the broker."""
+        from trio_nsq.client.http.job_reporter import JobProgress
+
+        total = self._begun_with
+        return JobProgress(max(0, (total or 0) - self.messages), total, self.waits_for)
 
     def line(self) -> str:
         """Return the progress as text."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from trio_nsq.client.http.idempotent_producer import IdempotentProducer
+from trio_nsq.client.http.job_reporter import JobProgress
 from trio_nsq.spark.replay.filter import select_rows
 from trio_nsq.spark.replay.job import ReplayJob, open_job, remove_old_jobs
 from trio_nsq.spark.replay.request import ReplayRequest, ReplayResult
@@ -20,6 +21,7 @@ from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress import message_progress
 from ..shared.engine import better_engine, failure_from, library_errors, spark_engine
+from ..shared.job_reports import job_reports
 from .options import ReplayOptions, default_jobs_folder
 
 _FILTER_MEMORY = "2g"
@@ -67,9 +69,15 @@ class _FilesReplay:
             at_once, save_results=local, dry_run=self._options.dry_run, tls=self._tls, secret=self._secret
         )
         self._begun_s = time.monotonic()
+        progress = JobProgress(total=sum(task.messages for task in tasks))
+        brokers = () if self._options.dry_run else (job.request.address,)
+        name = f"{job.request.source} to {job.request.topic}"
         try:
-            with message_progress(sum(task.messages for task in tasks), quiet) as advance:
-                job.run(engine, tasks, advance)
+            with (
+                job_reports(brokers, "replay", job.request.topic, lambda: progress, name=name),
+                message_progress(progress.total, quiet) as show,
+            ):
+                job.run(engine, tasks, progress.and_then(show))
         except (KeyboardInterrupt, Terminated) as stop:
             self._report()
             if not quiet and not self._options.dry_run:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import trio
 
 from trio_nsq.client import AuthRefused, BrokerError, ConnectionFailed, Producer
+from trio_nsq.client.http.job_reporter import JobProgress
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.wording import count_of
 
@@ -24,6 +26,7 @@ from ...framework import output
 from ...framework.errors import ExitCode, Failure
 from ...framework.params import is_unix_path, without_scheme
 from ...framework.signals import watch_signals
+from ..shared.job_reports import job_reports
 from .options import ReplayOptions
 from .publish import TopicReplay, TopicReplayResult
 
@@ -105,11 +108,31 @@ def _tcp_address(address: str, topic: str, destination: str | None) -> str:
 def _replay_from(options: ReplayOptions, route: _Route) -> tuple[ExitCode, int]:
     """Replay the topic from one broker; return the exit code and the number of messages. Raises Failure."""
     begun_s = time.monotonic()
-    result = trio.run(_replay, options, route)
+    assert options.source is not None
+    current = TopicReplayResult()
+
+    def show(begun: TopicReplayResult) -> None:
+        nonlocal current
+        current = begun
+
+    brokers = () if options.dry_run else (route.source,)
+    name = f"{options.source} to {options.topic}"
+    with job_reports(brokers, "replay", options.source, lambda: _progress(current), name=name) as reporter:
+        result = trio.run(_replay, options, route, show)
+        if result.failure is not None:
+            reporter.end("failed", str(result.failure))
+        elif result.stopped is not None:
+            reporter.end("stopped")
     return _conclude(options, route, result, time.monotonic() - begun_s), result.acknowledged
 
 
-async def _replay(options: ReplayOptions, route: _Route) -> TopicReplayResult:
+def _progress(result: TopicReplayResult) -> JobProgress:
+    return JobProgress(result.position - result.begun, result.end - result.begun)
+
+
+async def _replay(
+    options: ReplayOptions, route: _Route, show: Callable[[TopicReplayResult], None]
+) -> TopicReplayResult:
     assert options.source is not None
     output.silence_library()
     connecting = ConnectOptions.of_command()
@@ -141,6 +164,7 @@ async def _replay(options: ReplayOptions, route: _Route) -> TopicReplayResult:
                     output.show_library_warnings()
                     report_start(options.source, reader, options.first)
                     replay = TopicReplay(options, reader, producer, route.count)
+                    show(replay.result)
                     await nursery.start(watch_signals, replay.stop)
                     if not options.quiet and output.is_live_terminal(sys.stderr):
                         from ...terminal.progress import show_progress

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...framework.errors import ExitCode, Terminated
 from ..shared.engine import library_errors
+from ..shared.job_reports import job_reports
 from .export_run import ExportRun, find_brokers, note_new_channel, when_refused
 
 if TYPE_CHECKING:
@@ -29,10 +30,16 @@ def export(options: ToParquetOptions) -> int:
             if request.spool is not None and not request.spool.exists():
                 check_reachable(addresses)
             run = SpoolExportRun(stack.enter_context(open_export(request, ())), options, stack)
+        channel, name = options.channel or "", f"{options.topic} to {options.folder}"
+        brokers = () if options.consume else addresses
+        reports = job_reports(
+            brokers, "to-parquet", options.topic, lambda: run.progress, channel=channel, name=name
+        )
         try:
-            if options.interval_s is None:
-                return run.once(addresses)
-            return run.follow(addresses, options.interval_s)
+            with reports:
+                if options.interval_s is None:
+                    return run.once(addresses)
+                return run.follow(addresses, options.interval_s)
         except (KeyboardInterrupt, Terminated) as stop:
             run.job.remove_temporary_files()
             run.conclude()

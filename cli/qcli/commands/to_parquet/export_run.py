@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
+from trio_nsq.client.http.job_reporter import JobProgress
 from trio_nsq.client.reading.broker_log import LogReplaced
 from trio_nsq.protocol.address import format_address
 from trio_nsq.spark.export.job import ExportJob
@@ -36,10 +37,15 @@ GO_ON = "Run the same command again to continue."
 
 
 class ExportRun:
-    """One run of the command; the caller closes the stack at its end."""
+    """One run of the command; the caller closes the stack at its end.
+
+    Attributes:
+        progress: For reports to the brokers; without a total if the export goes on until it is stopped.
+    """
 
     def __init__(self, job: ExportJob, options: ToParquetOptions, stack: ExitStack) -> None:
         self.job = job
+        self.progress = JobProgress()
         self._options = options
         self._stack = stack
         self._engine_name = ""
@@ -126,8 +132,11 @@ class ExportRun:
             self.job.run(lambda *_: None, [], lambda *_: None)
             return
         engine = self._engine or self._choose(tasks)
-        with message_progress(sum(task.span.length for task in tasks), self._options.quiet) as advance:
-            self.job.run(engine, tasks, advance)
+        messages = sum(task.span.length for task in tasks)
+        if self._options.interval_s is None:
+            self.progress.total = (self.progress.total or 0) + messages
+        with message_progress(messages, self._options.quiet) as show:
+            self.job.run(engine, tasks, self.progress.and_then(show))
         self._report_gaps()
 
     def _choose(self, tasks: Sequence[ExportTask]) -> Engine:

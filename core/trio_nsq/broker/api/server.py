@@ -30,8 +30,9 @@ from ...log import LogError
 from ..addresses import BoundAddresses, Broadcast
 from ..errors import BatchOverlaps, DeletedError, MoveRefused, PublishRefused, SaveError
 from ..server import Server
+from ..state.reported_jobs import MAX_REPORT_BYTES
 from ..state.settings import SettingsError
-from . import backlog, dead_letters, debug, moves, read, topics
+from . import backlog, dead_letters, debug, jobs, moves, read, topics
 from .config import Config
 from .publishing import Publishing, refusal
 from .status import Status
@@ -52,6 +53,7 @@ _UNLOGGED = {
     ("POST", "/topic/move/store"),
 }
 """Publishes, as in nsqd; requests about idempotent producers: for a new topic, the answer is 404; moved messages."""
+_JOB_PATH = "/jobs/"
 
 
 class HTTPServer:
@@ -136,8 +138,8 @@ def _host_names(server: Server, bound: BoundAddresses) -> Iterable[str]:
 
 
 def log_unless_publish(request: Request, status: int, elapsed_s: float) -> None:
-    """Log a request, unless it is a publish."""
-    if (request.method, request.path) not in _UNLOGGED:
+    """Log a request, unless it is a publish, or the report of a job, which comes every two seconds."""
+    if (request.method, request.path) not in _UNLOGGED and not request.path.startswith(_JOB_PATH):
         log_request(logger, request, status, elapsed_s)
 
 
@@ -184,6 +186,7 @@ _HANDLERS: _Handlers = {
     ("GET", "/dead_letters/messages"): (_READ_TOPIC, dead_letters.messages),
     ("POST", "/dead_letters/requeue"): (_MANAGE_TOPIC, dead_letters.requeue),
     ("POST", "/dead_letters/drop"): (_MANAGE_TOPIC, dead_letters.drop),
+    ("GET", "/jobs"): (_ANY_ROLE, jobs.list_jobs),
 }
 _DEBUG_HANDLERS: _Handlers = {
     ("GET", "/debug"): (_ADMIN, debug.index),
@@ -220,6 +223,7 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
         ),
         Route("POST", "/channel/pub", publishing.channel_pub, message, "MSG_TOO_BIG", rule=_PUBLISH),
         Route("POST", "/topic/move/store", partial(moves.store, server), body, "BODY_TOO_BIG", rule=_PUBLISH),
+        Route("PUT", "/jobs/{id}", partial(jobs.put_job, server), MAX_REPORT_BYTES, rule=_ANY_ROLE),
         *(Route(*place, partial(handler, server), rule=rule) for place, (rule, handler) in _HANDLERS.items()),
         *(
             Route(*place, partial(handler, server), plain=True, rule=rule)
