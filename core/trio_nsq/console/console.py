@@ -7,6 +7,7 @@ from starlette.requests import Request
 from .fleet.history import History
 from .fleet.rows import Rows
 from .fleet.watcher import Watcher
+from .notifications import Notifier
 from .options import ConsoleOptions
 from .upstream.client import Upstream
 
@@ -19,6 +20,7 @@ class Console:
     upstream: Upstream
     watcher: Watcher
     history: History
+    notifier: Notifier
     rows: Rows = field(default_factory=Rows)
 
 

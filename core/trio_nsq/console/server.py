@@ -22,6 +22,7 @@ from ..under_trio import require_trio
 from .console import Console
 from .fleet.history import History
 from .fleet.watcher import Watcher
+from .notifications import Notifier
 from .options import ConsoleOptions
 from .upstream.client import Upstream
 from .web.app import make_app
@@ -48,15 +49,19 @@ def make_console(options: ConsoleOptions) -> Console:
     Raises:
         TLSFilesError: A file of `options.tls` cannot be used.
     """
+    connect_timeout_s = options.connect_timeout_ms / 1000
+    request_timeout_s = options.request_timeout_ms / 1000
     upstream = Upstream(
-        options.tls,
-        options.secret,
-        connect_timeout_s=options.connect_timeout_ms / 1000,
-        request_timeout_s=options.request_timeout_ms / 1000,
+        options.tls, options.secret, connect_timeout_s=connect_timeout_s, request_timeout_s=request_timeout_s
+    )
+    notifier = Notifier(
+        options.notification_http_endpoint,
+        connect_timeout_s=connect_timeout_s,
+        request_timeout_s=request_timeout_s,
     )
     history = History()
     watcher = Watcher(upstream, options, history.observe)
-    return Console(options, upstream, watcher, history)
+    return Console(options, upstream, watcher, history, notifier)
 
 
 async def serve(
@@ -85,6 +90,7 @@ async def serve(
         bound = ConsoleAddresses(there.address, f"{scheme}://{there.address}{options.base_path}")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(console.watcher.run)
+            nursery.start_soon(console.notifier.run)
             if reloads is not None:
                 nursery.start_soon(partial(reload_on_request, reloads, logger=logger))
             await nursery.start(_serve_http, console, there)

@@ -1,8 +1,10 @@
-"""HTTP client for the broker's GET requests to auth servers and discovery services."""
+"""HTTP client for requests to auth servers, discovery services and other services."""
 
 import base64
 import os
 import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -38,6 +40,15 @@ class UnexpectedStatus(RequestFailed):
         super().__init__(f"got response {status}")
         self.status = status
         self.body = body
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer with any status. The names of its headers match in any case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class HTTPClient:
@@ -87,19 +98,48 @@ class HTTPClient:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as exc:
             raise RequestFailed(str(exc)) from exc
-        status, body = await self._get(parsed, token, server_name)
-        if status == 403 and parsed.scheme == "http" and (https_port := _https_port(body)):
+        reply = await self._request("GET", parsed, token, server_name)
+        if reply.status == 403 and parsed.scheme == "http" and (https_port := _https_port(reply.body)):
             secure = parsed.copy_with(scheme="https", port=https_port)
-            status, body = await self._get(secure, token, server_name)
-        if status != 200:
-            raise UnexpectedStatus(status, body)
-        return body
+            reply = await self._request("GET", secure, token, server_name)
+        if reply.status != 200:
+            raise UnexpectedStatus(reply.status, reply.body)
+        return reply.body
 
-    async def _get(self, url: "httpx.URL", token: str, server_name: str | None) -> tuple[int, bytes]:
-        """Make one request; return the status and the body."""
+    async def request(self, method: str, url: str, body: bytes = b"", content_type: str = "") -> Reply:
+        """Make one request, and return the answer whatever its status. Redirects are not followed.
+
+        Args:
+            url: As in `get`.
+            content_type: The type of `body`.
+
+        Raises:
+            RequestFailed: There is no valid answer.
+        """
+        import httpx
+
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as exc:
+            raise RequestFailed(str(exc)) from exc
+        return await self._request(method, parsed, content_type=content_type, body=body)
+
+    async def _request(
+        self,
+        method: str,
+        url: "httpx.URL",
+        token: str = "",
+        server_name: str | None = None,
+        *,
+        content_type: str = "",
+        body: bytes = b"",
+    ) -> Reply:
+        """Make one request."""
         import httpx
 
         headers = dict(_HEADERS)
+        if content_type:
+            headers["Content-Type"] = content_type
         if url.userinfo:
             credentials = f"{url.username}:{url.password}".encode()
             headers["Authorization"] = f"Basic {base64.b64encode(credentials).decode()}"
@@ -110,11 +150,11 @@ class HTTPClient:
         if server_name is not None:
             extensions["sni_hostname"] = server_name
         try:
-            request = httpx.Request("GET", url, headers=headers, extensions=extensions)
+            request = httpx.Request(method, url, headers=headers, content=body or None, extensions=extensions)
             with trio.fail_after(self._request_timeout_s):
                 response = await self._transport(url.scheme).handle_async_request(request)
                 try:
-                    return response.status_code, await self._read(response)
+                    return Reply(response.status_code, response.headers, await self._read(response))
                 finally:
                     await response.aclose()
         except trio.TooSlowError:
