@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from .fleet.clients import ChannelClients
 from .fleet.history import History
 from .fleet.rows import Rows
 from .fleet.watcher import Watcher
@@ -20,6 +21,7 @@ class Console:
     upstream: Upstream
     watcher: Watcher
     history: History
+    clients: ChannelClients
     notifier: Notifier
     rows: Rows = field(default_factory=Rows)
 

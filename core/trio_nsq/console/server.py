@@ -20,6 +20,7 @@ from ..listening import Listening, StartupError, listen
 from ..reloading import reload_on_request
 from ..under_trio import require_trio
 from .console import Console
+from .fleet.clients import ChannelClients
 from .fleet.history import History
 from .fleet.watcher import Watcher
 from .notifications import Notifier
@@ -61,7 +62,7 @@ def make_console(options: ConsoleOptions) -> Console:
     )
     history = History()
     watcher = Watcher(upstream, options, history.observe)
-    return Console(options, upstream, watcher, history, notifier)
+    return Console(options, upstream, watcher, history, ChannelClients(upstream), notifier)
 
 
 async def serve(

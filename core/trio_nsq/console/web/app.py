@@ -18,19 +18,29 @@ from ..upstream.client import UpstreamError
 from . import static_files
 from .live import Live
 from .page import NotFound, Page, View
-from .pages import topics
+from .pages import channel, counter, lookup, nodes, topic, topics
 from .paths import name_of, reserved_segments
 from .rendering import render
 
 logger = logging.getLogger("trio_nsq.console")
 
-PAGES: tuple[Page, ...] = (*topics.PAGES,)
+PAGES: tuple[Page, ...] = (
+    *topics.PAGES,
+    *topic.PAGES,
+    *channel.PAGES,
+    *nodes.PAGES,
+    *lookup.PAGES,
+    *counter.PAGES,
+)
 
 
 def make_app(console: Console) -> ASGIApp:
     """Build the application."""
     routes: list[BaseRoute] = [
-        *(Route(page.path, _endpoint(page), methods=list(page.methods), name=page.name) for page in PAGES),
+        *(
+            Route(page.path, _endpoint(page), methods=list(page.methods), name=page.name)
+            for page in sorted(PAGES, key=_specificity)
+        ),
         static_files.ROUTE,
     ]
     live = Live(partial(render, block="live"), PAGES, tuple(routes))
@@ -50,6 +60,11 @@ def make_app(console: Console) -> ASGIApp:
     app.state.reserved = reserved_segments(page.path for page in PAGES)
     base = console.options.base_path.rstrip("/")
     return Starlette(routes=[Mount(base, app)]) if base else app
+
+
+def _specificity(page: Page) -> list[bool]:
+    """Sort `/topics/{topic}/delete` before `/topics/{topic}/{channel}`, which matches it, too."""
+    return [part.startswith("{") for part in page.path.split("/")]
 
 
 class _Anonymous:

@@ -18,6 +18,15 @@ def number(value: float | None) -> str:
     return f"{round(value):,}"
 
 
+def short(value: float) -> str:
+    """Return a number with at most four characters: `7.5`, `1,204` as `1.2k`, `3M`."""
+    for limit, divisor, unit in ((1000, 1, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (1e12, 1e9, "G")):
+        if abs(value) < limit:
+            count = value / divisor
+            return f"{count:.1f}".removesuffix(".0") + unit if abs(count) < 100 else f"{count:.0f}{unit}"
+    return f"{value:.0e}"
+
+
 def size(value: float | None) -> str:
     """Return a number of bytes with its unit."""
     if value is None:
@@ -61,6 +70,11 @@ def plural(count: int, noun: str, plural_noun: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"
 
 
+def noun(count: int, word: str) -> str:
+    """Return a noun in the number of a count that stands before it."""
+    return word if count == 1 else f"{word}s"
+
+
 def moment(unix_s: float | None) -> str:
     """Return a time in UTC; `UNKNOWN` for None and 0."""
     if not unix_s:
@@ -80,6 +94,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "percent": percent,
     "quantile": quantile,
     "plural": plural,
+    "noun": noun,
     "moment": moment,
     "since": since,
 }

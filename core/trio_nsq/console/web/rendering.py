@@ -76,6 +76,7 @@ def _common(request: Request, live: bool) -> dict[str, Any]:
         """Return the path of these segments, below the base path: `at("topics", topic, "delete")`."""
         return f"{base}/" + "/".join(map(segment, parts))
 
+    paths = {route.path for route in request.app.routes}
     here = request.url.path.removeprefix(base) or "/"
     return {
         "request": request,
@@ -89,6 +90,7 @@ def _common(request: Request, live: bool) -> dict[str, Any]:
         "path": request.url.path,
         "base": base,
         "theme": theme if (theme := request.cookies.get("theme")) in _THEMES else "",
-        "navigation": partial(navigation, here, {route.path for route in request.app.routes}),
+        "paths": paths,
+        "navigation": partial(navigation, here, paths),
         "live_url": f"{base}/live" if live else "",
     }

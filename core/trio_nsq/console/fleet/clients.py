@@ -1,0 +1,144 @@
+"""The clients of channels, asked for when somebody looks at a channel: the watcher's polls leave them out."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from ..upstream.client import Upstream, UpstreamError
+from .snapshot import Snapshot
+from .stats import number, text
+
+_MAX_CHANNELS = 100
+"""Answers that are kept."""
+_MAX_CLIENTS = 5000
+"""Clients of one broker that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A consumer of a channel. Everything but `broker` comes from strangers.
+
+    Attributes:
+        id: Tells it apart from others of the channel.
+        compression: `snappy`, `deflate` or empty.
+        sample_rate: In percent; 0: all messages.
+        connected_s: Unix seconds.
+        in_flight, ready, finished, requeued, messages: Counts.
+    """
+
+    broker: str
+    id: str
+    name: str
+    hostname: str
+    address: str
+    agent: str
+    protocol: str
+    tls: str
+    compression: str
+    sample_rate: int
+    identity: str
+    connected_s: int
+    in_flight: int
+    ready: int
+    finished: int
+    requeued: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The clients of a channel on all brokers, and why some brokers did not tell theirs."""
+
+    clients: Sequence[Client] = ()
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Answer:
+    version: int = -1
+    found: Clients = field(default_factory=Clients)
+    asking: trio.Lock = field(default_factory=trio.Lock)
+
+
+class ChannelClients:
+    """Asks for clients, at most once for each channel and snapshot. One for a console."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._answers: OrderedDict[tuple[str, str], _Answer] = OrderedDict()
+
+    async def of(self, snapshot: Snapshot, topic: str, channel: str) -> Clients:
+        """Return the clients of a channel that is in the snapshot."""
+        key = (topic, channel)
+        answer = self._answers.setdefault(key, _Answer())
+        self._answers.move_to_end(key)
+        while len(self._answers) > _MAX_CHANNELS:
+            self._answers.popitem(last=False)
+        async with answer.asking:
+            if answer.version < snapshot.version:
+                answer.found = await self._ask(snapshot, topic, channel)
+                answer.version = snapshot.version
+            return answer.found
+
+    async def _ask(self, snapshot: Snapshot, topic: str, channel: str) -> Clients:
+        query = {"format": "json", "include_mem": "false", "topic": topic, "channel": channel}
+
+        async def ask(address: str) -> list[Client]:
+            return parse_clients(
+                address, await self._upstream.json("GET", address, "/stats", query), topic, channel
+            )
+
+        asked = snapshot.topics[topic].channels[channel].parts
+        results = await self._upstream.on_all(asked, ask)
+        clients = [client for found in results.values.values() for client in found]
+        clients.sort(key=lambda client: (client.broker, client.hostname, client.id))
+        return Clients(clients, {address: error.reason for address, error in results.errors.items()})
+
+
+def parse_clients(broker: str, stats: Any, topic: str, channel: str) -> list[Client]:
+    """Return the clients of a channel in an answer to `/stats`. Raises UpstreamError: it is not such an answer."""
+    if not isinstance(stats, dict):
+        raise UpstreamError(broker, "its answer is not an object: it is not a broker")
+    found = _find(_find(stats, "topics", "topic_name", topic), "channels", "channel_name", channel)
+    listed = found.get("clients")
+    objects = (
+        [each for each in listed[:_MAX_CLIENTS] if isinstance(each, dict)] if isinstance(listed, list) else []
+    )
+    return [_client(broker, each) for each in objects]
+
+
+def _find(parent: Mapping[str, Any], key: str, name_key: str, name: str) -> Mapping[str, Any]:
+    children = parent.get(key)
+    for each in children if isinstance(children, list) else ():
+        if isinstance(each, dict) and each.get(name_key) == name:
+            return each
+    return {}
+
+
+def _client(broker: str, raw: Mapping[str, Any]) -> Client:
+    address = text(raw, "remote_address")
+    tls = ""
+    if raw.get("tls") is True:
+        tls = text(raw, "tls_version") or "TLS"
+    return Client(
+        broker,
+        f"{broker} {address} {text(raw, 'client_id')}",
+        text(raw, "client_id") or text(raw, "name"),
+        text(raw, "hostname"),
+        address,
+        text(raw, "user_agent"),
+        text(raw, "version"),
+        tls,
+        "snappy" if raw.get("snappy") is True else "deflate" if raw.get("deflate") is True else "",
+        number(raw, "sample_rate"),
+        text(raw, "auth_identity"),
+        number(raw, "connect_ts"),
+        number(raw, "in_flight_count"),
+        number(raw, "ready_count"),
+        number(raw, "finish_count"),
+        number(raw, "requeue_count"),
+        number(raw, "message_count"),
+    )

@@ -1,0 +1,53 @@
+"""A channel: its sums, charts, brokers and clients."""
+
+from starlette.requests import Request
+
+from ...console import console_of
+from ...fleet.clients import Client
+from ...fleet.latencies import latencies
+from ..listing import Column, listing
+from ..page import NotFound, Page, View
+from .topic import channel_raw, charts, find_topic
+
+_CLIENTS: dict[str, Column[Client]] = {
+    "host": Column(lambda each: each.hostname, descending=False),
+    "agent": Column(lambda each: each.agent, descending=False),
+    "broker": Column(lambda each: each.broker, descending=False),
+    "in_flight": Column(lambda each: each.in_flight),
+    "ready": Column(lambda each: each.ready),
+    "finished": Column(lambda each: each.finished),
+    "requeued": Column(lambda each: each.requeued),
+    "messages": Column(lambda each: each.messages),
+    "connected": Column(lambda each: each.connected_s, descending=False),
+}
+
+
+async def channel(request: Request) -> View:
+    """One channel on all brokers."""
+    console = console_of(request)
+    topic, name = request.path_params["topic"], request.path_params["channel"]
+    snapshot = console.watcher.snapshot
+    topic_state = find_topic(request, topic)
+    state = topic_state.channels.get(name)
+    if state is None:
+        raise NotFound(f"There is no channel {name} of the topic {topic}. It may have been deleted.")
+    clients = await console.clients.of(snapshot, topic, name)
+    context = {
+        "topic": topic,
+        "channel": name,
+        "state": state,
+        "listing": listing(
+            request, "channel", clients.clients, _CLIENTS, name=lambda each: each.id, default="broker"
+        ),
+        "client_errors": clients.errors,
+        "charts": charts(console.history.series(topic, name)),
+        "latencies": latencies(
+            channel_raw(
+                {address: snapshot.brokers[address].topics[topic].raw for address in state.parts}, name
+            )
+        ),
+    }
+    return View("channel.html", context)
+
+
+PAGES = [Page("/topics/{topic}/{channel}", "channel", channel, live=True)]

@@ -1,0 +1,101 @@
+"""A topic: its sums, charts, channels and brokers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+from starlette.requests import Request
+
+from ...access.viewer import viewer_of
+from ...console import console_of
+from ...fleet.history import STEP_S, Series
+from ...fleet.latencies import latencies
+from ...fleet.rows import topic_row
+from ...fleet.snapshot import ChannelState, TopicState
+from .. import formats
+from ..charts import Line, chart, sparkline
+from ..listing import Column, listing
+from ..page import NotFound, Page, View
+
+_CHANNELS: dict[str, Column[ChannelState]] = {
+    "name": Column(lambda each: each.name, descending=False),
+    "depth": Column(lambda each: each.sum.depth),
+    "in_flight": Column(lambda each: each.sum.in_flight),
+    "deferred": Column(lambda each: each.sum.deferred),
+    "requeued": Column(lambda each: each.sum.requeued),
+    "timed_out": Column(lambda each: each.sum.timed_out),
+    "in": Column(lambda each: each.sum.in_rate),
+    "out": Column(lambda each: each.sum.out_rate),
+    "oldest": Column(lambda each: each.sum.oldest_age_ms),
+    "messages": Column(lambda each: each.sum.messages),
+    "clients": Column(lambda each: each.sum.clients),
+}
+
+
+async def topic(request: Request) -> View:
+    """One topic on all brokers."""
+    console, name = console_of(request), request.path_params["topic"]
+    state = find_topic(request, name)
+    channels = listing(
+        request, "topic", state.channels.values(), _CHANNELS, name=lambda each: each.name, default="name"
+    )
+    history = console.history
+    brokers = console.watcher.snapshot.brokers
+    raw = {address: brokers[address].topics[name].raw for address in state.parts}
+    context = {
+        "topic": name,
+        "state": state,
+        "row": topic_row(state),
+        "listing": channels,
+        "brokers": {address: brokers[address] for address in state.parts},
+        "raw": raw,
+        "charts": charts(history.series(name)),
+        "sparks": {
+            each.name: sparkline(history.depth(name, each.name), "depth, last hour") for each in channels.rows
+        },
+        "latencies": latencies(raw),
+    }
+    return View("topic.html", context)
+
+
+def find_topic(request: Request, name: str) -> TopicState:
+    """Return a topic that the viewer sees. Raises NotFound."""
+    snapshot = console_of(request).watcher.snapshot
+    state = snapshot.topics.get(name) if viewer_of(request).sees(name) else None
+    if state is not None:
+        return state
+    where = "No broker that answers has it" if snapshot.errors else "No broker has it"
+    raise NotFound(f"There is no topic {name}. {where}. It may have been deleted.")
+
+
+def charts(series: Series) -> Markup:
+    """Draw the last hour of a topic, a channel or the fleet."""
+    rates = [Line("In", series.rate_in, "in"), Line("Out", series.rate_out, "out")]
+    return Markup("").join(
+        [
+            chart("Messages per second", rates, step_s=STEP_S, text=_rate),
+            chart("Depth", [Line("Now", series.depth, "depth")], step_s=STEP_S, text=formats.short),
+            chart("Oldest message", [Line("Now", series.oldest_s, "age")], step_s=STEP_S, text=_seconds),
+        ]
+    )
+
+
+def channel_raw(raw: Mapping[str, Mapping[str, Any]], channel: str) -> dict[str, Mapping[str, Any]]:
+    """Return the objects of a channel in those of its topic, by broker."""
+    return {
+        address: each
+        for address, topic in raw.items()
+        for each in topic.get("channels") or ()
+        if isinstance(each, dict) and each.get("channel_name") == channel
+    }
+
+
+def _rate(value: float) -> str:
+    return f"{formats.short(value)}/s"
+
+
+def _seconds(value: float) -> str:
+    return formats.age(value * 1000) if value else "0"
+
+
+PAGES = [Page("/topics/{topic}", "topic", topic, live=True)]
