@@ -6,7 +6,7 @@ styles, which the content security policy forbids: classes name the colours. NaN
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -68,7 +68,7 @@ def chart(
     text: Callable[[float], str],
     top: float | None = None,
 ) -> Markup:
-    """Draw lines over the last hour, with an axis from 0 and the newest values in the caption.
+    """Draw lines with an axis from 0 and the newest values in the caption. A gap at the beginning is left out.
 
     Args:
         title: The heading, and the beginning of what screen readers say.
@@ -77,6 +77,7 @@ def chart(
         text: Formats a value for axis, caption and tooltip.
         top: The end of the axis; None: a round number above the largest value.
     """
+    lines = _without_beginning(lines)
     largest = max((v for line in lines for v in line.values if not math.isnan(v)), default=0.0)
     top = nice_top(largest) if top is None else top
     count = max((len(line.values) for line in lines), default=0)
@@ -120,6 +121,14 @@ def describe(line: Line, text: Callable[[float], str]) -> str:
         return f"{line.name}: no data"
     newest = "unknown" if math.isnan(line.values[-1]) else text(line.values[-1])
     return f"{line.name}: now {newest}, from {text(min(known))} to {text(max(known))}"
+
+
+def _without_beginning(lines: Sequence[Line]) -> list[Line]:
+    """Leave out the time before the first value of any line, but show a sixth of the time at least."""
+    count = max((len(line.values) for line in lines), default=0)
+    gaps = (next((i for i, v in enumerate(line.values) if not math.isnan(v)), count) for line in lines)
+    start = min(min(gaps, default=0), count - count // 6)
+    return [replace(line, values=line.values[start:]) for line in lines]
 
 
 def _legend(line: Line, text: Callable[[float], str]) -> Markup:
