@@ -47,7 +47,7 @@ class FailedAttempts:
     ) -> float:
         """Record a failed login at a time of any clock. Returns how long to delay its answer, in seconds."""
         self.totals[protocol, reason] += 1
-        network = _network_of(host)
+        network = network_of(host)
         count, last_s = self._failures.pop(network, (0, now_s))
         count = 1 if now_s - last_s > FORGET_S else min(count + 1, 32)
         self._failures[network] = count, now_s
@@ -66,7 +66,7 @@ class FailedAttempts:
         return len(self._failures)
 
 
-def _network_of(host: str) -> str:
+def network_of(host: str) -> str:
     """Return the key of an address: of IPv6 the network, of everything else the address itself."""
     if ":" not in host:
         return host

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast
 
 from .patterns import ALL, ALL_REGEX, Pattern, compile_glob, compile_regex
 from .policy import ROLES, Grant, Identity, Role, Source
@@ -12,7 +12,7 @@ MAX_PATTERNS = 1000
 
 _EVERYTHING = {"roles": list(ROLES), "topics": [ALL], "channels": [ALL]}
 _MAX_TIME_S = 2.0**53
-_SOURCES: tuple[Source, ...] = get_args(Source)
+_SOURCES: tuple[Source, ...] = ("token", "certificate", "auth server")
 
 
 class Description(NamedTuple):

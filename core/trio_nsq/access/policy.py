@@ -16,7 +16,8 @@ another."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
-Source = Literal["token", "certificate", "auth server"]
+Source = Literal["token", "certificate", "auth server", "proxy"]
+"""`proxy`: a reverse proxy has named the client of a web console."""
 
 _SHOWN = 100
 """Characters of a name in an error message: a request can have a name of 64 KiB."""

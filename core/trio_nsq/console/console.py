@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from .access.access import Access
 from .fleet.clients import ChannelClients
 from .fleet.history import History
 from .fleet.rows import Rows
@@ -23,6 +24,7 @@ class Console:
     history: History
     clients: ChannelClients
     notifier: Notifier
+    access: Access
     rows: Rows = field(default_factory=Rows)
 
 

@@ -16,9 +16,11 @@ from hypercorn.trio.run import worker_serve
 from hypercorn.utils import wrap_app
 
 from .._version import __version__
-from ..listening import Listening, StartupError, listen
+from ..listening import Listening, listen
 from ..reloading import reload_on_request
 from ..under_trio import require_trio
+from .access.access import Access
+from .certificate import Certificate
 from .console import Console
 from .fleet.clients import ChannelClients
 from .fleet.history import History
@@ -48,7 +50,7 @@ def make_console(options: ConsoleOptions) -> Console:
     """Build the parts of a console. Its tasks do not run yet.
 
     Raises:
-        TLSFilesError: A file of `options.tls` cannot be used.
+        StartupError: An option or a file cannot be used.
     """
     connect_timeout_s = options.connect_timeout_ms / 1000
     request_timeout_s = options.request_timeout_ms / 1000
@@ -62,7 +64,8 @@ def make_console(options: ConsoleOptions) -> Console:
     )
     history = History()
     watcher = Watcher(upstream, options, history.observe)
-    return Console(options, upstream, watcher, history, ChannelClients(upstream), notifier)
+    access, clients = Access(options, upstream, watcher), ChannelClients(upstream)
+    return Console(options, upstream, watcher, history, clients, notifier, access)
 
 
 async def serve(
@@ -85,29 +88,51 @@ async def serve(
     require_trio("trio_nsq.console.server.serve")
     logger.info("trio-nsq v%s (Python %s)", __version__, platform.python_version())
     console = make_console(options)
+    certificate = None
+    if options.https_cert is not None and options.https_key is not None:
+        certificate = Certificate(options.https_cert, options.https_key)
+    steps = [console.access.reload, console.access.audit.reopen]
+    if certificate is not None:
+        steps.append(certificate.reload)
     there = await listen("--http-address", options.http_address)
     try:
-        scheme = "https" if options.https_cert is not None else "http"
+        scheme = "http" if certificate is None else "https"
         bound = ConsoleAddresses(there.address, f"{scheme}://{there.address}{options.base_path}")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(console.watcher.run)
             nursery.start_soon(console.notifier.run)
+            nursery.start_soon(console.access.run)
             if reloads is not None:
-                nursery.start_soon(partial(reload_on_request, reloads, logger=logger))
-            await nursery.start(_serve_http, console, there)
+                nursery.start_soon(partial(reload_on_request, reloads, *steps, logger=logger))
+            await nursery.start(_serve_http, console, there, certificate)
             logger.info("HTTP: listening on %s", there.address)
             task_status.started(bound)
     finally:
         there.close()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
             await console.upstream.aclose()
+        with trio.CancelScope(shield=True):
+            await console.access.audit.aclose()
         logger.info("CONSOLE: bye")
 
 
+class _Config(Config):
+    """Hypercorn's configuration, with a TLS context that can be changed."""
+
+    certificate: Certificate | None = None
+
+    def create_ssl_context(self) -> ssl.SSLContext | None:
+        return None if self.certificate is None else self.certificate.context
+
+
 async def _serve_http(
-    console: Console, there: Listening, task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED
+    console: Console,
+    there: Listening,
+    certificate: Certificate | None,
+    task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    config = Config()
+    config = _Config()
+    config.certificate = certificate
     config.accesslog = None
     config.errorlog = logging.getLogger("trio_nsq.console.http")
     config.errorlog.setLevel(logging.WARNING)
@@ -115,19 +140,12 @@ async def _serve_http(
     config.keep_alive_timeout = _KEEP_ALIVE_S
     config.graceful_timeout = _STOP_S
     config.include_server_header = False
-    secure = console.options.https_cert is not None
-    if secure:
-        config.certfile, config.keyfile = str(console.options.https_cert), str(console.options.https_key)
-        try:
-            config.create_ssl_context()
-        except (OSError, ssl.SSLError) as exc:
-            raise StartupError(f"--https-cert, --https-key: {exc}") from exc
     raw = [socket.socket(fileno=os.dup(listener.socket.fileno())) for listener in there.listeners]
     await worker_serve(
         wrap_app(
             cast(Any, make_app(console)), config.wsgi_max_body_size, "asgi"
         ),  # other names of the same types
         config,
-        sockets=Sockets(raw if secure else [], [] if secure else raw, []),
+        sockets=Sockets([], raw, []) if certificate is None else Sockets(raw, [], []),
         task_status=task_status,
     )

@@ -4,7 +4,10 @@ from functools import partial
 
 from ..client.connection.tls import TLSFilesError
 from ..listening import StartupError
-from ..startup_checks import check_listen_address, problems_of
+from ..startup_checks import check_listen_address, check_written_file, problems_of
+from .access.access import read_policy
+from .access.proxies import Proxies
+from .certificate import Certificate
 from .options import ConsoleOptions
 
 
@@ -17,4 +20,17 @@ def startup_problems(options: ConsoleOptions) -> list[str]:
         except TLSFilesError as exc:
             raise StartupError(str(exc)) from exc
 
-    return problems_of([check_tls, partial(check_listen_address, "--http-address", options.http_address)])
+    def check_certificate() -> None:
+        if options.https_cert is not None and options.https_key is not None:
+            Certificate(options.https_cert, options.https_key)
+
+    return problems_of(
+        [
+            check_tls,
+            check_certificate,
+            partial(read_policy, options.auth_file),
+            partial(check_written_file, "--audit-log", options.audit_log),
+            partial(Proxies, options.trusted_proxies, options.acl_http_header, options.admin_users),
+            partial(check_listen_address, "--http-address", options.http_address),
+        ]
+    )

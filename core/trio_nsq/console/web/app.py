@@ -6,20 +6,21 @@ from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from ..access.viewer import Forbidden, Viewer
+from ..access.viewer import Forbidden
 from ..console import Console, console_of
 from ..upstream.client import UpstreamError
 from . import static_files
 from .live import Live
+from .middleware import AccessMiddleware
 from .page import NotFound, Page, View
-from .pages import channel, counter, lookup, nodes, topic, topics
+from .pages import channel, counter, login, lookup, nodes, topic, topics
 from .paths import name_of, reserved_segments
+from .refusals import refusal
 from .rendering import render
 
 logger = logging.getLogger("trio_nsq.console")
@@ -31,6 +32,7 @@ PAGES: tuple[Page, ...] = (
     *nodes.PAGES,
     *lookup.PAGES,
     *counter.PAGES,
+    *login.PAGES,
 )
 
 
@@ -47,7 +49,6 @@ def make_app(console: Console) -> ASGIApp:
     routes.append(Route("/live", live.answer, name="live"))
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(_Anonymous)],
         exception_handlers={
             HTTPException: _http_error,
             NotFound: _not_found,
@@ -59,23 +60,13 @@ def make_app(console: Console) -> ASGIApp:
     app.state.console = console
     app.state.reserved = reserved_segments(page.path for page in PAGES)
     base = console.options.base_path.rstrip("/")
-    return Starlette(routes=[Mount(base, app)]) if base else app
+    guarded = AccessMiddleware(app, console.access, partial(refusal, error=_error))
+    return Starlette(routes=[Mount(base, guarded)]) if base else guarded
 
 
 def _specificity(page: Page) -> list[bool]:
     """Sort `/topics/{topic}/delete` before `/topics/{topic}/{channel}`, which matches it, too."""
     return [part.startswith("{") for part in page.path.split("/")]
-
-
-class _Anonymous:
-    """Every viewer may do everything."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["viewer"] = Viewer()
-        await self._app(scope, receive, send)
 
 
 def _endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:

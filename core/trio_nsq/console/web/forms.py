@@ -7,23 +7,18 @@ from starlette.datastructures import ImmutableMultiDict
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from ...protocol.limits import MIB
 from ..access.viewer import viewer_of
 
 Form = ImmutableMultiDict[str, str]
 CSRF_FIELD = "csrf"
+CSRF_HEADER = "x-csrf-token"
 FORM_TYPE = "application/x-www-form-urlencoded"
-MAX_FORM_BYTES = 8 * MIB
-"""A message of 2 MiB, percent-encoded."""
 MAX_FIELDS = 5000
 
 
 async def form(request: Request) -> Form:
-    """Return the fields of a form. Its token and the page that sent it are already checked. Raises HTTPException."""
-    if not hasattr(request.state, "form"):
-        request.state.form = parse_form(await _body(request))
-    found: Form = request.state.form
-    return found
+    """Return the fields of a form. Its size, its token and the page that sent it are checked already."""
+    return getattr(request.state, "form", Form())
 
 
 def parse_form(body: bytes) -> Form:
@@ -43,12 +38,3 @@ def parse_form(body: bytes) -> Form:
 def csrf_field(request: Request) -> Markup:
     """Return the hidden field that each form needs."""
     return Markup('<input type="hidden" name="{}" value="{}">').format(CSRF_FIELD, viewer_of(request).csrf)
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_FORM_BYTES:
-            raise HTTPException(413, f"The form is larger than {MAX_FORM_BYTES // MIB} MiB.")
-    return bytes(body)

@@ -85,6 +85,7 @@ def _common(request: Request, live: bool) -> dict[str, Any]:
         "snapshot": console.watcher.snapshot,
         "url": url,
         "csrf": partial(csrf_field, request),
+        "can_log_in": console.access.can_log_in,
         "at": at,
         "static": partial(static_path, base),
         "path": request.url.path,

@@ -1,0 +1,369 @@
+"""Decides who the viewer of a request is."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import trio
+
+from ...access.attempts import FailedAttempts
+from ...access.audit import Event
+from ...access.audit_writer import AuditWriter
+from ...access.auth_file import AuthFileError, read_auth_file
+from ...access.policy import Identity, Policy
+from ...http.credentials import token_of
+from ...http.web_pages import HostNames, foreign_page
+from ...listening import StartupError
+from ...protocol.address import is_loopback
+from ..fleet.watcher import Watcher
+from ..options import ConsoleOptions
+from ..upstream.client import Upstream
+from .attempts import Attempts
+from .brokers import BrokerLogins
+from .cookies import cookie_header, session_cookie, visitor_cookie
+from .incoming import Incoming, Refused
+from .proxies import Proxies
+from .rights import EVERYTHING, NOTHING, READ, Rights, rights_of
+from .sessions import MAX_TOKEN_BYTES, Session, Sessions, new_id, session_key
+from .viewer import Viewer
+
+_LEVELS = {"none": NOTHING, "read": READ, "manage": EVERYTHING}
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """The viewer of a request.
+
+    Attributes:
+        session: The viewer's session; None without one.
+        visitor: The id of a viewer without a session, whose forms need a token all the same; empty for a program.
+        is_new_visitor: Whether the browser does not have its cookie yet.
+        token: With which the viewer was identified; empty without one.
+    """
+
+    viewer: Viewer
+    session: Session | None = None
+    visitor: str = ""
+    is_new_visitor: bool = False
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Who:
+    """The owner of a token. `forwarded`: requests to brokers have the token."""
+
+    name: str
+    rights: Rights
+    expires_at_s: float
+    forwarded: bool
+
+
+class Access:
+    """Identifies viewers: by a token, a session, a trusted proxy, or not at all.
+
+    Args:
+        unix_time: Returns the time in Unix seconds.
+
+    Attributes:
+        audit: The audit log.
+        hosts: The names of the console.
+        proxies: The trusted proxies.
+        base_path: The path of the first page.
+
+    Raises:
+        StartupError: A file or an option cannot be used.
+    """
+
+    def __init__(
+        self,
+        options: ConsoleOptions,
+        upstream: Upstream,
+        watcher: Watcher,
+        *,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self._options = options
+        self._unix_time = unix_time
+        self._policy = read_policy(options.auth_file)
+        self._sessions = Sessions(session_key(options.session_key_file))
+        self.proxies = Proxies(options.trusted_proxies, options.acl_http_header, options.admin_users)
+        self._brokers = BrokerLogins(upstream, watcher, lends_credentials=_has_credentials(options))
+        self._attempts = Attempts()
+        self._failures = FailedAttempts()
+        host = options.http_address.rpartition(":")[0].strip("[]")
+        self._is_local = is_loopback(host)
+        self.hosts = HostNames([*options.http_allowed_hosts, host] if host else options.http_allowed_hosts)
+        self.base_path = options.base_path
+        self.audit = AuditWriter(options.audit_log)
+
+    async def run(self) -> None:
+        """Check logins again, and write the audit log, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._brokers.run)
+            nursery.start_soon(self.audit.run)
+            await self.hosts.learn_own_name()
+
+    async def reload(self) -> None:
+        """Read the auth file again. Raises AuthFileError: the previous one stays in use."""
+        if self._options.auth_file is None:
+            return
+        file = str(self._options.auth_file)
+        try:
+            policy = await trio.to_thread.run_sync(read_auth_file, self._options.auth_file)
+        except AuthFileError as exc:
+            self.audit.log.record("reload", "", None, file=file, error=str(exc.__cause__ or exc))
+            raise
+        self._policy = policy
+        self.audit.log.record("reload", "", None, file=file, tokens=len(policy.tokens))
+
+    # --------------------------------------------------------------- the viewer
+
+    @property
+    def can_log_in(self) -> bool:
+        """Whether there is somebody who knows tokens."""
+        return self._policy is not None or self._brokers.required
+
+    async def identify(self, incoming: Incoming) -> Identified:
+        """Return the viewer of a request. Raises Refused: its token or session is not valid."""
+        await self._brokers.wait_until_started()
+        named = self.proxies.viewer(incoming.host, incoming.headers)
+        token = token_of(incoming.headers)
+        # A proxy that asks for a password passes it on as Basic credentials.
+        if token is not None and self.can_log_in and not (named and not incoming.is_bearer):
+            return await self._by_token(incoming, token)
+        if (session := self.session_of(incoming)) is not None:
+            try:
+                who = await self._who(session.token)
+            except Refused as exc:
+                if exc.ends_session:
+                    self._sessions.end(session, self._unix_time())
+                raise
+            viewer = _viewer(who, session.token, self._sessions.form_token(session.id))
+            return Identified(replace(viewer, has_session=True), session, token=session.token)
+        if named:
+            rights = EVERYTHING if named in self.proxies.admins else READ
+            return self._visitor(incoming, Viewer(named, rights=rights, source="proxy"))
+        return self._visitor(incoming, Viewer(rights=self._anonymous(incoming)))
+
+    def is_current(self, incoming: Incoming, identified: Identified) -> bool:
+        """Whether an answer that is being sent may go on."""
+        now_s = self._unix_time()
+        if identified.session is not None and self._sessions.has_ended(identified.session, now_s):
+            return False
+        if identified.token:
+            known = self._policy is not None and self._policy.find_token(identified.token.encode(), now_s)
+            return bool(known) or self._brokers.is_valid(identified.token)
+        viewer = identified.viewer
+        return bool(viewer.source) or self._anonymous(incoming) == viewer.rights
+
+    def session_of(self, incoming: Incoming) -> Session | None:
+        """Return the session of a request; None without a valid one."""
+        cookie = incoming.cookies.get(session_cookie(incoming))
+        return None if cookie is None else self._sessions.read(cookie, self._unix_time())
+
+    async def _by_token(self, incoming: Incoming, token: bytes) -> Identified:
+        text = token.decode("latin-1")
+        try:
+            who = await self._who_limited(incoming, text)
+        except Refused as exc:
+            self._record_failure(incoming, exc)
+            raise
+        return Identified(_viewer(who, text, ""), token=text)
+
+    def _visitor(self, incoming: Incoming, viewer: Viewer) -> Identified:
+        known = self._sessions.visitor(incoming.cookies.get(visitor_cookie(incoming), ""))
+        id_ = known or new_id()
+        return Identified(
+            replace(viewer, csrf=self._sessions.form_token(id_)), visitor=id_, is_new_visitor=not known
+        )
+
+    def _anonymous(self, incoming: Incoming) -> Rights:
+        if self._options.anonymous:
+            return _LEVELS[self._options.anonymous]
+        if self.can_log_in:
+            return NOTHING
+        if self._options.admin_users or not self._is_local or incoming.is_forwarded:
+            return READ
+        return EVERYTHING
+
+    # ------------------------------------------------------------------- tokens
+
+    async def log_in(self, incoming: Incoming, token: str) -> tuple[str, float]:
+        """Begin a session; returns its cookie, and for how many seconds it is valid. Raises Refused."""
+        try:
+            if not self.can_log_in:
+                raise Refused(401, "NO_AUTHENTICATION", "No broker has authentication: no login is needed.")
+            who = await self._who_limited(incoming, token)
+        except Refused as exc:
+            self._record_failure(incoming, exc)
+            raise
+        now_s = self._unix_time()
+        expires_at_s = min(now_s + self._options.session_lifetime_ms / 1000, who.expires_at_s)
+        _, cookie = self._sessions.begin(token, now_s, expires_at_s)
+        self.record_session("login", incoming, who.name)
+        return cookie, expires_at_s - now_s
+
+    def log_out(self, incoming: Incoming, identified: Identified) -> None:
+        """End the session of a viewer, if it has one."""
+        if identified.session is not None:
+            self._sessions.end(identified.session, self._unix_time())
+            self.record_session("logout", incoming, identified.viewer.name)
+
+    async def _who_limited(self, incoming: Incoming, token: str) -> _Who:
+        """Return the owner of a token that a stranger may have sent. Raises Refused, after some time."""
+        if not 0 < len(token) <= MAX_TOKEN_BYTES or not (token.isascii() and token.isprintable()):
+            raise Refused(
+                401, "INVALID_TOKEN", f"A token has 1 to {MAX_TOKEN_BYTES} printable ASCII characters."
+            )
+        if (found := self._known(token)) is not None:
+            return found
+        client = self.proxies.client(incoming.host, incoming.headers)
+        try:
+            async with self._attempts.one(client):
+                return await self._who(token)
+        except Refused as exc:
+            if exc.code == "INVALID_TOKEN":
+                await trio.sleep(self._failures.record_failure(client, trio.current_time(), "http"))
+            raise
+
+    async def _who(self, token: str) -> _Who:
+        """Return the owner of a token. Raises Refused."""
+        if (found := self._known(token)) is not None:
+            return found
+        if self._policy is not None and not self._brokers.required:
+            raise Refused(
+                401, "INVALID_TOKEN", "The token is unknown, expired or revoked.", ends_session=True
+            )
+        login = await self._brokers.login(token)
+        return _Who(login.name, login.rights, login.expires_at_s, True)
+
+    def _known(self, token: str) -> _Who | None:
+        """Return the owner of a token without asking brokers; None if they have to be asked."""
+        if self._policy is not None:
+            identity = self._policy.find_token(token.encode(), self._unix_time())
+            if identity is not None:
+                return _Who(identity.name, rights_of([identity]), identity.expires_at_s, False)
+        login = self._brokers.known(token)
+        return None if login is None else _Who(login.name, login.rights, login.expires_at_s, True)
+
+    # -------------------------------------------------------------------- forms
+
+    def check_page(self, incoming: Incoming, identified: Identified) -> None:
+        """Check that no page of another origin has sent a change. Raises Refused."""
+        headers = incoming.headers
+        if incoming.is_bearer and _has_own_token(identified):
+            return
+        site = headers.get("sec-fetch-site")
+        if site is not None:  # the browser compares the real names; a proxy may have changed the Host header
+            foreign = site not in ("same-origin", "none")
+        else:
+            foreign = foreign_page({**headers, "host": self.proxies.host(incoming.host, headers)})
+        if foreign:
+            raise Refused(403, "NOT_FOR_WEB_PAGES", "A page of another origin has sent this request.")
+
+    def needs_form_token(self, incoming: Incoming, identified: Identified) -> bool:
+        """Whether a change needs the token of a form.
+
+        That of a browser does. Programs send a token of their own, or use the API without cookies.
+        """
+        if _has_own_token(identified):
+            return bool(incoming.cookies) and not incoming.is_bearer
+        return not (incoming.is_api and incoming.is_program)
+
+    def check_form_token(self, identified: Identified, given: str) -> None:
+        """Check the token of a form. Raises Refused."""
+        id_ = identified.session.id if identified.session is not None else identified.visitor
+        if not id_ or identified.is_new_visitor or not self._sessions.is_form_token(id_, given):
+            raise Refused(
+                403,
+                "FORM_OUTDATED",
+                "The form is not from this session: you have logged in or out since it was shown, or the browser "
+                "sends no cookies. Go back, reload the page, and try again.",
+            )
+
+    # ------------------------------------------------------------------ cookies
+
+    def session_header(self, incoming: Incoming, cookie: str, max_age_s: int) -> str:
+        """Return the header that sets the cookie of a session; with 0 seconds, deletes it."""
+        name, secure = session_cookie(incoming), self._is_secure(incoming)
+        return cookie_header(
+            name, cookie, path=self.base_path, strict=True, secure=secure, max_age_s=max_age_s
+        )
+
+    def visitor_header(self, incoming: Incoming, identified: Identified) -> str:
+        """Return the header that sets the cookie of a viewer without a session.
+
+        It is not strict: after a click on a link of another site, the browser would get a new one, and the forms in
+        other tabs would be outdated.
+        """
+        name, secure = visitor_cookie(incoming), self._is_secure(incoming)
+        cookie = self._sessions.visitor_cookie(identified.visitor)
+        return cookie_header(name, cookie, path=self.base_path, strict=False, secure=secure)
+
+    def _is_secure(self, incoming: Incoming) -> bool:
+        return self.proxies.is_secure(incoming.host, incoming.headers, incoming.scheme)
+
+    # -------------------------------------------------------------------- audit
+
+    def record_session(self, event: Literal["login", "logout"], incoming: Incoming, name: str) -> None:
+        """Record a login or logout."""
+        identity = Identity(name, "token", ())
+        self.audit.log.record(event, incoming.peer, identity, forwarded_for=self._forwarded(incoming))
+
+    def _record_failure(self, incoming: Incoming, refused: Refused) -> None:
+        self.audit.log.record(
+            "login_failed",
+            incoming.peer,
+            None,
+            action=f"{incoming.method} {incoming.path}",
+            status=refused.status,
+            error=refused.code,
+            forwarded_for=self._forwarded(incoming),
+        )
+
+    def record_change(
+        self, incoming: Incoming, viewer: Viewer, status: int, code: str, about: Mapping[str, str | int]
+    ) -> None:
+        """Record a request that changes something, or its refusal."""
+        identity = Identity(viewer.name, viewer.source, ()) if viewer.source else None
+        details: dict[str, Any] = {
+            "action": f"{incoming.method} {incoming.path}",
+            **about,
+            "status": status,
+            "error": code,
+            "forwarded_for": self._forwarded(incoming),
+        }
+        event: Event = "refused" if status in (401, 403) else "action"
+        self.audit.log.record(event, incoming.peer, identity, **details)
+
+    def _forwarded(self, incoming: Incoming) -> str:
+        client = self.proxies.client(incoming.host, incoming.headers)
+        return client if client != incoming.host else ""
+
+
+def read_policy(auth_file: Path | None) -> Policy | None:
+    """Read the auth file; None without one. Raises StartupError."""
+    if auth_file is None:
+        return None
+    try:
+        return read_auth_file(auth_file)
+    except AuthFileError as exc:
+        raise StartupError(f"--auth-file: {exc}") from exc
+
+
+def _has_own_token(identified: Identified) -> bool:
+    """Whether the request itself has a valid token, in its Authorization header."""
+    return bool(identified.token) and identified.session is None
+
+
+def _viewer(who: _Who, token: str, csrf: str) -> Viewer:
+    return Viewer(who.name, token if who.forwarded else None, csrf, who.rights, "token")
+
+
+def _has_credentials(options: ConsoleOptions) -> bool:
+    """Whether the console authenticates itself at brokers."""
+    return (
+        bool(options.secret) or bool(options.tls.cert) or any("@" in a for a in options.nsqd_http_addresses)
+    )

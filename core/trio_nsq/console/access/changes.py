@@ -1,0 +1,40 @@
+"""What the audit log says about a change, besides the request."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from ..upstream.client import Results
+
+_DETAILS = "audit"
+
+
+def note_change(
+    request: Request,
+    *,
+    topic: str = "",
+    channel: str = "",
+    results: Results[Any] | None = None,
+    count: int | None = None,
+) -> None:
+    """Note for the audit log what a request has changed; topic and channel in its path are noted anyway.
+
+    Args:
+        results: What the brokers have answered.
+        count: Messages.
+    """
+    details: dict[str, str | int] = {"topic": topic, "channel": channel}
+    if results is not None:
+        details["done"] = len(results.values)
+        failed = [f"{address} {error.code or error.reason}" for address, error in results.errors.items()]
+        details |= {"failed": len(failed), "reason": "; ".join(failed)}
+    if count is not None:
+        details["count"] = count
+    request.scope["state"][_DETAILS] = {key: value for key, value in details.items() if value != ""}
+
+
+def noted_change(scope: Mapping[str, Any]) -> dict[str, str | int]:
+    """Return what was noted."""
+    parts = {key: value for key, value in scope.get("path_params", {}).items() if key in ("topic", "channel")}
+    return {**parts, **scope["state"].get(_DETAILS, {})}

@@ -1,0 +1,56 @@
+"""The pages to log in and out."""
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from ...access.access import Identified
+from ...access.incoming import Incoming, Refused
+from ...access.viewer import viewer_of
+from ...console import console_of
+from ..forms import form
+from ..page import Page, View
+from ..rendering import path_of
+
+_MAX_NEXT = 2000
+
+
+async def login(request: Request) -> View | Response:
+    """Show the form; or log in with the token that it has sent."""
+    access = console_of(request).access
+    fields = await form(request)
+    next_path = _local(fields.get("next") or request.query_params.get("next", ""))
+    context = {"next": next_path, "error": "", "name": viewer_of(request).name}
+    if request.method != "POST":
+        return View("login.html", context)
+    incoming: Incoming = request.state.incoming
+    try:
+        cookie, lifetime_s = await access.log_in(incoming, fields.get("token", "").strip())
+    except Refused as exc:
+        return View("login.html", {**context, "error": exc.text}, exc.status)
+    identified: Identified = request.state.identified
+    access.log_out(incoming, identified)
+    response = RedirectResponse(console_of(request).options.base_path.rstrip("/") + next_path, 303)
+    response.headers.append("Set-Cookie", access.session_header(incoming, cookie, int(lifetime_s)))
+    return response
+
+
+async def logout(request: Request) -> Response:
+    """End the session."""
+    access = console_of(request).access
+    incoming: Incoming = request.state.incoming
+    access.log_out(incoming, request.state.identified)
+    response = RedirectResponse(path_of(request, "login"), 303)
+    response.headers.append("Set-Cookie", access.session_header(incoming, "", 0))
+    return response
+
+
+def _local(path: str) -> str:
+    """Return a path of this console, below the base path; `/` for anything else: no other site is reached by it."""
+    plain = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
+    return path if plain and path.isascii() and len(path) <= _MAX_NEXT else "/"
+
+
+PAGES = [
+    Page("/login", "login", login, methods=("GET", "POST")),
+    Page("/logout", "logout", logout, methods=("POST",)),
+]
