@@ -8,6 +8,7 @@ from .access.access import Access
 from .fleet.clients import ChannelClients
 from .fleet.history import History
 from .fleet.rows import Rows
+from .fleet.shared import Shared
 from .fleet.watcher import Watcher
 from .notifications import Notifier
 from .options import ConsoleOptions
@@ -26,6 +27,7 @@ class Console:
     notifier: Notifier
     access: Access
     rows: Rows = field(default_factory=Rows)
+    shared: Shared = field(default_factory=Shared)
 
 
 def console_of(request: Request) -> Console:

@@ -117,7 +117,9 @@ def _replay_from(options: ReplayOptions, route: _Route) -> tuple[ExitCode, int]:
 
     brokers = () if options.dry_run else (route.source,)
     name = f"{options.source} to {options.topic}"
-    with job_reports(brokers, "replay", options.source, lambda: _progress(current), name=name) as reporter:
+    with job_reports(
+        brokers, "replay", options.source, lambda: _progress(current, options, route), name=name
+    ) as reporter:
         result = trio.run(_replay, options, route, show)
         if result.failure is not None:
             reporter.end("failed", str(result.failure))
@@ -126,8 +128,12 @@ def _replay_from(options: ReplayOptions, route: _Route) -> tuple[ExitCode, int]:
     return _conclude(options, route, result, time.monotonic() - begun_s), result.acknowledged
 
 
-def _progress(result: TopicReplayResult) -> JobProgress:
-    return JobProgress(result.position - result.begun, result.end - result.begun)
+def _progress(result: TopicReplayResult, options: ReplayOptions, route: _Route) -> JobProgress:
+    total = result.end - result.begun
+    if route.count is None:
+        return JobProgress(result.position - result.begun, total)
+    is_known = options.pattern is None
+    return JobProgress(result.position - result.begun, min(total, route.count) if is_known else None)
 
 
 async def _replay(

@@ -18,7 +18,7 @@ from . import static_files
 from .live import Live
 from .middleware import AccessMiddleware
 from .page import NotFound, Page, View
-from .pages import channel, counter, login, lookup, nodes, topic, topics
+from .pages import channel, counter, health, jobs, login, lookup, nodes, topic, topics
 from .paths import name_of, reserved_segments
 from .refusals import refusal
 from .rendering import render
@@ -33,6 +33,8 @@ PAGES: tuple[Page, ...] = (
     *lookup.PAGES,
     *counter.PAGES,
     *login.PAGES,
+    *health.PAGES,
+    *jobs.PAGES,
 )
 
 

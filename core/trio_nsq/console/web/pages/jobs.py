@@ -1,0 +1,32 @@
+"""The jobs of all programs, as the brokers list them: replays, exports, drains, connectors."""
+
+from functools import partial
+
+from starlette.requests import Request
+
+from ...access.viewer import viewer_of
+from ...console import console_of
+from ...fleet.jobs import ask_jobs, merge_jobs
+from ..page import Page, View
+
+
+async def jobs(request: Request) -> View:
+    """All jobs on topics that the viewer sees; a job on all topics needs a role on all topics."""
+    viewer, console = viewer_of(request), console_of(request)
+    snapshot = console.watcher.snapshot
+    found = await console.shared.once("jobs", snapshot.version, partial(ask_jobs, console.upstream, snapshot))
+    shown = [
+        job
+        for job in merge_jobs(found.values.values())
+        if (viewer.sees(job.topic) if job.topic else viewer.allows("read") or viewer.allows("admin"))
+    ]
+    groups = (
+        ("Running", [job for job in shown if job.is_running]),
+        ("Ended in the last hour", [job for job in shown if not job.is_running]),
+    )
+    brokers = [address for address, broker in snapshot.brokers.items() if not broker.is_nsqd]
+    context = {"groups": groups, "errors": found.errors, "has_brokers": bool(brokers)}
+    return View("jobs.html", context)
+
+
+PAGES = [Page("/jobs", "jobs", jobs, live=True)]

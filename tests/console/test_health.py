@@ -1,0 +1,146 @@
+"""The page of health: what is wrong with each broker and discovery service, disks and memory."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from console.support import WebServer, qcli_admin
+from fleet.support import Fleet, hung, running_fleet, wait_until
+from trio_nsq.console.fleet.health import BrokerHealth, health_of
+from trio_nsq.console.fleet.snapshot import BrokerState, LookupdState, Snapshot
+from trio_nsq.console.fleet.stats import parse_topics
+from trio_nsq.lookup.answers import Node
+
+NODE = Node("host", 1, 2)
+
+
+def broker(**values: Any) -> BrokerState:
+    return BrokerState("b:1", **{"answered_at_s": 1.0} | values)
+
+
+def health(state: BrokerState, *lookupds: LookupdState, details: bool = True) -> BrokerHealth:
+    snapshot = Snapshot(1, 1.0, {state.address: state}, {each.address: each for each in lookupds})
+    (found,) = health_of(snapshot, {"b:1": 5}, details=details)
+    return found
+
+
+def disk(used: Any, free: Any, total: Any) -> dict[str, Any]:
+    return {"disk": {"used_bytes": used, "free_bytes": free, "total_bytes": total}}
+
+
+def test_a_healthy_broker() -> None:
+    found = health(broker(stats=disk(10, 50, 100)))
+    assert found.problems == ()
+    assert found.disk is not None
+    assert (found.disk.used_bytes, found.disk.others_bytes, found.disk.free_share) == (10, 40, 0.5)
+    assert found.memory_bytes == 5
+
+
+def test_problems() -> None:
+    assert health(broker(error="Connection refused")).problems == ("It does not answer: Connection refused.",)
+    assert health(broker(answered_at_s=0.0)).problems == ("It does not answer: it was not asked yet.",)
+    sick = broker(stats={"health": "NOK - disk full"})
+    assert health(sick).problems == ("It reports: disk full.",)
+    assert health(broker(stats=disk(1, 9, 100))).problems == ("Its disk is almost full: 9.0% is free.",)
+
+
+def test_registrations() -> None:
+    lookupds = (LookupdState("l1"), LookupdState("l2"), LookupdState("l3", error="gone"))
+    here = broker(registrations={"l1": NODE})
+    assert health(here, *lookupds).problems == ("It is not registered with l2.",)
+    draining = broker(registrations={"l1": NODE}, info={"draining": True})
+    assert health(draining, *lookupds).problems == ()
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [{}, {"disk": 5}, {"disk": {}}, disk(1, None, None), disk(1, None, 9), disk(1, 2, "x"), disk(1, 2, 0)],
+)
+def test_an_unknown_disk(stats: dict[str, Any]) -> None:
+    assert health(broker(stats=stats)).disk is None
+
+
+def test_unavailable_topics_have_reasons() -> None:
+    topics = parse_topics({"topics": [{"topic_name": "a", "unavailable": "no file"}, {"topic_name": "b"}]})
+    assert health(broker(topics=topics)).unavailable == {"a": "no file"}
+
+
+def test_only_readers_of_all_topics_get_reasons_and_disks() -> None:
+    sick = broker(stats={"health": "NOK - topic secret"} | disk(1, 1, 100))
+    found = health(sick, details=False)
+    assert found.problems == ("It reports a problem.",)
+    assert found.disk is None
+
+
+def test_those_with_problems_come_first() -> None:
+    states = {name: BrokerState(name, answered_at_s=1.0) for name in ("a", "b", "c")}
+    states["b"] = BrokerState("b", error="gone")
+    assert [each.state.address for each in health_of(Snapshot(1, 1.0, states), {})] == ["b", "a", "c"]
+
+
+# ---------------------------------------------------------------------- the page
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet(tmp_path_factory.mktemp("fleet"), ours=2) as running:
+        running.create("t", "c")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def site(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    flags = [f"--lookupd-http-address={address}" for address in fleet.lookupd_addresses]
+    with qcli_admin(
+        tmp_path_factory.mktemp("console"), "--poll-interval=50ms", "--http-client-request-timeout=2s", *flags
+    ) as running:
+        yield running
+
+
+def page(site: WebServer) -> str:
+    answer = site.ask("GET", "/health")
+    assert answer.status == 200
+    return answer.body.decode()
+
+
+def row(site: WebServer, address: str) -> str:
+    """Return the row of a broker or service, without tags."""
+    found = re.search(rf'<tr data-key="{re.escape(address)}".*?</tr>', page(site), re.DOTALL)
+    return re.sub("<[^>]*>", " ", found[0]) if found else ""
+
+
+def test_all_is_well(site: WebServer, fleet: Fleet) -> None:
+    wait_until(lambda: "All brokers and discovery services are healthy." in page(site), "all are healthy")
+    ours = row(site, fleet.ours[0].http_address)
+    assert re.search(r"OK .* % of [0-9.]+ [KMGT]iB used .* MiB", ours, re.DOTALL)
+    nsqd = row(site, fleet.nsqd.http_address)
+    assert "nsqd does not tell" in nsqd
+    assert "MiB" in nsqd
+    for lookupd in fleet.lookupds:
+        assert re.search(r"OK\s+3\s", row(site, lookupd.http_address))
+
+
+def test_a_broker_that_hangs(site: WebServer, fleet: Fleet) -> None:
+    address = fleet.ours[1].http_address
+    with hung(fleet.ours[1]):
+        wait_until(lambda: "unresponsive" in row(site, address), "the broker is unresponsive")
+        assert "OK" in row(site, fleet.ours[0].http_address)
+        assert "1 server has a problem." in page(site)
+    wait_until(lambda: "OK" in row(site, address), "the broker is back")
+
+
+def test_draining(site: WebServer, fleet: Fleet) -> None:
+    one = fleet.ours[0]
+    fleet.cli("drain", "--nsqd-http-address", one.http_address, "--timeout", "1ms")
+    wait_until(lambda: "draining" in row(site, one.http_address), "the broker drains")
+    fleet.cli("drain", "--nsqd-http-address", one.http_address, "--stop")
+    wait_until(lambda: "draining" not in row(site, one.http_address), "the broker accepts again")
+
+
+def test_a_service_that_hangs(site: WebServer, fleet: Fleet) -> None:
+    """The last test: nsqd registers again with a service that hung only after 15 s."""
+    address = fleet.lookupds[0].http_address
+    with hung(fleet.lookupds[0]):
+        wait_until(lambda: "unresponsive" in row(site, address), "the service is unresponsive")
