@@ -109,13 +109,8 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 async def _drained(broker: Broker, topic: str) -> None:
     """Wait until every message of the channel is finished."""
-
-    def is_drained() -> bool:
-        stats = broker.channel_stats(topic, "c")
-        return not (stats["depth"] or stats["in_flight_count"] or stats["deferred_count"])
-
     with trio.fail_after(DEADLINE_S):
-        while not await trio.to_thread.run_sync(is_drained):
+        while not await trio.to_thread.run_sync(broker.is_drained, topic, "c"):
             await trio.sleep(0.02)
 
 

@@ -83,7 +83,7 @@ def test_killed_commands_lose_nothing(
                     time.sleep(times.uniform(0, 0.3))  # the moment of the kill is at random
                     running.process.kill()
                 else:
-                    wait_until(lambda: _is_drained(broker), "all messages are finished")
+                    wait_until(lambda: broker.is_drained("clicks", "nsq_to_http"), "all messages are finished")
         _check(broker, ledger, expected)
 
 
@@ -109,16 +109,11 @@ def test_a_killed_broker_loses_nothing(tmp_path: Path) -> None:
                 cli.publish("clicks", _bodies(1))
                 expected.update(_bodies(1))
                 ledger.is_calm = True
-                wait_until(lambda: _is_drained(broker), "all messages are finished")
+                wait_until(lambda: broker.is_drained("clicks", "nsq_to_http"), "all messages are finished")
                 assert command.process.poll() is None
                 _check(broker, ledger, expected)
         finally:
             running.__exit__(None, None, None)
-
-
-def _is_drained(broker: Broker) -> bool:
-    stats = broker.channel_stats("clicks", "nsq_to_http")
-    return not (stats["depth"] or stats["in_flight_count"] or stats["deferred_count"])
 
 
 def _check(broker: Broker, ledger: Ledger, expected: set[bytes]) -> None:

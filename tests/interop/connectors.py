@@ -80,17 +80,11 @@ def await_finished(broker: Broker, topic: str, channel: str, child: Child) -> No
     """Wait until no message of the channel waits, is in flight or deferred. Fails if the program ends before."""
 
     def is_over() -> bool:
-        return is_finished(broker, topic, channel) or child.process.poll() is not None
+        return broker.is_drained(topic, channel) or child.process.poll() is not None
 
     wait_until(is_over, f"{topic}/{channel} is finished")
     if (code := child.process.poll()) is not None:
         child.fail(f"ended with exit code {code}")
-
-
-def is_finished(broker: Broker, topic: str, channel: str) -> bool:
-    """Return whether no message of the channel waits, is in flight or deferred."""
-    (about,) = (one for one in _stats(broker, topic)["channels"] if one["channel_name"] == channel)
-    return not any(about[count] for count in ("depth", "in_flight_count", "deferred_count"))
 
 
 def _stats(broker: Broker, topic: str) -> dict[str, Any]:

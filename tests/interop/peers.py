@@ -202,6 +202,21 @@ class Broker:
         found: dict[str, Any] = stats["topics"][0]["channels"][0]
         return found
 
+    def is_drained(self, topic: str, channel: str) -> bool:
+        """Return whether the channel has every message of the topic, and none waits, is in flight or deferred.
+
+        The channel is older than the messages. Asks twice: nsqd does not count a message while it takes it out of a
+        queue and before it is in flight.
+        """
+        return all(self._seems_drained(topic, channel) for _ in range(2))
+
+    def _seems_drained(self, topic: str, channel: str) -> bool:
+        # nsqd moves messages to the channels after it has accepted them.
+        (found,) = json.loads(self.http("GET", "/stats", format="json", topic=topic))["topics"]
+        (about,) = (one for one in found["channels"] if one["channel_name"] == channel)
+        waiting = any(about[count] for count in ("depth", "in_flight_count", "deferred_count"))
+        return not waiting and bool(about["message_count"] >= found["message_count"])
+
 
 @contextmanager
 def nsqd(data_path: Path, *flags: str) -> Iterator[Broker]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet.support import wait_until
-from interop.connectors import await_finished, connector, is_finished, publish, stop
+from interop.connectors import await_finished, connector, publish, stop
 from interop.peers import Broker, Child
 
 ALWAYS = ("--sync-interval=50ms", "--skip-empty-files")
@@ -219,7 +219,7 @@ def survive(stage: Stage) -> None:
     """Publish `b`, and wait until it is written or the program has ended."""
 
     def is_over() -> bool:
-        return stage.child.process.poll() is not None or is_finished(stage.broker, stage.topic, stage.channel)
+        return stage.child.process.poll() is not None or stage.broker.is_drained(stage.topic, stage.channel)
 
     publish(stage.broker, stage.topic, B)
     wait_until(is_over, "the message is written, or the program has ended")
