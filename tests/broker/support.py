@@ -24,7 +24,7 @@ from trio_nsq.broker.timers import Timers
 from trio_nsq.log import DiskLog, Files
 from trio_nsq.reactor import Poller
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 """The time limit of a step before a test fails; by the real clock unless the test has a mock clock."""
 BOTH_SYNCS = pytest.mark.parametrize("sync", ["always", "interval"])
 """Parametrizes a test with both sync modes."""

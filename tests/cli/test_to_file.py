@@ -100,12 +100,15 @@ def test_defaults() -> None:
     }
 
 
-def test_length_framing_is_published_again_unchanged(qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_length_framing_is_published_again_unchanged(
+    qcli: Cli, broker: Broker, topic: str, tmp_path: Path
+) -> None:
     bodies = [b"\n", b"two\nlines\n", b"\0\0\0\1", b"x" * 300_000]
     qcli.publish(topic, bodies)
     path = tmp_path / f"{topic}-000000.log.gz"
-    with to_file(qcli, topic, tmp_path, "--framing", "length", "--compression", "gzip") as writing:
-        writing.until(lambda: path.with_name(f"{path.name}.part").exists())
+    args = ("--framing", "length", "--compression", "gzip", "--sync-interval", "50ms")
+    with to_file(qcli, topic, tmp_path, *args) as writing:
+        writing.until(lambda: depth_of(broker, topic) == (0, 0))
         writing.end()
     data = gzip.decompress(path.read_bytes())
     assert data == b"".join(len(body).to_bytes(4, "big") + body for body in bodies)

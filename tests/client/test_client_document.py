@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # to start a broker
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "how-to" / "python-client.md"
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from trio_nsq.client.consuming.options import ConsumerSettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "python-client.md").read_text()
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 def section(title: str) -> str:

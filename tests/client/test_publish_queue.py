@@ -212,9 +212,9 @@ def test_thousands_of_messages_are_withdrawn_fast(max_joined_bytes: int) -> None
     box = queue(max_joined_bytes=max_joined_bytes)
     futures = [box.add_message("t", b"123456") for _ in range(30_000)]
     random.Random(1).shuffle(futures)
-    began_at = time.perf_counter()
+    began_at = time.process_time()
     assert all(map(box.withdraw, futures))
-    assert time.perf_counter() - began_at < 1.5  # a search for each would take several times as long
+    assert time.process_time() - began_at < 1.5  # a search for each would take several times as long
     assert len(box) == 0
 
 

@@ -21,7 +21,7 @@ from trio_nsq.protocol import pack_messages
 
 pytestmark = pytest.mark.slow  # to start a broker
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 TCP_ESTABLISHED = "01"
 """In /proc/net/tcp."""
 

@@ -19,7 +19,7 @@ from trio_nsq.protocol.compression import Snappy
 from trio_nsq.protocol.frames import OK_FRAME, encode_error, encode_response
 
 COMPRESSIONS: list[dict[str, Any]] = [{}, {"snappy": True}, {"deflate": True, "deflate_level": 1}]
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from trio_nsq.connectors.source.batch import Position, Source, SourceBatch
 from trio_nsq.connectors.source.options import BrokerAddresses, SourceOptions
 from trio_nsq.connectors.source.run import run_sources
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 CHANNEL = "archive"
 
 

@@ -29,7 +29,7 @@ from trio_nsq.connectors.to_http.statistics import Statistics
 from trio_nsq.connectors.to_http.templates import HeaderTemplate, URLTemplate
 from trio_nsq.protocol.names import is_valid_name
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 _numbers = itertools.count()
 TLS = ssl.create_default_context()
 
@@ -336,7 +336,7 @@ async def test_batches(broker: Broker, topic: str) -> None:
 async def test_a_batch_has_limited_bytes(broker: Broker, topic: str) -> None:
     await _publish(broker, topic, [b"x" * 1000] * 12)
     with receiver() as server:
-        batching = Batching(100, bytes=5000, wait_s=0.2, form=PayloadFormat.NDJSON)
+        batching = Batching(100, bytes=5000, wait_s=1.0, form=PayloadFormat.NDJSON)
         async with _delivering(broker, topic, _options(server.url, batching=batching)):
             await _drained(broker, topic)
         assert max(body.count(b"\n") for body in server.bodies) == 5
@@ -603,14 +603,14 @@ async def test_messages_do_not_time_out_while_they_wait(broker: Broker, topic: s
 
     def answer(request: Received) -> int:
         if request.headers["x-attempts"] == "1":
-            slow.wait(0.8)
+            slow.wait(1.2)
         return 200
 
     with receiver(answer) as server:
         options = _options(
             server.url, concurrency=1, headers=(("X-Attempts", HeaderTemplate("{{attempts}}")),)
         )
-        consumer = ConsumerOptions(msg_timeout_ms=1500)
+        consumer = ConsumerOptions(msg_timeout_ms=3000)
         async with _delivering(broker, topic, options, consumer=consumer):
             await _drained(broker, topic)
         stats = broker.channel_stats(topic, "c")

@@ -83,7 +83,9 @@ def test_killed_commands_lose_nothing(
                     time.sleep(times.uniform(0, 0.3))  # the moment of the kill is at random
                     running.process.kill()
                 else:
-                    wait_until(lambda: broker.is_drained("clicks", "nsq_to_http"), "all messages are finished")
+                    wait_until(
+                        lambda: broker.is_drained("clicks", "nsq_to_http"), "all messages are finished"
+                    )
         _check(broker, ledger, expected)
 
 

@@ -27,7 +27,7 @@ from trio_nsq.http import (
 from trio_nsq.http.serving import PolledConnection
 from trio_nsq.reactor import Poller
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 LONG = 1_000_000  # more than the socket buffers hold
 
 

@@ -20,7 +20,7 @@ from fleet.support import wait_until
 from interop.peers import CLIENTS, Broker, Child, nsq_program
 from trio_nsq.protocol import pack_messages
 
-END_DEADLINE_S = 30.0
+END_DEADLINE_S = 60.0
 """Far above the time of an end in good order: only a program that hangs reaches it."""
 COMMANDS = {"nsq_to_file": "to-file", "nsq_to_http": "to-http", "nsq_to_nsq": "to-nsq"}
 """The command of ours that replaces each program. All of them take the program's flags."""

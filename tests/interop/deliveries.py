@@ -4,7 +4,7 @@ import random
 import time
 from collections import Counter
 
-from interop.peers import Broker, Delivery
+from interop.peers import CLIENT_DEADLINE_S, Broker, Delivery
 
 
 def some_bodies(count: int) -> list[bytes]:
@@ -35,6 +35,6 @@ def assert_drained(broker: Broker, topic: str, channel: str) -> None:
     The broker does not acknowledge FIN, so the client may exit before the broker reads its last FINs. Poll until then.
     """
     names = ("depth", "in_flight_count", "deferred_count")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + CLIENT_DEADLINE_S
     while any(left := {name: broker.channel_stats(topic, channel)[name] for name in names}.values()):
         assert time.monotonic() < deadline, left

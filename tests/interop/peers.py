@@ -26,9 +26,9 @@ import pytest
 from interop.build import INTEROP, PeerUnavailable, go_program, installed_program, node_modules, nsq_sources
 from trio_nsq.secret import authorization
 
-START_DEADLINE_S = 30.0
+START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 15.0
-CLIENT_DEADLINE_S = 30.0
+CLIENT_DEADLINE_S = 60.0
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from interop.peers import Broker, nsqd, qcli_serve
 
 pytestmark = pytest.mark.interop
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 BROKERS = {"nsqd": nsqd, "ours": qcli_serve}
 
 

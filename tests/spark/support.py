@@ -39,7 +39,7 @@ NOON_NS = 1_795_262_400 * 10**9
 """2026-11-21T12:00:00Z"""
 FIRST_ID = 7 << 54 | 1000
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 60.0
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ import trio.testing
 from trio_nsq.protocol.frames import OK_FRAME, FrameType, encode_error, encode_frame, encode_response
 from trio_nsq.protocol.limits import MAGIC_V2
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """The time limit of a test."""
 
 P = ParamSpec("P")

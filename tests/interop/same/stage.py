@@ -34,7 +34,7 @@ import snappy
 from interop.peers import Broker, nsqd, qcli_serve
 from interop.same.certificates import Certificates
 
-PATIENCE_S = 10.0
+PATIENCE_S = 20.0
 """Maximum wait for an answer; then the test fails instead of hanging."""
 SETTLING_S = 5.0
 """Maximum wait for counters to reach their expected values."""
