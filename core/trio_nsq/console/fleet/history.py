@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .snapshot import Snapshot
 from .stats import Queue
@@ -37,9 +38,8 @@ class Series:
     oldest_s: list[float]
 
 
-@dataclass(frozen=True, slots=True)
-class _Count:
-    """The numbers of a topic or channel at one time."""
+class _Count(NamedTuple):
+    """The numbers of a topic or channel at one time. A tuple, because a big fleet needs many of them at once."""
 
     came: int
     left: int
@@ -57,9 +57,9 @@ class _Rings:
         self.values = array("f", values)
         self.last_step = last_step  # when it had values
 
-    def put(self, at: int, values: tuple[float, ...]) -> None:
-        for ring, value in enumerate(values):
-            self.values[ring * STEPS + at] = value
+    def put(self, at: int, values: tuple[float, float, float, float]) -> None:
+        rings = self.values
+        rings[at], rings[STEPS + at], rings[2 * STEPS + at], rings[3 * STEPS + at] = values
 
     def line(self, ring: int, newest: int) -> list[float]:
         """Return the values of one ring, oldest first."""
@@ -124,7 +124,9 @@ class History:
     def _append(self, key: Key, step: int, values: tuple[float, float, float, float]) -> None:
         rings = self._rings.get(key)
         if rings is None:
-            if not any(value > 0 for value in values) or len(self._rings) >= self._max_series:
+            into, out, depth, oldest_s = values
+            is_idle = not (into > 0 or out > 0 or depth > 0 or oldest_s > 0)
+            if is_idle or len(self._rings) >= self._max_series:
                 return
             rings = self._rings[key] = _Rings(self._idle.values, step)
         rings.put(step % STEPS, values)

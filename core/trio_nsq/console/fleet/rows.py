@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .snapshot import ChannelState, Snapshot, TopicState
+from .snapshot import Snapshot, TopicState
+from .stats import Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,6 @@ class TopicRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelRow:
-    """A channel, with its topic."""
-
-    topic: str
-    state: ChannelState
-
-
-@dataclass(frozen=True, slots=True)
 class FleetSums:
     """The sums over all topics. Rates are None if they are unknown for each."""
 
@@ -68,18 +61,23 @@ class Rows:
     def topics(self, snapshot: Snapshot) -> list[TopicRow]:
         """Return a row for each topic, sorted by name. Treat the list as immutable."""
         if snapshot.version != self._version:
-            self._topics = [topic_row(topic) for topic in snapshot.topics.values()]
+            self._topics = [row_of(topic) for topic in snapshot.topics.values()]
             self._version = snapshot.version
         return self._topics
 
 
-def topic_row(topic: TopicState) -> TopicRow:
-    """Sum a topic."""
-    in_flight, depth, deferred = 0, topic.sum.depth, topic.sum.deferred
+def row_of(topic: TopicState) -> TopicRow:
+    """Return the row of a topic on all brokers."""
+    channels = (channel.sum for channel in topic.channels.values())
+    return topic_row(topic.name, topic.sum, channels, len(topic.channels), len(topic.parts))
+
+
+def topic_row(name: str, topic: Queue, queues: Iterable[Queue], channels: int, brokers: int = 1) -> TopicRow:
+    """Sum a topic and the queues of its channels."""
+    in_flight, depth, deferred = 0, topic.depth, topic.deferred
     out_rate, oldest_age_ms = None, None
     clients = idle = 0
-    for channel in topic.channels.values():
-        queue = channel.sum
+    for queue in queues:
         in_flight += queue.in_flight
         depth += queue.depth
         deferred += queue.deferred
@@ -90,20 +88,20 @@ def topic_row(topic: TopicState) -> TopicRow:
         if queue.oldest_age_ms is not None:
             oldest_age_ms = max(oldest_age_ms or 0, queue.oldest_age_ms)
     return TopicRow(
-        topic.name,
+        name,
         depth,
         in_flight,
         deferred,
-        topic.sum.in_rate,
+        topic.in_rate,
         out_rate,
         oldest_age_ms,
-        topic.sum.messages,
-        len(topic.channels),
+        topic.messages,
+        channels,
         clients,
         idle,
-        len(topic.parts),
-        topic.sum.paused,
-        topic.sum.unavailable,
+        brokers,
+        topic.paused,
+        topic.unavailable,
     )
 
 

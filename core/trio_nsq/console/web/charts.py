@@ -42,21 +42,21 @@ def sparkline(values: Sequence[float], label: str) -> Markup:
     width, height = SPARK_WIDTH, SPARK_HEIGHT
     points = _halved(values, width // 2)
     top = max((v for v in points if not math.isnan(v)), default=0.0)
-    line, area = [], []
-    for run in _runs(points):
-        at = [
-            (
-                round(i * width / max(1, len(points) - 1)),
-                height - 1 - round(v / top * (height - 3)) if top else height - 1,
-            )
-            for i, v in run
-        ]
-        line.append(_path(at))
-        area.append(f"{_path(at)}V{height}H{at[0][0]}z")
-    drawn = f'<path class="a" d="{"".join(area)}"/><path d="{"".join(line)}"/>' if line and top else ""
-    drawn = drawn or (f'<path class="z" d="{"".join(line)}"/>' if line else "")
+    line = "".join(
+        _path(
+            [
+                (
+                    round(i * width / max(1, len(points) - 1)),
+                    height - 1 - round(v / top * (height - 3)) if top else height - 1,
+                )
+                for i, v in run
+            ]
+        )
+        for run in _runs(points)
+    )
+    drawn = Markup('<path{} d="{}"/>').format(Markup("" if top else ' class="z"'), line) if line else ""
     return Markup('<svg class="spark" width="{}" height="{}" role="img" aria-label="{}">{}</svg>').format(
-        width, height, label, Markup(drawn)
+        width, height, label, drawn
     )
 
 

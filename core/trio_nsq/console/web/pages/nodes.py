@@ -1,13 +1,13 @@
 """The brokers and discovery services, and the page of a broker."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from ...access.viewer import viewer_of
 from ...console import console_of
 from ...fleet.rows import TopicRow, topic_row
-from ...fleet.snapshot import BrokerState, Snapshot, combine
+from ...fleet.snapshot import BrokerState, Snapshot
 from ..listing import Column, listing
 from ..page import NotFound, Page, View
 
@@ -94,9 +94,9 @@ async def node(request: Request) -> View:
         raise NotFound(f"There is no broker {name}. It may have left the fleet.")
     state = row.state
     topics = [
-        topic_row(topic)
-        for topic in combine({state.address: replace(state, error="")})
-        if viewer.sees(topic.name)
+        topic_row(name, topic.queue, topic.channels.values(), len(topic.channels))
+        for name, topic in state.topics.items()
+        if viewer.sees(name)
     ]
     return View(
         "node.html",

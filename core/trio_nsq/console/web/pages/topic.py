@@ -10,7 +10,7 @@ from ...access.viewer import viewer_of
 from ...console import console_of
 from ...fleet.history import STEP_S, Series
 from ...fleet.latencies import latencies
-from ...fleet.rows import topic_row
+from ...fleet.rows import row_of
 from ...fleet.snapshot import ChannelState, TopicState
 from .. import formats
 from ..charts import Line, chart, sparkline
@@ -45,7 +45,7 @@ async def topic(request: Request) -> View:
     context = {
         "topic": name,
         "state": state,
-        "row": topic_row(state),
+        "row": row_of(state),
         "listing": channels,
         "brokers": {address: brokers[address] for address in state.parts},
         "raw": raw,
