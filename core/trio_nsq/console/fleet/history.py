@@ -19,7 +19,7 @@ STEP_S = 30.0
 STEPS = 120
 """An hour."""
 MAX_SERIES = 20_000
-"""Topics and channels that have a line, about 2 KB each. One whose values were always 0 needs no memory."""
+"""Topics and channels that have lines, about 2 KB each. One that was always empty and idle needs no memory."""
 _GAP = (math.nan,) * 4
 _UNKNOWN = (math.nan, math.nan)
 
@@ -73,7 +73,7 @@ class History:
     def __init__(self, max_series: int = MAX_SERIES) -> None:
         self._max_series = max_series
         self._rings: dict[Key, _Rings] = {}
-        # The rings of all that have none of their own, because all their values were 0: 0 where the fleet answered.
+        # The rings of all that have none of their own, because no value was above 0: 0 where the fleet answered.
         self._idle = _Rings(array("f", [math.nan]) * (4 * STEPS), 0)
         self._counts: dict[Key, _Count] = {}
         self._taken_at_s = math.nan

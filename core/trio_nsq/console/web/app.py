@@ -75,10 +75,7 @@ def _endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         watcher = console_of(request).watcher
         watcher.touch()
-        if not watcher.snapshot.version:
-            await watcher.changed(
-                0
-            )  # the first round takes 2 s at most; without it, every page would be empty
+        await watcher.changed(0)  # the first round takes 2 s at most; without it, every page would be empty
         request.scope["path_params"] = {key: name_of(part) for key, part in request.path_params.items()}
         found = await page.handler(request)
         return _response(request, found, live=page.live) if isinstance(found, View) else found

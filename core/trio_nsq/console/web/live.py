@@ -84,6 +84,7 @@ class Live:
         page, asked = self._find(request, path)
         if self._viewers >= self._max_viewers:
             raise HTTPException(503, "Too many pages get live updates. Reload this one for new numbers.")
+        await console_of(request).watcher.changed(0)
         await page.handler(asked)  # raises what the page itself would answer
         if request.method == "HEAD":
             return Response(headers=_HEADERS)
