@@ -34,7 +34,7 @@ def observed(*snapshots: Snapshot, **settings: Any) -> History:
     return history
 
 
-def last(values: list[float], count: int) -> list[float]:
+def last(values: list[float], count: int) -> list[Any]:
     return [pytest.approx(value, nan_ok=True) for value in values[-count:]]
 
 

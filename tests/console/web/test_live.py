@@ -47,7 +47,7 @@ async def test_names_are_escaped_in_the_path() -> None:
         for name in ("a#ephemeral", ".."):
             link = (await document(client, "/console/")).links[name]
             assert (await document(client, link)).text
-            async with watching(client, link) as found:
+            async with watching(client, link, "/console") as found:
                 assert name in await found.until("update")
 
 
