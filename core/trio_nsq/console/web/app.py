@@ -18,7 +18,20 @@ from . import static_files
 from .live import Live
 from .middleware import AccessMiddleware
 from .page import NotFound, Page, View
-from .pages import channel, counter, health, jobs, login, lookup, nodes, topic, topics
+from .pages import (
+    channel,
+    counter,
+    health,
+    jobs,
+    login,
+    lookup,
+    messages,
+    nodes,
+    peek,
+    publish,
+    topic,
+    topics,
+)
 from .paths import name_of, reserved_segments
 from .refusals import refusal
 from .rendering import render
@@ -27,6 +40,9 @@ logger = logging.getLogger("trio_nsq.console")
 
 PAGES: tuple[Page, ...] = (
     *topics.PAGES,
+    *messages.PAGES,
+    *peek.PAGES,
+    *publish.PAGES,
     *topic.PAGES,
     *channel.PAGES,
     *nodes.PAGES,

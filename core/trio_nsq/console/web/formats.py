@@ -82,6 +82,14 @@ def moment(unix_s: float | None) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def nanoseconds(value_ns: int | None) -> str:
+    """Return a time in Unix nanoseconds in UTC, with microseconds."""
+    if value_ns is None or not 0 <= value_ns < 253_402_300_800 * 10**9:
+        return UNKNOWN
+    whole = datetime.fromtimestamp(value_ns // 10**9, UTC)
+    return f"{whole:%Y-%m-%d %H:%M:%S}.{value_ns % 10**9 // 1000:06d}"
+
+
 def since(unix_s: float | None) -> str:
     """Return the time that has passed since a moment."""
     return age((time.time() - unix_s) * 1000) if unix_s else UNKNOWN
@@ -97,4 +105,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "noun": noun,
     "moment": moment,
     "since": since,
+    "nanoseconds": nanoseconds,
 }

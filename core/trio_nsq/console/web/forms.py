@@ -1,10 +1,12 @@
 """Forms: their token, and what a viewer has sent."""
 
+from collections.abc import AsyncGenerator, Mapping
 from urllib.parse import parse_qsl
 
 from markupsafe import Markup
-from starlette.datastructures import ImmutableMultiDict
+from starlette.datastructures import Headers, ImmutableMultiDict
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from ..access.viewer import viewer_of
@@ -13,12 +15,19 @@ Form = ImmutableMultiDict[str, str]
 CSRF_FIELD = "csrf"
 CSRF_HEADER = "x-csrf-token"
 FORM_TYPE = "application/x-www-form-urlencoded"
+UPLOAD_TYPE = "multipart/form-data"
 MAX_FIELDS = 5000
+_MAX_UPLOAD_FIELDS = 100
 
 
 async def form(request: Request) -> Form:
     """Return the fields of a form. Its size, its token and the page that sent it are checked already."""
     return getattr(request.state, "form", Form())
+
+
+async def uploads(request: Request) -> Mapping[str, bytes]:
+    """Return the files of a form, by the name of the field, without empty fields."""
+    return getattr(request.state, "uploads", {})
 
 
 def parse_form(body: bytes) -> Form:
@@ -33,6 +42,34 @@ def parse_form(body: bytes) -> Form:
     except ValueError:
         raise HTTPException(413, f"The form has more than {MAX_FIELDS} fields.") from None
     return ImmutableMultiDict(pairs)
+
+
+async def parse_upload(content_type: str, body: bytes) -> tuple[Form, dict[str, bytes]]:
+    """Parse the body of a form with a file: its fields, and the files by the name of the field. Raises HTTPException."""
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    headers = Headers({"content-type": content_type})
+    parser = MultiPartParser(
+        headers, pieces(), max_files=1, max_fields=_MAX_UPLOAD_FIELDS, max_part_size=len(body)
+    )
+    parser.spool_max_size = len(body) + 1  # a file stays in memory: no thread, no temporary file
+    try:
+        data = await parser.parse()
+    except MultiPartException as exc:
+        raise HTTPException(400, f"The form cannot be read: {exc.message}") from None
+    fields: list[tuple[str, str]] = []
+    files: dict[str, bytes] = {}
+    for name, value in data.multi_items():
+        if isinstance(value, str):
+            fields.append((name, value))
+            continue
+        content = await value.read()
+        await value.close()
+        if value.filename or content:
+            files[name] = content
+    return ImmutableMultiDict(fields), files
 
 
 def csrf_field(request: Request) -> Markup:

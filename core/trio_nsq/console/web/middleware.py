@@ -17,7 +17,7 @@ from ..access.cookies import session_cookie
 from ..access.incoming import Incoming, Refused
 from ..access.rights import NOTHING
 from ..access.viewer import Viewer
-from .forms import CSRF_FIELD, CSRF_HEADER, FORM_TYPE, parse_form
+from .forms import CSRF_FIELD, CSRF_HEADER, FORM_TYPE, UPLOAD_TYPE, parse_form, parse_upload
 
 _NOBODY = Viewer(rights=NOTHING)
 _OPEN_PATHS = ("/login", "/logout", "/ping", "/favicon.ico")
@@ -105,12 +105,18 @@ class AccessMiddleware:
         limit = SMALL_BODY_BYTES if identified.viewer.rights == NOTHING else MAX_BODY_BYTES
         async with self._bodies.read(receive, incoming.headers.get("content-length", ""), limit) as body:
             given = incoming.headers.get(CSRF_HEADER, "")
-            if incoming.headers.get("content-type", "").partition(";")[0].strip().lower() == FORM_TYPE:
+            content_type = incoming.headers.get("content-type", "")
+            kind = content_type.partition(";")[0].strip().lower()
+            if kind in (FORM_TYPE, UPLOAD_TYPE):
+                state = scope["state"]
                 try:
-                    scope["state"]["form"] = fields = parse_form(body)
+                    if kind == FORM_TYPE:
+                        state["form"] = parse_form(body)
+                    else:
+                        state["form"], state["uploads"] = await parse_upload(content_type, body)
                 except HTTPException as exc:
                     raise Refused(exc.status_code, "BAD_FORM", exc.detail) from exc
-                given = given or fields.get(CSRF_FIELD, "")
+                given = given or state["form"].get(CSRF_FIELD, "")
             if self._access.needs_form_token(incoming, identified):
                 self._access.check_form_token(identified, given)
             await self._pass(scope, _replaying(body, receive), answer, incoming, identified)

@@ -1,0 +1,172 @@
+"""Messages of a topic's log as the console shows them, decoded from a broker's raw stream. No IO."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ...broker.state.record_metadata import IN_SEQUENCE_NS, Origin, batch_number, only_channel, origins
+from ...log.gaps import Gap, gaps
+from ...log.raw import RawStreamReader
+from ...log.records import RecordBatch
+
+_HEADER_ERRORS = (ValueError, KeyError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message.
+
+    Attributes:
+        broker: The HTTP address of its broker.
+        sequence: Counted from 0 on this broker.
+        id: 16 hex digits.
+        timestamp_ns, due_ns: When it was published, and until when it is or was deferred, Unix nanoseconds; None: it is
+            not deferred.
+        body: The body, or its beginning.
+        size: The size of the whole body.
+        batch: The first sequence of the messages published together with it, as far as known, and the one after them.
+        batch_goes_on: Whether the batch has more messages than that.
+        channel: The only channel that gets it; None: all do.
+        origin: Where it was before it became a dead letter.
+        producer: The name and the batch number of an idempotent producer.
+    """
+
+    broker: str
+    sequence: int
+    id: str
+    timestamp_ns: int
+    due_ns: int | None
+    body: bytes
+    size: int
+    batch: tuple[int, int]
+    batch_goes_on: bool = False
+    channel: str | None = None
+    origin: Origin | None = None
+    producer: tuple[str, int] | None = None
+
+    @property
+    def first_sequence(self) -> int:
+        """The same as `sequence`, as of a gap."""
+        return self.sequence
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence after it."""
+        return self.sequence + 1
+
+
+@dataclass(frozen=True, slots=True)
+class MissingMessages:
+    """Messages that cannot be read: discarded by retention, or damaged on disk."""
+
+    broker: str
+    first_sequence: int
+    next_sequence: int
+    reason: Literal["discarded", "damaged"]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.next_sequence - self.first_sequence
+
+
+Row = Message | MissingMessages
+
+
+def decode_records(data: bytes, first: int, end: int) -> list[RecordBatch]:
+    """Return the records of a raw stream that have messages of a range, in order.
+
+    Raises:
+        RawStreamError: The data is not a complete raw stream.
+    """
+    reader = RawStreamReader()
+    records = reader.receive_data(data)
+    reader.end()
+    found: list[RecordBatch] = []
+    for record in records:
+        if first < record.next_sequence and record.base_sequence < end:
+            found.append(record)
+            first = record.next_sequence
+    return found
+
+
+def rows_of(
+    broker: str, records: Sequence[RecordBatch], first: int, end: int, kept_from: int, keep_bytes: int
+) -> Iterator[Row]:
+    """Yield the messages in a range, and what is missing there, in order.
+
+    Args:
+        records: From `decode_records`; they reach to `end`, or what follows them is missing.
+        kept_from: The oldest sequence of the log.
+        keep_bytes: Keep this much of each body.
+    """
+    for record in records:
+        yield from _missing(broker, gaps(first, record.base_sequence, kept_from))
+        start = max(first - record.base_sequence, 0)
+        stop = min(end - record.base_sequence, record.count)
+        yield from _messages(broker, record, range(start, stop), keep_bytes)
+        first = record.base_sequence + stop
+    if first < end:
+        yield from _missing(broker, gaps(first, end, kept_from))
+
+
+def matching(
+    broker: str,
+    records: Sequence[RecordBatch],
+    first: int,
+    end: int,
+    keep_bytes: int,
+    matches: Callable[[bytes], bool],
+) -> list[Message]:
+    """Return the messages in a range whose body matches, in order."""
+    found: list[Message] = []
+    for record in records:
+        start = max(first - record.base_sequence, 0)
+        stop = min(end - record.base_sequence, record.count)
+        bodies = record.messages.bodies()
+        for index in range(start, stop):
+            if matches(bodies[index]):
+                found += _messages(broker, record, range(index, index + 1), keep_bytes)
+    return found
+
+
+def _missing(broker: str, found: Sequence[Gap]) -> Iterator[MissingMessages]:
+    for gap in found:
+        yield MissingMessages(broker, gap.first_sequence, gap.next_sequence, gap.reason)
+
+
+def _messages(broker: str, record: RecordBatch, indexes: range, keep_bytes: int) -> Iterator[Message]:
+    channel, letters, producer = _of_metadata(record)
+    due_ns = record.due_ns if record.due_ns > IN_SEQUENCE_NS else None
+    data, sizes = record.messages.data, record.messages.sizes
+    end = sum(sizes[: indexes.start]) + 4 * indexes.start
+    for index in indexes:
+        start = end + 4
+        end = start + sizes[index]
+        yield Message(
+            broker,
+            record.base_sequence + index,
+            f"{record.first_id + index:016x}",
+            record.timestamp_ns,
+            due_ns,
+            data[start : min(end, start + keep_bytes)],
+            sizes[index],
+            (record.base_sequence, record.next_sequence),
+            record.has_previous or record.has_next,
+            channel,
+            letters[index] if index < len(letters) else None,
+            producer,
+        )
+
+
+def _of_metadata(record: RecordBatch) -> tuple[str | None, list[Origin], tuple[str, int] | None]:
+    """Return the only channel, the origins and the producer; nothing of metadata that this program cannot read."""
+    if not record.metadata:
+        return None, [], None
+    try:
+        channel = only_channel(record.metadata)
+        letters = origins(record.metadata)
+        producer = batch_number(record.metadata)
+    except _HEADER_ERRORS:
+        return None, [], None
+    return channel if isinstance(channel, str) else None, letters, producer

@@ -1,0 +1,109 @@
+"""One page of a topic's messages, from all its brokers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from ..upstream.client import Upstream, UpstreamError
+from .cursor import Cursor
+from .merging import Page, Part, merge
+from .message import Message, MissingMessages, Row, rows_of
+from .reading import TopicLog, Walk
+
+KEEP_BYTES = 4 * 1024
+"""What a list keeps of each body."""
+READ_BYTES = 16 * 1024 * 1024
+"""The most bytes that one page reads from a broker, and one more answer. With larger messages, it has fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a page begins, and in which direction it goes.
+
+    Attributes:
+        cursor: The cursor of another page; None: `position`.
+        position: A position of the broker's HTTP API.
+    """
+
+    backwards: bool
+    cursor: Cursor | None = None
+    position: str = "latest"
+
+    def on(self, address: str) -> str:
+        """Return the position of a broker."""
+        known = self.cursor.position(address) if self.cursor is not None else None
+        return known if known is not None else self.position
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A page, and the brokers that did not do their part, with the reason."""
+
+    page: Page
+    errors: Mapping[str, str]
+
+
+async def read_page(
+    upstream: Upstream,
+    topic: str,
+    brokers: Sequence[str],
+    start: Start,
+    count: int,
+    *,
+    token: str | None,
+    deadline_s: float,
+) -> Listing:
+    """Read a page.
+
+    Args:
+        brokers: Their HTTP addresses.
+        count: The most messages.
+        token: As for `Upstream.request`.
+        deadline_s: The limit for each broker; the page has what the broker sent until then.
+    """
+    errors: dict[str, str] = {}
+
+    async def read(address: str) -> Part:
+        log = TopicLog(upstream, address, topic, token)
+        return await _read_part(log, start, count, deadline_s, errors)
+
+    results = await upstream.on_all(brokers, read)
+    errors |= {address: error.reason for address, error in results.errors.items()}
+    page = merge(results.values, count, backwards=start.backwards, before=start.cursor)
+    return Listing(page, errors)
+
+
+async def _read_part(
+    log: TopicLog, start: Start, count: int, deadline_s: float, errors: dict[str, str]
+) -> Part:
+    """Read a broker's part. What fails after the beginning goes to `errors`. Raises UpstreamError."""
+    position = start.on(log.address)
+    rows: list[Row] = []
+    walk: Walk | None = None
+    with trio.move_on_after(deadline_s) as scope:
+        try:
+            bounds = await log.bounds(position)
+            walk = Walk(log, bounds, bounds.at, backwards=start.backwards)
+            first = bounds.at
+            if not start.backwards and position.isdigit() and int(position) < bounds.first:
+                rows.append(MissingMessages(log.address, int(position), bounds.first, "discarded"))
+                first = int(position)
+            messages = 0
+            while messages < count and not walk.is_done and walk.size < READ_BYTES:
+                piece = await walk.next(count - messages)
+                found = list(
+                    rows_of(log.address, piece.records, piece.first, piece.end, piece.kept_from, KEEP_BYTES)
+                )
+                messages += sum(isinstance(row, Message) for row in found)
+                rows = found + rows if start.backwards else rows + found
+        except UpstreamError as exc:
+            if walk is None:
+                raise
+            errors[log.address] = exc.reason
+    if scope.cancelled_caught:
+        errors[log.address] = f"no answer within {deadline_s:g} s"
+    if walk is None:
+        raise UpstreamError(log.address, errors[log.address])
+    begin, end = (walk.position, bounds.at) if start.backwards else (first, walk.position)
+    return Part(rows, begin, end, bounds.first, bounds.end)

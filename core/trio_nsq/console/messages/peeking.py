@@ -1,0 +1,96 @@
+"""What a channel delivers next, from all brokers that have it. Nothing is taken."""
+
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...untrusted_json import decode_json
+from ..upstream.client import Upstream, UpstreamError
+from .paging import KEEP_BYTES
+
+STATES = ("requeued", "fresh", "deferred")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A message that waits in a channel, or one that cannot be read there.
+
+    Attributes:
+        state: `requeued`, `fresh` or `deferred`.
+        attempts: How often the channel has delivered it.
+        due_ns: Until when it is deferred, Unix nanoseconds; None: it is not.
+        body: The body, or its beginning.
+        size: The size of the whole body.
+        gap: Why it cannot be read: `damaged` or `discarded`; empty: it can. Then only `sequence` and `state` are known.
+    """
+
+    sequence: int
+    state: str
+    id: str = ""
+    timestamp_ns: int = 0
+    attempts: int = 0
+    due_ns: int | None = None
+    body: bytes = b""
+    size: int = 0
+    gap: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """The next messages of a channel.
+
+    Attributes:
+        waiting: By broker, in the order of delivery.
+        errors: Why brokers did not answer.
+    """
+
+    waiting: Mapping[str, list[Waiting]]
+    errors: Mapping[str, str]
+
+
+async def peek(
+    upstream: Upstream,
+    topic: str,
+    channel: str,
+    brokers: Sequence[str],
+    count: int,
+    *,
+    states: Sequence[str] = STATES,
+    token: str | None,
+) -> Peek:
+    """Ask each broker for the next `count` messages of a channel."""
+    params = {"topic": topic, "channel": channel, "max_messages": str(count), "state": ",".join(states)}
+
+    async def ask(address: str) -> list[Waiting]:
+        answer = await upstream.request("GET", address, "/channel/peek", params, token=token)
+        return [_waiting(address, line) for line in answer.body.splitlines()[:count]]
+
+    results = await upstream.on_all(brokers, ask)
+    return Peek(results.values, {address: error.reason for address, error in results.errors.items()})
+
+
+def _waiting(address: str, line: bytes) -> Waiting:
+    """Decode a line. Raises UpstreamError."""
+    try:
+        found: dict[str, Any] = decode_json(line)
+        state = found["state"]
+        if state not in STATES:
+            raise ValueError("not a state")
+        if "gap" in found:
+            return Waiting(int(found["first_sequence"]), state, gap=str(found["gap"])[:20])
+        encoded = found.get("body_base64")
+        body = b64decode(encoded) if encoded is not None else found["body"].encode("utf-8", "surrogatepass")
+        due_ns = found["due_ns"]
+        return Waiting(
+            int(found["sequence"]),
+            state,
+            str(found["id"])[:16],
+            int(found["timestamp_ns"]),
+            int(found["attempts"]),
+            int(due_ns) if due_ns is not None else None,
+            body[:KEEP_BYTES],
+            len(body),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UpstreamError(address, "its answer is not that of a broker with /channel/peek") from None

@@ -1,0 +1,145 @@
+"""Publish messages from a form to one broker, and find out where they are."""
+
+import secrets
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...protocol.messages import pack_messages
+from ..upstream.client import Upstream, UpstreamError
+from .reading import TopicLog
+
+MAX_LINES = 10_000
+_LOOK_MESSAGES = 20_000
+_LOOK_BYTES = 16 * 1024 * 1024
+FORMATS = ("text", "lines", "hex", "base64")
+
+
+def bodies_of(text: str, form: str) -> list[bytes]:
+    """Return the messages of a form's text.
+
+    Args:
+        form: `text`: one message, with line feeds as they were typed. `lines`: one message for each line that is not
+            empty. `hex`, `base64`: one message, encoded.
+
+    Raises:
+        ValueError: The text is empty or not encoded like that.
+    """
+    plain = text.replace("\r\n", "\n")  # browsers send each line end of a form as CRLF
+    if form == "text":
+        bodies = [plain.encode("utf-8", "surrogatepass")]
+    elif form == "lines":
+        bodies = [line.encode("utf-8", "surrogatepass") for line in plain.split("\n") if line]
+    elif form == "hex":
+        try:
+            bodies = [bytes.fromhex(text)]
+        except ValueError:
+            raise ValueError("the body is not hexadecimal: write pairs of the digits 0-9 and a-f") from None
+    elif form == "base64":
+        try:
+            bodies = [b64decode("".join(text.split()), validate=True)]
+        except ValueError:
+            raise ValueError("the body is not Base64") from None
+    else:
+        raise ValueError(f"{form!r} is not a format: use text, lines, hex or base64")
+    if not bodies or not all(bodies):
+        raise ValueError("the body is empty: a message has at least 1 byte")
+    if len(bodies) > MAX_LINES:
+        raise ValueError(f"at most {MAX_LINES:,} lines at once: use qcli pub for more")
+    return bodies
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What was published.
+
+    Attributes:
+        count: Messages.
+        first_sequence: The sequence of the first; the others follow. None: unknown.
+    """
+
+    count: int
+    first_sequence: int | None
+
+
+async def publish(
+    upstream: Upstream,
+    address: str,
+    topic: str,
+    bodies: Sequence[bytes],
+    *,
+    defer_ms: int = 0,
+    is_nsqd: bool = False,
+    may_read: bool = True,
+    token: str | None,
+) -> Published:
+    """Publish messages, all or none.
+
+    Args:
+        address: The broker's HTTP address.
+        bodies: At least one.
+        may_read: Whether to look for the messages in the log afterwards.
+        token: As for `Upstream.request`.
+
+    Raises:
+        UpstreamError: They are not published; without an answer, they may be.
+        ValueError: nsqd cannot defer several messages at once.
+    """
+    log = TopicLog(upstream, address, topic, token)
+    before = None if is_nsqd or not may_read else await _end(log)
+    params = {"topic": topic}
+    if len(bodies) == 1:
+        params |= {"defer": str(defer_ms)} if defer_ms else {}
+        await upstream.request("POST", address, "/pub", params, bodies[0], token=token)
+    else:
+        if defer_ms and is_nsqd:
+            raise ValueError("nsqd defers single messages only: publish one, or without a delay")
+        packed = len(bodies).to_bytes(4, "big") + pack_messages(bodies).data
+        params |= {"binary": "true"}
+        producer = f"console-{secrets.token_hex(8)}"
+        if defer_ms:  # /mpub defers numbered batches only
+            params |= {"defer": str(defer_ms), "producer": producer, "number": "0"}
+        await upstream.request("POST", address, "/mpub", params, packed, token=token)
+        if defer_ms:
+            await _forget(log, producer)
+    first = None if before is None else await _find(log, before, bodies)
+    return Published(len(bodies), first)
+
+
+async def _forget(log: TopicLog, producer: str) -> None:
+    params = {"topic": log.topic, "producer": producer}
+    try:
+        await log.upstream.request("POST", log.address, "/topic/producer/forget", params, token=log.token)
+    except UpstreamError:
+        pass  # the broker forgets it some day by itself
+
+
+async def _end(log: TopicLog) -> int | None:
+    """Return the end of the log; 0 if there is no topic yet; None if it is unknown."""
+    try:
+        return (await log.bounds()).end
+    except UpstreamError as exc:
+        return 0 if exc.is_missing else None
+
+
+async def _find(log: TopicLog, first: int, bodies: Sequence[bytes]) -> int | None:
+    """Return the sequence of the first of these messages, published after `first`; None if it is not found."""
+    wanted, seen, size = list(bodies), list[bytes](), 0
+    start = first
+    try:
+        end = min((await log.bounds()).end, first + _LOOK_MESSAGES)
+        while first < end and size < _LOOK_BYTES:
+            piece = await log.read(first, end)
+            for record in piece.records:
+                if record.base_sequence != first:
+                    seen, start = [], max(first, record.base_sequence)
+                seen += record.messages.bodies()[max(0, first - record.base_sequence) :]
+                first = record.next_sequence
+            for at in range(len(seen) - len(wanted) + 1):
+                if seen[at] == wanted[0] and seen[at : at + len(wanted)] == wanted:
+                    return start + at
+            first = piece.end
+            size += piece.size
+    except UpstreamError:
+        pass  # they are published; only their place is unknown
+    return None

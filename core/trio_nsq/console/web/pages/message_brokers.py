@@ -1,0 +1,63 @@
+"""Which brokers pages about messages ask."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from ...console import console_of
+from ...fleet.snapshot import Snapshot
+from ..page import NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBrokers:
+    """The brokers of a topic or channel.
+
+    Attributes:
+        ours: Those that can read messages, by HTTP address.
+        nsqds: Those that cannot: NSQ's own.
+        errors: Why others are not asked.
+        selected: The one that the viewer selected; empty: all.
+    """
+
+    ours: list[str] = field(default_factory=list)
+    nsqds: list[str] = field(default_factory=list)
+    errors: Mapping[str, str] = field(default_factory=dict)
+    selected: str = ""
+
+    @property
+    def asked(self) -> list[str]:
+        """Those that are asked now."""
+        return [address for address in self.ours if self.selected in ("", address)]
+
+
+async def brokers_of(request: Request, topic: str, channel: str = "", selected: str = "") -> TopicBrokers:
+    """Return the brokers of a topic, or of a channel of it. Raises NotFound."""
+    watcher = console_of(request).watcher
+    found = _brokers_of(watcher.snapshot, topic, channel, selected)
+    if not found.ours and not found.nsqds:  # it may be new
+        found = _brokers_of(await watcher.refresh(), topic, channel, selected)
+    if not found.ours and not found.nsqds and not found.errors:
+        what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
+        raise NotFound(
+            f"There is no {what} on the brokers that this console knows. It may have been deleted."
+        )
+    if selected and selected not in (*found.ours, *found.nsqds, *found.errors):
+        raise NotFound(f"Topic {topic} is not on a broker {selected}.")
+    return found
+
+
+def _brokers_of(snapshot: Snapshot, topic: str, channel: str, selected: str) -> TopicBrokers:
+    ours: list[str] = []
+    nsqds: list[str] = []
+    errors: dict[str, str] = {}
+    for address, broker in snapshot.brokers.items():
+        if not broker.reachable:
+            errors[address] = broker.error or "not asked yet"
+            continue
+        stats = broker.topics.get(topic)
+        if stats is None or (channel and channel not in stats.channels):
+            continue
+        (nsqds if broker.is_nsqd else ours).append(address)
+    return TopicBrokers(ours, nsqds, errors, selected)
