@@ -1,14 +1,17 @@
 """A console in front of brokers in the test's trio run, and its pages over HTTP."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import trio
 
-from broker.support import mpub, pub
+from broker.api import Api, running_api
+from broker.support import PATIENCE_S
 from trio_nsq.console.options import ConsoleOptions
 from trio_nsq.console.server import ConsoleAddresses, serve
 
@@ -22,18 +25,23 @@ class PageText(HTMLParser):
     Attributes:
         text: All text, with single spaces.
         tags: The names of the elements.
-        links: The addresses of links, by their text.
-        forms: The fields of forms: name and value.
+        links: The addresses of links, by their text; of equal texts the first.
+        hrefs: The addresses of all links.
+        commands: The command lines to copy.
+        fields: The input fields: name and value.
     """
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.links: dict[str, str] = {}
+        self.hrefs: list[str] = []
+        self.commands: list[str] = []
         self.fields: dict[str, str] = {}
         self._open: list[str] = []
         self._pieces: list[str] = []
         self._link: tuple[str, int] | None = None
+        self._in_command = False
         self.feed(html)
         self.close()
         assert not self._open, f"not closed: {self._open}"
@@ -50,6 +58,10 @@ class PageText(HTMLParser):
             self._open.append(tag)
         if tag == "a":
             self._link = given.get("href", ""), len(self._pieces)
+            self.hrefs.append(given.get("href", ""))
+        if tag == "code" and given.get("id", "").startswith("command-"):
+            self.commands.append("")
+            self._in_command = True
         if tag == "input" and "name" in given:
             self.fields[given["name"]] = given.get("value", "")
 
@@ -60,6 +72,8 @@ class PageText(HTMLParser):
         assert self._open, f"</{tag}> closes nothing"
         opened = self._open.pop()
         assert opened == tag, f"<{opened}> is closed by </{tag}>"
+        if tag == "code":
+            self._in_command = False
         if tag == "a" and self._link is not None:
             href, start = self._link
             self.links.setdefault(" ".join("".join(self._pieces[start:]).split()), href)
@@ -67,6 +81,8 @@ class PageText(HTMLParser):
     def handle_data(self, data: str) -> None:
         """Collect text."""
         self._pieces.append(data)
+        if self._in_command:
+            self.commands[-1] += data
         if self._open[-1:] not in (["pre"], ["span"], ["code"], ["a"]):
             self._pieces.append(" ")
 
@@ -90,6 +106,14 @@ class ConsoleSite:
         assert len(answer.content) < 150 * 1024, f"the page has {len(answer.content)} bytes"
         return PageText(answer.text)
 
+    async def until_shown(self, path: str, *texts: str) -> PageText:
+        """Request a page until it has these texts: the console polls brokers from time to time."""
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                page = await self.page(path)
+                if all(text in page.text for text in texts):
+                    return page
+
     async def follow(self, page: PageText, link: str) -> PageText:
         """Return the page behind a link."""
         return await self.page(page.links[link])
@@ -100,7 +124,9 @@ class ConsoleSite:
         """Fill in the form of a page, and send it as a browser does."""
         form = await self.page(path)
         data = {name: value for name, value in form.fields.items() if name != "file"} | fields
-        sent = {name: ("upload.bin", content) for name, content in (files or {}).items()} or {"file": ("", b"")}
+        sent = {name: ("upload.bin", content) for name, content in (files or {}).items()} or {
+            "file": ("", b"")
+        }
         answer = await self.client.post(
             path, data=data, files=sent, headers={"Origin": str(self.client.base_url).rstrip("/")}
         )
@@ -109,19 +135,58 @@ class ConsoleSite:
 
 
 @asynccontextmanager
-async def running_console(brokers: Sequence[str], **options: Any) -> AsyncIterator[ConsoleSite]:
+async def running_console(brokers: Iterable[str], **options: Any) -> AsyncIterator[ConsoleSite]:
     """Run a console for brokers with these HTTP addresses on a free port."""
-    settings = ConsoleOptions(http_address="127.0.0.1:0", nsqd_http_addresses=tuple(brokers), **options)
+    settings = ConsoleOptions(
+        http_address="127.0.0.1:0", nsqd_http_addresses=tuple(brokers), poll_interval_ms=20, **options
+    )
     async with trio.open_nursery() as nursery:
-        bound: ConsoleAddresses = await nursery.start(lambda task_status: serve(settings, task_status=task_status))
+        bound: ConsoleAddresses = await nursery.start(
+            lambda task_status: serve(settings, task_status=task_status)
+        )
         async with httpx.AsyncClient(base_url=bound.url, timeout=30) as client:
             yield ConsoleSite(client, bound)
         nursery.cancel_scope.cancel()
 
 
-def publish_commands(topic: str, *bodies: bytes) -> bytes:
-    """Return a PUB for each body."""
-    return b"".join(pub(topic, body) for body in bodies)
+def http_address(broker: Api) -> str:
+    """Return the HTTP address of a broker."""
+    return broker.client.base_url.netloc.decode()
 
 
-__all__ = ["ConsoleSite", "PageText", "mpub", "publish_commands", "running_console"]
+@asynccontextmanager
+async def browsing(
+    folder: Path, count: int = 1, **options: Any
+) -> AsyncIterator[tuple[ConsoleSite, list[Api]]]:
+    """Run brokers and a console in front of them."""
+    async with AsyncExitStack() as stack:
+        brokers = [
+            await stack.enter_async_context(running_api(folder / str(number), **options))
+            for number in range(count)
+        ]
+        site = await stack.enter_async_context(running_console(map(http_address, brokers)))
+        yield site, brokers
+
+
+def listed(page: PageText) -> list[tuple[str, int]]:
+    """Return the broker and the sequence of the messages of a list, in order."""
+    found = []
+    for href in page.hrefs:
+        parts = urlsplit(href)
+        if "/messages/" in parts.path:
+            pair = parse_qs(parts.query)["broker"][0], int(parts.path.rpartition("/")[2])
+            if pair not in found:
+                found.append(pair)
+    return found
+
+
+async def all_pages(site: ConsoleSite, page: PageText, link: str) -> list[tuple[str, int]]:
+    """Return the messages of a page and of all that follow by a link."""
+    found = listed(page)
+    while link in page.links:
+        page = await site.follow(page, link)
+        more = listed(page)
+        if not more and link == "Newer":  # the end, where new messages will be
+            break
+        found += more
+    return found

@@ -1,5 +1,8 @@
 """Download a range of a broker's log as JSON lines, as the broker sends them."""
 
+import math
+from contextlib import aclosing
+
 import trio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -50,19 +53,21 @@ class RangeDownload(Response):
         """Send the answer. Raises UpstreamError before its beginning."""
         begun = False
         try:
-            with trio.CancelScope() as scope_of_silence:
-                scope_of_silence.deadline = trio.current_time() + SILENCE_S
+            with trio.CancelScope() as silence:
+                silence.deadline = trio.current_time() + SILENCE_S
                 async with self._upstream.stream(
                     "GET", self._address, "/topic/read", self._params, token=self._token
                 ) as answer:
                     begun = True
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    async for piece in answer.aiter_raw():
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
-                        scope_of_silence.deadline = trio.current_time() + SILENCE_S
+                    async with aclosing(answer.aiter_raw()) as pieces:
+                        async for piece in pieces:
+                            silence.deadline = math.inf  # a slow client is none of the broker's fault
+                            await send({"type": "http.response.body", "body": piece, "more_body": True})
+                            silence.deadline = trio.current_time() + SILENCE_S
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except UpstreamError:
             if not begun:
                 raise
-        if scope_of_silence.cancelled_caught and not begun:
+        if silence.cancelled_caught and not begun:
             raise UpstreamError(self._address, f"no answer within {SILENCE_S:g} s")

@@ -25,6 +25,7 @@ _TOKEN = re.compile(
     r"|(?P<word>true|false|null|NaN|-?Infinity))",
     re.ASCII,
 )
+_TO_THE_END = re.compile(r"[-+.0-9eE]*+\Z")
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _CLASSES = {"string": "s", "number": "n", "word": "l"}
 
@@ -98,9 +99,9 @@ class _Formatter:
             match = _TOKEN.match(text, at)
             if match is None:
                 return self._end_of_text(at, expect)
-            if match.end() == len(text) and not self.complete and match.lastgroup in ("number", "word"):
-                return self._stop(at)  # it may go on behind the cut
             kind, token = match.lastgroup or "", match[match.lastgroup or 0]
+            if not self.complete and kind in ("number", "word") and _TO_THE_END.match(text, match.end()):
+                return self._stop(at)  # it may go on behind the cut
             expect = self._take(kind, token, expect)
             at = match.end()
             if not self.stack:

@@ -93,17 +93,16 @@ def _source(part: Part, backwards: bool) -> _Source:
 
 def _next_source(sources: Mapping[str, _Source], backwards: bool) -> str | None:
     """Return the broker with the next row. What is missing comes with the message before it."""
-    best: tuple[int, str] | None = None
+    times: list[tuple[int, str]] = []
     for address, source in sources.items():
-        if not source.rows:
-            continue
-        row = source.rows[-1]
-        if not isinstance(row, Message):
-            return address
-        key = (-row.timestamp_ns if backwards else row.timestamp_ns, address)
-        if best is None or key < best:
-            best = key
-    return best[1] if best is not None else None
+        if source.rows:
+            row = source.rows[-1]
+            if not isinstance(row, Message):
+                return address
+            times.append((row.timestamp_ns, address))
+    if not times:
+        return None
+    return (max if backwards else min)(times)[1]  # at equal times, one direction mirrors the other
 
 
 def _cursors(

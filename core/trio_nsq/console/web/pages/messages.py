@@ -145,7 +145,7 @@ async def messages(request: Request) -> PageView | Response:
         "shown": shown,
         "errors": errors,
         "counts": COUNTS,
-        "ranges": _ranges(request, topic, shown.rows),
+        "ranges": [] if wanted.q else _ranges(request, topic, shown.rows),
         "may_publish": viewer.allows("publish", topic),
     }
     return PageView("messages.html", context, 400 if problem else 200)
@@ -153,7 +153,7 @@ async def messages(request: Request) -> PageView | Response:
 
 async def message(request: Request) -> PageView:
     """One message."""
-    topic, sequence = request.path_params["topic"], int(request.path_params["sequence"])
+    topic, sequence = request.path_params["topic"], _sequence(request)
     viewer = require(request, "read", topic)
     log, brokers = await _log(request, viewer, topic)
     single = await read_single(log, sequence, SHOWN_BYTES)
@@ -198,7 +198,7 @@ async def message(request: Request) -> PageView:
 
 async def body(request: Request) -> Response:
     """The body of one message, for a download."""
-    topic, sequence = request.path_params["topic"], int(request.path_params["sequence"])
+    topic, sequence = request.path_params["topic"], _sequence(request)
     viewer = require(request, "read", topic)
     log, _ = await _log(request, viewer, topic)
     single = await read_single(log, sequence, WHOLE)
@@ -217,7 +217,7 @@ async def range_of_messages(request: Request) -> Response:
     viewer = require(request, "read", topic)
     log, _ = await _log(request, viewer, topic)
     first, end = (request.query_params.get(name, "") for name in ("from", "until"))
-    if not all(each.isascii() and each.isdigit() and len(each) < 20 for each in (first, end)):
+    if not (_is_sequence(first) and _is_sequence(end)):
         raise HTTPException(400, "The address must have two sequences: ?from=FIRST&until=END")
     return RangeDownload(
         log.upstream,
@@ -233,6 +233,17 @@ async def range_of_messages(request: Request) -> Response:
 def file_name(topic: str) -> str:
     """Return a topic's name for the name of a file."""
     return "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in topic)
+
+
+def _sequence(request: Request) -> int:
+    text = request.path_params["sequence"]
+    if not _is_sequence(text):
+        raise NotFound(f"{text[:100]!r} is not the sequence of a message: use a number such as 1000.")
+    return int(text)
+
+
+def _is_sequence(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19
 
 
 async def _log(request: Request, viewer: Viewer, topic: str) -> tuple[TopicLog, TopicBrokers]:
@@ -327,6 +338,6 @@ def _ranges(request: Request, topic: str, rows: Sequence[ListedRow]) -> list[tup
 PAGES = [
     Page("/topics/{topic}/messages.ndjson", "messages_ndjson", range_of_messages),
     Page("/topics/{topic}/messages", "messages", messages),
-    Page("/topics/{topic}/messages/{sequence:int}", "message", message),
-    Page("/topics/{topic}/messages/{sequence:int}/body", "message_body", body),
+    Page("/topics/{topic}/messages/{sequence}", "message", message),
+    Page("/topics/{topic}/messages/{sequence}/body", "message_body", body),
 ]
