@@ -87,18 +87,18 @@ async def test_a_hung_broker_is_named_and_delays_no_other(tmp_path: Path) -> Non
     files = HeldFiles()
     async with (
         running_api(tmp_path / "good") as good,
-        running_broker(tmp_path / "bad", files=files) as bad,
-        connected(bad.tcp_address) as client,
-        running_console([http_address(good), bad.http_address], request_timeout_ms=500) as site,
+        running_broker(tmp_path / "bad", files=files) as bound,
+        connected(bound.tcp_address) as client,
+        running_console([http_address(good), bad := str(bound.http_address)], request_timeout_ms=500) as site,
     ):
         await good.tcp.publish("t", b"good")
         await client.publish("t", b"bad")
-        await site.until_shown("/topics/t/messages", http_address(good), bad.http_address)
+        await site.until_shown("/topics/t/messages", http_address(good), bad)
         files.hold("read")
         try:
             for query in ({}, {"q": "o"}, {"q": "0" * 16, "kind": "id"}):
                 page = await site.page("/topics/t/messages", status=400 if "kind" in query else 200, **query)
-                assert bad.http_address in page.text
+                assert bad in page.text
                 assert "no answer within" in page.text
                 if "kind" not in query:
                     assert (http_address(good), 0) in listed(page)

@@ -1,7 +1,9 @@
 """Download a range of a broker's log as JSON lines, as the broker sends them."""
 
 import math
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import cast
 
 import trio
 from starlette.responses import Response
@@ -60,7 +62,7 @@ class RangeDownload(Response):
                 ) as answer:
                     begun = True
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    async with aclosing(answer.aiter_raw()) as pieces:
+                    async with aclosing(cast(AsyncGenerator[bytes, None], answer.aiter_raw())) as pieces:
                         async for piece in pieces:
                             silence.deadline = math.inf  # a slow client is none of the broker's fault
                             await send({"type": "http.response.body", "body": piece, "more_body": True})

@@ -45,7 +45,7 @@ def parse_form(body: bytes) -> Form:
 
 
 async def parse_upload(content_type: str, body: bytes) -> tuple[Form, dict[str, bytes]]:
-    """Parse the body of a form with a file: its fields, and the files by the name of the field. Raises HTTPException."""
+    """Parse a form with a file: return its fields, and the files by the name of the field. Raises HTTPException."""
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         yield body

@@ -146,7 +146,6 @@ async def messages(request: Request) -> PageView | Response:
         "errors": errors,
         "counts": COUNTS,
         "ranges": [] if wanted.q else _ranges(request, topic, shown.rows),
-        "may_publish": viewer.allows("publish", topic),
     }
     return PageView("messages.html", context, 400 if problem else 200)
 

@@ -7,11 +7,12 @@ from starlette.requests import Request
 
 from ....durations import parse_long_duration_ms
 from ....wording import count_of
+from ...access.bodies import MAX_BODY_BYTES
 from ...access.viewer import Viewer, require
 from ...console import console_of
 from ...messages.publishing import FORMATS, Published, bodies_of, publish
 from ...upstream.client import UpstreamError
-from ..forms import MAX_FORM_BYTES, form, uploads
+from ..forms import form, uploads
 from ..page import Page, View
 from .message_brokers import TopicBrokers, brokers_of
 
@@ -130,7 +131,7 @@ def _view(
         "what": count_of(published.count, "message") if published is not None else "",
         "may_read": viewer.allows("read", topic),
         "is_log": address in brokers.ours,
-        "max_bytes": MAX_FORM_BYTES,
+        "max_bytes": MAX_BODY_BYTES,
     }
     return View("publish.html", context, status)
 
