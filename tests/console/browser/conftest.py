@@ -1,4 +1,4 @@
-"""Fixtures of the tests in a real browser: one Chromium for all of them, and visitors for each."""
+"""Fixtures of the tests in a real browser: one Chromium, one fleet and one console for all of them, visitors for each."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from console.browser.lively_fleet import LivelyFleet, lively_fleet
 from console.browser.support import Visitor, running_browser
+from interop.peers import RunningConsole, qcli_admin
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +35,18 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visitor]]:
         visitor.close()
     problems = [problem for visitor in visitors for problem in visitor.problems]
     assert not problems, "\n".join(problems)
+
+
+@pytest.fixture(scope="session")
+def lively(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivelyFleet]:
+    """Two brokers of ours, a real nsqd, `qcli lookupd` and a real nsqlookupd. No test ends or stops one of them."""
+    with lively_fleet(tmp_path_factory.mktemp("lively")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def console(lively: LivelyFleet) -> Iterator[RunningConsole]:
+    """A console that knows the discovery services. Every viewer may do everything."""
+    with qcli_admin(*(f"--lookupd-http-address={each}" for each in lively.fleet.lookupd_addresses)) as running:
+        yield running
+    assert not [line for line in running.log() if "ERROR" in line or "Traceback" in line]

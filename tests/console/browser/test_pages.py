@@ -1,0 +1,82 @@
+"""Every page of the console: its links, its look, its weight, and its accessibility; with JavaScript and without."""
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import expect
+
+from console.browser.links import Site, get, links_of, walk
+from console.browser.support import PHONE, Visitor, accessibility_faults, overflow_px
+from interop.peers import RunningConsole
+from trio_nsq.console.web.app import PAGES
+
+pytestmark = pytest.mark.interop
+
+MAX_PAGE_BYTES = 150 * 1024
+"""Of a page with its style sheet, script and icon, uncompressed."""
+SHOWN = sorted(page.name for page in PAGES if "GET" in page.methods)
+INTERESTING = ("/clicks/archive", "/payments/charge", "payments.dead", "/clicks", "/orders/billing", "/orders")
+"""Topics and channels that fill a page best, in this order."""
+
+
+@pytest.fixture(scope="module")
+def site(console: RunningConsole) -> Site:
+    """What links lead to."""
+    return walk(console.http_address)
+
+
+@pytest.fixture
+def path(site: Site, request: pytest.FixtureRequest) -> str:
+    """The most interesting path of the page that the test is for."""
+    found = site.by_page.get(request.param, [])
+    assert found, f"no link leads to the page {request.param}"
+    best = [path for part in INTERESTING for path in found if part in path]
+    return (best or found)[0]
+
+
+each_page = pytest.mark.parametrize("path", SHOWN, indirect=True)
+
+
+def test_no_link_is_broken(site: Site) -> None:
+    assert site.broken == []
+
+
+@each_page
+def test_page(console: RunningConsole, visit: Callable[..., Visitor], path: str) -> None:
+    """In both colours, and on a phone."""
+    visitor = visit(console.origin)
+    page = visitor.open(path)
+    expect(page.locator("h1")).to_have_count(1)
+    assert page.title()
+    assert accessibility_faults(page) == []
+    page.emulate_media(color_scheme="dark")
+    assert accessibility_faults(page) == []
+    page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    assert overflow_px(page) == 0
+
+
+@each_page
+def test_page_without_javascript(console: RunningConsole, visit: Callable[..., Visitor], path: str) -> None:
+    """All that needs scripts is hidden, and everything else is there."""
+    page = visit(console.origin, javascript=False, size=PHONE).open(path)
+    expect(page.locator("h1")).to_have_count(1)
+    expect(page.locator(".needs-js:visible")).to_have_count(0)
+
+
+@each_page
+def test_weight_of_a_page(console: RunningConsole, site: Site, path: str) -> None:
+    parts = [link for link in links_of(path, site.answers[path]) if link.startswith("/static/")]
+    assert parts
+    sizes = {part: len(get(console.http_address, part).body) for part in {path, *parts}}
+    assert sum(sizes.values()) < MAX_PAGE_BYTES, sizes
+
+
+@each_page
+def test_headers_of_a_page(site: Site, path: str) -> None:
+    headers = site.answers[path].headers
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
