@@ -47,6 +47,8 @@ def lively(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivelyFleet]:
 @pytest.fixture(scope="session")
 def console(lively: LivelyFleet) -> Iterator[RunningConsole]:
     """A console that knows the discovery services. Every viewer may do everything."""
-    with qcli_admin(*(f"--lookupd-http-address={each}" for each in lively.fleet.lookupd_addresses)) as running:
+    with qcli_admin(
+        *(f"--lookupd-http-address={each}" for each in lively.fleet.lookupd_addresses)
+    ) as running:
         yield running
     assert not [line for line in running.log() if "ERROR" in line or "Traceback" in line]

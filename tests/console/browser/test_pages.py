@@ -15,7 +15,14 @@ pytestmark = pytest.mark.interop
 MAX_PAGE_BYTES = 150 * 1024
 """Of a page with its style sheet, script and icon, uncompressed."""
 SHOWN = sorted(page.name for page in PAGES if "GET" in page.methods)
-INTERESTING = ("/clicks/archive", "/payments/charge", "payments.dead", "/clicks", "/orders/billing", "/orders")
+INTERESTING = (
+    "/clicks/archive",
+    "/payments/charge",
+    "payments.dead",
+    "/clicks",
+    "/orders/billing",
+    "/orders",
+)
 """Topics and channels that fill a page best, in this order."""
 
 

@@ -205,7 +205,7 @@ for (const form of all("form[data-filter]")) {
 // ---------------------------------------------------------------- keyboard
 
 const help = one("#help");
-let prefix = 0; // when g was pressed
+let prefix = -Infinity; // when g was pressed
 
 function rows() {
   return all("main table tbody tr").filter((row) => one("a, button, summary", row) && row.offsetParent);
