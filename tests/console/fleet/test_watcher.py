@@ -22,7 +22,10 @@ OPTIONS = ConsoleOptions(poll_interval_ms=10, connect_timeout_ms=10_000, request
 
 @asynccontextmanager
 async def watching(
-    *given: FakeBroker, lookupds: tuple[FakeBroker, ...] = (), options: ConsoleOptions = OPTIONS
+    *given: FakeBroker,
+    lookupds: tuple[FakeBroker, ...] = (),
+    options: ConsoleOptions = OPTIONS,
+    remember_s: float = 0.0,
 ) -> AsyncIterator[Watcher]:
     """Run a watcher of servers, with its first round done."""
     options = replace(
@@ -36,7 +39,7 @@ async def watching(
         connect_timeout_s=options.connect_timeout_ms / 1000,
         request_timeout_s=options.request_timeout_ms / 1000,
     )
-    watcher = Watcher(upstream, options)
+    watcher = Watcher(upstream, options, remember_s=remember_s)
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             await nursery.start(watcher.run)
@@ -142,6 +145,19 @@ async def test_brokers_of_discovery_services() -> None:
             lookupd.nodes = []
             listed.raw = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
             await shows(watcher, lambda snapshot: not snapshot.brokers)
+
+
+async def test_broker_that_dies_is_shown_although_it_is_no_longer_listed() -> None:
+    listed, lookupd = FakeBroker(topics=[topic("t")]), FakeBroker()
+    async with fake_brokers(listed, lookupd):
+        lookupd.nodes = [listed.node()]
+        async with watching(lookupds=(lookupd,), remember_s=3600.0) as watcher:
+            await shows(watcher, lambda snapshot: "t" in snapshot.topics)
+            lookupd.nodes = []
+            listed.raw = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
+            found = await shows(watcher, lambda snapshot: bool(snapshot.errors))
+            assert [*found.errors] == [listed.address]
+            assert (await watcher.refresh()).errors
 
 
 async def test_broker_that_is_given_and_listed_is_there_once() -> None:

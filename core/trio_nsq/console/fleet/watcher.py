@@ -43,6 +43,8 @@ class Watcher:
         upstream: Makes the requests.
         options: The addresses and the interval.
         on_snapshot: Called with every snapshot; must be quick.
+        remember_s: A broker that dies is no longer listed at once. It is shown for this long after its last answer, so
+            that operators see which one it was.
 
     Attributes:
         snapshot: The newest; at first empty, with version 0.
@@ -54,6 +56,8 @@ class Watcher:
         upstream: Upstream,
         options: ConsoleOptions,
         on_snapshot: Callable[[Snapshot], None] = lambda snapshot: None,
+        *,
+        remember_s: float = 300.0,
     ) -> None:
         self.snapshot = Snapshot()
         self.lookupds = options.lookupd_http_addresses
@@ -61,6 +65,7 @@ class Watcher:
         self._options = options
         self._allows_host = HostPatterns(options.lookupd_allowed_hosts).allow
         self._on_snapshot = on_snapshot
+        self._remember_s = remember_s
         self._brokers: dict[str, BrokerState] = {
             address: BrokerState(address) for address in options.nsqd_http_addresses
         }
@@ -190,7 +195,7 @@ class Watcher:
                 await done.wait()
 
     def _add_listed(self) -> None:
-        """Add the brokers that discovery services list; remove those that are no longer listed and do not answer."""
+        """Add the brokers that discovery services list; remove those that are gone for some time."""
         registrations: dict[str, dict[str, Node]] = {}
         for lookupd in self._lookupd_states.values():
             for node in lookupd.nodes[:_MAX_LISTED]:
@@ -200,7 +205,8 @@ class Watcher:
             if address not in self._brokers and len(self._brokers) < _MAX_LISTED:
                 self._brokers[address] = BrokerState(address, configured=False)
         for address, state in list(self._brokers.items()):
-            if not state.configured and address not in registrations and not state.reachable:
+            is_listed = state.configured or address in registrations
+            if not is_listed and time.time() - state.answered_at_s > self._remember_s:
                 if address not in self._running:
                     del self._brokers[address]
             else:
