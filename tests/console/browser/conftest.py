@@ -1,4 +1,4 @@
-"""Fixtures of the tests in a real browser: one Chromium, one fleet and one console for all of them, visitors for each."""
+"""Fixtures of the tests in a browser: one Chromium, one fleet and one console for all of them, visitors for each."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
