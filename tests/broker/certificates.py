@@ -23,8 +23,12 @@ class Certificates:
         self._ca = trustme.CA()
         self.ca_path = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(self.ca_path)
-        cert, key = self._write(self._ca.issue_cert("127.0.0.1", "localhost", common_name="broker"), "broker")
+        cert, key = self.renew()
         self.options: dict[str, Any] = {"tls_cert": cert, "tls_key": key}
+
+    def renew(self) -> tuple[Path, Path]:
+        """Write a new certificate of the broker into its files."""
+        return self._write(self._ca.issue_cert("127.0.0.1", "localhost", common_name="broker"), "broker")
 
     def _write(self, leaf: trustme.LeafCert, name: str) -> tuple[Path, Path]:
         cert, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"

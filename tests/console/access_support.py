@@ -19,7 +19,6 @@ from trio_nsq.console.options import ConsoleOptions
 from trio_nsq.console.server import serve
 from trio_nsq.secret import Secret
 
-FORM = "application/x-www-form-urlencoded"
 _CSRF = re.compile(r'name="csrf" value="([^"]*)"')
 
 
@@ -117,16 +116,8 @@ async def running_console(
     }
     async with trio.open_nursery() as nursery:
         bound = await nursery.start(partial(serve, ConsoleOptions(**settings), reloads=reloads))
-        site = Site(bound.url.rstrip("/"), audit)
-        async with site.browser() as browser:
-            await until_polled(browser)
-        yield site
+        yield Site(bound.url.rstrip("/"), audit)
         nursery.cancel_scope.cancel()
-
-
-async def until_polled(browser: Browser) -> None:
-    """Wait until the console has asked its brokers."""
-    await browser.get("/ping")
 
 
 @asynccontextmanager
@@ -139,3 +130,18 @@ async def guarded_broker(folder: Path, name: str = "d", **options: Any) -> Async
                 answer = await client.post(f"http://{bound.http_address}/topic/create?topic={topic}")
                 assert answer.status_code == 200
         yield bound
+
+
+@asynccontextmanager
+async def guarded(folder: Path, **options: Any) -> AsyncIterator[Site]:
+    """A console of a broker with tokens."""
+    async with guarded_broker(folder) as broker, running_console(folder, broker, **options) as site:
+        yield site
+
+
+@asynccontextmanager
+async def open_site(folder: Path, **options: Any) -> AsyncIterator[Site]:
+    """A console of a broker without authentication."""
+    async with running_broker(folder / "d") as broker:
+        async with running_console(folder, broker, **options) as site:
+            yield site

@@ -7,6 +7,7 @@ as ended until it would have expired.
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 from base64 import urlsafe_b64encode
@@ -52,7 +53,7 @@ class Sessions:
         self._fernet = Fernet(urlsafe_b64encode(hashlib.sha256(b"sessions" + key).digest()))
         self._csrf_key = hashlib.sha256(b"csrf" + key).digest()
         self._ended: dict[str, float] = {}  # until when, by id
-        self._all_ended_at_s = 0.0
+        self._all_ended_at_s = -math.inf
 
     def begin(self, token: str, now_s: float, expires_at_s: float) -> tuple[Session, str]:
         """Begin a session; returns it with its cookie."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -43,7 +43,7 @@ def render(request: Request, view: View, block: str = "", *, live: bool = False)
         live: Whether the page gets live updates.
     """
     template = environment().get_template(view.template)
-    context = template.new_context({**_common(request, live), **view.context})
+    context = template.new_context({**_common(request, live, block), **view.context})
     if block:
         return "".join(template.blocks[block](context))
     return "".join(template.root_render_func(context))
@@ -65,7 +65,7 @@ def path_of(request: Request, name: str, query: Mapping[str, Any] | None = None,
     return base + path + (f"?{urlencode(given)}" if given else "")
 
 
-def _common(request: Request, live: bool) -> dict[str, Any]:
+def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
     console = console_of(request)
     base = console.options.base_path.rstrip("/")
 
@@ -84,7 +84,7 @@ def _common(request: Request, live: bool) -> dict[str, Any]:
         "options": console.options,
         "snapshot": console.watcher.snapshot,
         "url": url,
-        "csrf": partial(csrf_field, request),
+        "csrf": _no_forms if block else partial(csrf_field, request),
         "can_log_in": console.access.can_log_in,
         "at": at,
         "static": partial(static_path, base),
@@ -95,3 +95,9 @@ def _common(request: Request, live: bool) -> dict[str, Any]:
         "navigation": partial(navigation, here, paths),
         "live_url": f"{base}/live" if live else "",
     }
+
+
+def _no_forms() -> NoReturn:
+    raise RuntimeError(
+        "a form in the block `live`: viewers with equal rights share it, but not the token of their forms"
+    )
