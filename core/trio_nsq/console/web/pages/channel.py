@@ -2,8 +2,9 @@
 
 from starlette.requests import Request
 
+from ...access.viewer import viewer_of
 from ...console import console_of
-from ...fleet.clients import Client
+from ...fleet.clients import Client, Clients
 from ...fleet.latencies import latencies
 from ..listing import Column, listing
 from ..page import NotFound, Page, View
@@ -31,7 +32,8 @@ async def channel(request: Request) -> View:
     state = topic_state.channels.get(name)
     if state is None:
         raise NotFound(f"There is no channel {name} of the topic {topic}. It may have been deleted.")
-    clients = await console.clients.of(snapshot, topic, name)
+    may_read = viewer_of(request).allows("read", topic)
+    clients = await console.clients.of(snapshot, topic, name) if may_read else Clients()
     context = {
         "topic": topic,
         "channel": name,
@@ -40,6 +42,7 @@ async def channel(request: Request) -> View:
             request, "channel", clients.clients, _CLIENTS, name=lambda each: each.id, default="broker"
         ),
         "client_errors": clients.errors,
+        "may_read": may_read,
         "charts": charts(console.history.series(topic, name)),
         "latencies": latencies(
             channel_raw(

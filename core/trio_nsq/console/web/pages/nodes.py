@@ -1,10 +1,10 @@
 """The brokers and discovery services, and the page of a broker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
-from ...access.viewer import viewer_of
+from ...access.viewer import Viewer, viewer_of
 from ...console import console_of
 from ...fleet.rows import TopicRow, topic_row
 from ...fleet.snapshot import BrokerState, Snapshot
@@ -56,19 +56,37 @@ _TOPICS: dict[str, Column[TopicRow]] = {
 }
 
 
-def broker_rows(snapshot: Snapshot) -> list[BrokerRow]:
-    """Return a row for each broker."""
+def broker_rows(snapshot: Snapshot, viewer: Viewer) -> list[BrokerRow]:
+    """Return a row for each broker, with the topics that the viewer sees."""
     newest: dict[bool, tuple[int, ...]] = {}
     for broker in snapshot.brokers.values():
         newest[broker.is_nsqd] = max(newest.get(broker.is_nsqd, ()), _version(broker.version))
     return [
         BrokerRow(
-            broker,
+            _visible(broker, viewer),
             bool(broker.version) and _version(broker.version) < newest[broker.is_nsqd],
-            tuple(sorted({topic for node in broker.registrations.values() for topic in node.tombstones})),
+            tuple(
+                sorted(
+                    {
+                        topic
+                        for node in broker.registrations.values()
+                        for topic in node.tombstones
+                        if viewer.sees(topic)
+                    }
+                )
+            ),
         )
         for broker in snapshot.brokers.values()
     ]
+
+
+def _visible(broker: BrokerState, viewer: Viewer) -> BrokerState:
+    """Return what a viewer may know of a broker: the reason of its health can name any topic, and a path."""
+    if viewer.allows("read"):
+        return broker
+    topics = {name: topic for name, topic in broker.topics.items() if viewer.sees(name)}
+    stats = {**broker.stats, "health": broker.health.partition(" - ")[0]}
+    return replace(broker, topics=topics, stats=stats)
 
 
 async def nodes(request: Request) -> View:
@@ -77,7 +95,7 @@ async def nodes(request: Request) -> View:
     brokers = listing(
         request,
         "nodes",
-        broker_rows(snapshot),
+        broker_rows(snapshot, viewer_of(request)),
         _BROKERS,
         name=lambda row: f"{row.state.address} {row.state.hostname}",
         default="name",
@@ -89,7 +107,7 @@ async def node(request: Request) -> View:
     """One broker, by its HTTP address; also by the address under which it is registered, as in nsqadmin."""
     viewer, console = viewer_of(request), console_of(request)
     snapshot, name = console.watcher.snapshot, request.path_params["node"]
-    row = next((row for row in broker_rows(snapshot) if _is_called(row.state, name)), None)
+    row = next((row for row in broker_rows(snapshot, viewer) if _is_called(row.state, name)), None)
     if row is None:
         raise NotFound(f"There is no broker {name}. It may have left the fleet.")
     state = row.state

@@ -1,0 +1,83 @@
+"""Every page with viewers of different roles: nobody learns of a topic, or changes it, without a role on it."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from access.support import Given
+from console.access_support import Site, auth_file, guarded_broker, running_console
+from trio_nsq.console.web.app import PAGES
+
+HIDDEN = "orders"
+OPEN = {"login", "logout"}
+
+
+@asynccontextmanager
+async def site_with_channels(folder: Path) -> AsyncIterator[tuple[Site, str]]:
+    """A console of a broker with a channel of each topic; and the address of the broker."""
+    file = auth_file(folder)
+    file.add_token("reader-of-clicks", Given(["read"], ["clicks"]))
+    file.write()
+    async with guarded_broker(folder, auth_file=file.path) as broker:
+        async with httpx.AsyncClient(headers={"Authorization": "Bearer admin-secret"}) as client:
+            for topic in ("clicks", HIDDEN):
+                url = f"http://{broker.http_address}/channel/create?topic={topic}&channel={topic}-ch"
+                assert (await client.post(url)).status_code == 200
+        async with running_console(folder, broker) as site:
+            yield site, str(broker.http_address)
+
+
+def target(path: str, topic: str, broker: str) -> str:
+    """The path of a page, filled in."""
+    parts = {"topic": topic, "channel": f"{topic}-ch", "sequence": "0", "node": broker}
+    return re.sub(r"\{(\w+)(:\w+)?\}", lambda match: parts.get(match[1], "x"), path)
+
+
+async def test_no_page_tells_of_a_topic_without_a_role_on_it(tmp_path: Path) -> None:
+    async with site_with_channels(tmp_path) as (site, broker), site.browser() as browser:
+        await browser.log_in("web")
+        for page in PAGES:
+            if "GET" not in page.methods or page.name in OPEN:
+                continue
+            shown = await browser.get(target(page.path, "clicks", broker))
+            assert HIDDEN not in shown.text, page.path
+            if "{topic}" in page.path:
+                hidden, absent = [
+                    await browser.get(target(page.path, topic, broker)) for topic in (HIDDEN, "absent")
+                ]
+                assert hidden.status_code in (403, 404), page.path
+                assert hidden.status_code == absent.status_code, page.path
+                assert hidden.text.replace(HIDDEN, "absent") == absent.text, page.path
+
+
+async def test_who_may_only_read_changes_nothing(tmp_path: Path) -> None:
+    async with site_with_channels(tmp_path) as (site, broker), site.browser() as browser:
+        await browser.log_in("reader")
+        token = await browser.csrf()
+        changes = [page for page in PAGES if "POST" in page.methods and page.name not in OPEN]
+        for page in changes:
+            path = target(page.path, "clicks", broker)
+            answer = await browser.post(path, {"topic": "clicks", "confirm": "clicks"}, csrf=token)
+            assert answer.status_code == 403, page.path
+            assert "the role" in answer.text, page.path
+        if changes:
+            line = await site.await_audited("refused")
+            assert (line["name"], line["error"], line["status"]) == ("reader", "FORBIDDEN", 403)
+
+
+async def test_strangers_get_no_page(tmp_path: Path) -> None:
+    async with site_with_channels(tmp_path) as (site, broker), site.browser() as browser:
+        token = await browser.csrf()
+        for page in PAGES:
+            if page.name in OPEN:
+                continue
+            path = target(page.path, "clicks", broker)
+            if "GET" in page.methods:
+                answer = await browser.get(path)
+                assert answer.status_code in (303, 401), page.path
+                assert "clicks" not in answer.text
+            if "POST" in page.methods:
+                assert (await browser.post(path, csrf=token)).status_code == 401, page.path
