@@ -19,7 +19,7 @@ LAYERS = (
     ("trio_nsq.client", "trio_nsq.broker"),
     ("trio_nsq.lookup",),
     ("trio_nsq.admission",),
-    ("trio_nsq.http", "trio_nsq.log", "trio_nsq.reloading", "trio_nsq.startup_checks"),
+    ("trio_nsq.http", "trio_nsq.filters", "trio_nsq.log", "trio_nsq.reloading", "trio_nsq.startup_checks"),
     ("trio_nsq.access", "trio_nsq.tls"),
     (
         "trio_nsq.bodies",

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.connectors.filters.bodies import Filter, OtherBodies, compile_pattern
-from trio_nsq.connectors.filters.conditions import (
+from trio_nsq.filters.bodies import Filter, OtherBodies, compile_pattern
+from trio_nsq.filters.conditions import (
     has_member,
     member_equals,
     parse_condition,
     parse_path,
 )
-from trio_nsq.connectors.filters.fields import FieldList
-from trio_nsq.connectors.filters.json_text import NotJSON, body_of, text_of, whole_object
+from trio_nsq.filters.fields import FieldList
+from trio_nsq.filters.json_text import NotJSON, body_of, text_of, whole_object
 
 BIG = 9007199254740993  # 2**53 + 1: no float has this value
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from ...untrusted_json import decode_json
+from ..untrusted_json import decode_json
 from .json_text import members_of
 
 Path = tuple[str, ...]

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.connectors.filters.bodies import Filter, OtherBodies
-from trio_nsq.connectors.filters.conditions import parse_condition
 from trio_nsq.connectors.source.batch import Position, SourceBatch
 from trio_nsq.connectors.to_nsq.numbers import (
     MAX_SEQUENCE,
@@ -18,6 +16,8 @@ from trio_nsq.connectors.to_nsq.numbers import (
     sequence_in,
 )
 from trio_nsq.connectors.to_nsq.parts import MAX_BATCH_BYTES, Load, Part
+from trio_nsq.filters.bodies import Filter, OtherBodies
+from trio_nsq.filters.conditions import parse_condition
 
 ALL = Filter()
 IDS = st.integers(0, 2**64 - 1).map(lambda number: b"%016x" % number)

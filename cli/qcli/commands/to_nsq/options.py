@@ -17,10 +17,10 @@ from ..shared.client_options import ClientOption, check_keyword_arguments, keywo
 from ..shared.consuming import Consuming, https_or_nothing
 
 if TYPE_CHECKING:
-    from trio_nsq.connectors.filters.bodies import Filter
-    from trio_nsq.connectors.filters.conditions import Condition, Path
     from trio_nsq.connectors.source.options import BrokerAddresses
     from trio_nsq.connectors.to_nsq.options import CopyOptions
+    from trio_nsq.filters.bodies import Filter
+    from trio_nsq.filters.conditions import Condition, Path
 
 MODES = ("hostpool", "round-robin", "epsilon-greedy")
 NOT_JSON = ("dead-letter", "pass", "drop")
@@ -30,7 +30,7 @@ _DESTINATIONS = ("destination_tcp_addresses", "destination_http_addresses")
 
 def condition(text: str) -> Condition:
     """Parse a condition on a member of JSON bodies."""
-    from trio_nsq.connectors.filters.conditions import parse_condition
+    from trio_nsq.filters.conditions import parse_condition
 
     try:
         return parse_condition(text)
@@ -40,7 +40,7 @@ def condition(text: str) -> Condition:
 
 def fields(text: str) -> tuple[Path, ...]:
     """Parse a list of members of JSON bodies."""
-    from trio_nsq.connectors.filters.conditions import parse_path
+    from trio_nsq.filters.conditions import parse_path
 
     try:
         return tuple(parse_path(each.strip()) for each in text.split(","))
@@ -52,7 +52,7 @@ def pattern(text: str) -> Any:
     """Compile a regular expression for bodies."""
     import os
 
-    from trio_nsq.connectors.filters.bodies import compile_pattern
+    from trio_nsq.filters.bodies import compile_pattern
 
     try:
         return compile_pattern(os.fsencode(text))
@@ -138,9 +138,9 @@ class NsqCommand:
         )
 
     def _filter(self) -> Filter:
-        from trio_nsq.connectors.filters.bodies import Filter, OtherBodies
-        from trio_nsq.connectors.filters.conditions import has_member, member_equals
-        from trio_nsq.connectors.filters.fields import FieldList
+        from trio_nsq.filters.bodies import Filter, OtherBodies
+        from trio_nsq.filters.conditions import has_member, member_equals
+        from trio_nsq.filters.fields import FieldList
 
         conditions = list(self.conditions)
         if self.require_json_field:
@@ -159,7 +159,7 @@ class NsqCommand:
 
     def _check_not_json_topic(self, options: CopyOptions) -> None:
         """Raises UsageError if the topic for bodies that are not JSON has no valid name."""
-        from trio_nsq.connectors.filters.bodies import OtherBodies
+        from trio_nsq.filters.bodies import OtherBodies
 
         if not options.filter.needs_json or options.filter.others is not OtherBodies.DEAD_LETTER:
             return

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...client.publishing.options import ProducerOptions
-from ..filters.bodies import Filter
+from ...filters.bodies import Filter
 from ..host_pool import Mode
 from ..source.options import BrokerAddresses, SourceOptions
 

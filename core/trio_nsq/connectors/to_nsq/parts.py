@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..filters.bodies import Filter, OtherBodies
+from ...filters.bodies import Filter, OtherBodies
 from ..source.batch import Position, SourceBatch
 
 MAX_BATCH_BYTES = 1024 * 1024

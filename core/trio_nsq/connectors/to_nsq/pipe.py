@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ..filters.bodies import Filter, OtherBodies
+from ...filters.bodies import Filter, OtherBodies
 from ..source.batch import Source, SourceBatch
 from .copies import Copies
 from .loops import LoopCheck

@@ -6,9 +6,9 @@ from typing import Literal
 
 import trio
 
-from ...connectors.filters.bodies import compile_pattern
-from ...connectors.filters.conditions import Condition, parse_condition
-from ...connectors.filters.json_text import NotJSON, text_of, whole_object
+from ...filters.bodies import compile_pattern
+from ...filters.conditions import Condition, parse_condition
+from ...filters.json_text import NotJSON, text_of, whole_object
 from ..upstream.client import Upstream, UpstreamError
 from .cursor import Cursor
 from .message import Message, matching
