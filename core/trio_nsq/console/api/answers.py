@@ -1,0 +1,41 @@
+"""Answers in the form of nsqadmin's API."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from ...protocol.go_json import encode_object
+
+_NSQ = {"X-NSQ-Content-Type": "nsq; version=1.0"}
+JSON = "application/json; charset=utf-8"
+
+
+class APIError(Exception):
+    """A request is refused.
+
+    Attributes:
+        status: Of the answer.
+        message: NSQ's code, and the reason.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+def answer(fields: dict[str, Any], warnings: Sequence[str] = ()) -> Response:
+    """Return fields as JSON, with the key `message`: the warnings, or ""."""
+    message = f"WARNING: {'; '.join(warnings)}" if warnings else ""
+    return Response(encode_object({**fields, "message": message}), 200, _NSQ, JSON)
+
+
+def failure(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    """Return an error."""
+    return Response(encode_object({"message": message}), status, {**_NSQ, **(headers or {})}, JSON)
+
+
+def value(body: bytes, content_type: str) -> Response:
+    """Return a value that has no key."""
+    return Response(body, 200, _NSQ, content_type)
