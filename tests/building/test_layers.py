@@ -35,6 +35,7 @@ LAYERS = (
         "trio_nsq.edit_file",
         "trio_nsq.extras",
         "trio_nsq.folder_locks",
+        "trio_nsq.log_levels",
         "trio_nsq.under_trio",
         "trio_nsq.untrusted_json",
         "trio_nsq.durations",

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...access import AuthFileError
 from ...http import HTTPError, Request, Response
+from ...log_levels import level_number, parse_level
 from ...protocol.address import without_secrets
 from ...untrusted_json import decode_json
 from ..addresses import BoundAddresses, Broadcast
@@ -14,13 +15,6 @@ from ..errors import StartupError
 from ..server import Server
 
 _LOGGER = logging.getLogger("trio_nsq")
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warn": logging.WARNING,
-    "error": logging.ERROR,
-    "fatal": logging.CRITICAL,
-}
 _TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
 _TLS_VERSIONS = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
 _NS_PER_MS = 1_000_000
@@ -53,7 +47,10 @@ class Config:
         if not request.body:
             raise HTTPError(413, "INVALID_VALUE")
         if option == "log_level":
-            _LOGGER.setLevel(_parse_level(request.body))
+            try:
+                _LOGGER.setLevel(parse_level(request.body))
+            except ValueError as exc:
+                raise HTTPError(400, "INVALID_VALUE") from exc
         elif option == "nsqlookupd_tcp_addresses":
             try:
                 lookup.set_addresses(_parse_addresses(request.body))
@@ -107,8 +104,7 @@ class Config:
             "draining": self._server.broker.draining,
             "retention_time": defaults.retention_time_ms * _NS_PER_MS,
             "retention_bytes": defaults.retention_bytes,
-            "log_level": 1
-            + sum(_LOGGER.getEffectiveLevel() > level for level in list(_LEVELS.values())[:-1]),
+            "log_level": level_number(_LOGGER),
             "log_prefix": _log_prefix(),
             "broadcast_address": self._broadcast.address,
             "broadcast_tcp_port": self._broadcast.tcp_port,
@@ -144,13 +140,6 @@ def _log_prefix() -> str:
     """Return the prefix of log lines, if the formatter has one."""
     prefixes = [getattr(handler.formatter, "prefix", "") for handler in _LOGGER.handlers]
     return next(filter(None, prefixes), "")
-
-
-def _parse_level(body: bytes) -> int:
-    level = _LEVELS.get(body.decode("utf-8", "replace").lower())
-    if level is None:
-        raise HTTPError(400, "INVALID_VALUE")
-    return level
 
 
 def _parse_flag(body: bytes) -> bool:

@@ -57,7 +57,9 @@ def channel_part(raw: Mapping[str, Any], topic: str, node: str, hostname: str, n
         **_depths(raw),
         **{key: number(raw, key) for key in _CHANNEL_SUMS[3:]},
         "nodes": None,
-        "clients": [_client(each, node, now_s) for each in objects(clients)] if isinstance(clients, list) else None,
+        "clients": [_client(each, node, now_s) for each in objects(clients)]
+        if isinstance(clients, list)
+        else None,
         "paused": raw.get("paused") is True,
         "e2e_processing_latency": _latency(raw.get("e2e_processing_latency")),
     }
@@ -134,13 +136,13 @@ def _latency(raw: Any) -> Object:
     percentiles = []
     for each in objects(found.get("percentiles")):
         value = _float(each.get("value"))
-        same = {key: value for key in ("average", "max", "min", "value")}
+        same = dict.fromkeys(("average", "max", "min", "value"), value)
         percentiles.append({**same, "count": count, "quantile": _float(each.get("quantile"))})
     has_some = isinstance(found.get("percentiles"), list)
     return {
         "count": count,
         "percentiles": percentiles if has_some else None,
-        **{key: "" for key in ("topic", "channel", "host")},
+        **dict.fromkeys(("topic", "channel", "host"), ""),
     }
 
 

@@ -25,10 +25,15 @@ class APIError(Exception):
         self.message = message
 
 
+def bare(fields: dict[str, Any]) -> Response:
+    """Return fields as JSON."""
+    return Response(encode_object(fields), 200, _NSQ, JSON)
+
+
 def answer(fields: dict[str, Any], warnings: Sequence[str] = ()) -> Response:
     """Return fields as JSON, with the key `message`: the warnings, or ""."""
     message = f"WARNING: {'; '.join(warnings)}" if warnings else ""
-    return Response(encode_object({**fields, "message": message}), 200, _NSQ, JSON)
+    return bare({**fields, "message": message})
 
 
 def failure(status: int, message: str, headers: dict[str, str] | None = None) -> Response:

@@ -103,7 +103,9 @@ class Questions:
             answers = await ask_lookup(self.console.upstream, self.lookupds, topic)
             listed = self._answered("nsqlookupd", answers)
             known = aliases(self.console)
-            allowed = {address for addresses in usable(self.console, answers).values() for address in addresses}
+            allowed = {
+                address for addresses in usable(self.console, answers).values() for address in addresses
+            }
             by_address = {
                 known.get(address, address): place
                 for places in listed.values()

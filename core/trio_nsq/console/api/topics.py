@@ -12,6 +12,7 @@ from ..actions.cluster import Change, Outcome, Verb, apply, tombstone
 from ..console import console_of
 from .aggregate import sum_channels, sum_topics
 from .answers import APIError, answer
+from .bodies import body_of
 from .producers import out_of_date
 from .questions import AllFailed, Questions
 
@@ -199,16 +200,6 @@ def _questions(request: Request) -> Questions:
 def _must_see(request: Request, topic: str) -> None:
     if not viewer_of(request).sees(topic):
         raise Forbidden(f"This needs a role on topic {topic}.")
-
-
-async def body_of(request: Request, limit: int) -> bytes:
-    """Return the body. Raises APIError: it is too large."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise APIError(413, f"BODY_TOO_BIG: the limit is {limit} bytes")
-    return bytes(body)
 
 
 async def _body(request: Request) -> GoObject:

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from ..access.viewer import Forbidden
+from ..api.routes import api_routes
 from ..console import Console, console_of
 from ..upstream.client import UpstreamError
 from . import static_files
@@ -62,6 +63,7 @@ def make_app(console: Console) -> ASGIApp:
             for page in sorted(PAGES, key=_specificity)
         ),
         static_files.ROUTE,
+        *api_routes(),
     ]
     live = Live(partial(render, block="live"), PAGES, tuple(routes))
     routes.append(Route("/live", live.answer, name="live"))
