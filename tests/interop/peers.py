@@ -282,15 +282,15 @@ def nsqlookupd(*flags: str) -> Iterator[Broker]:
 
 
 @contextmanager
-def nsqadmin(lookupd_http_addresses: Iterable[str]) -> Iterator[str]:
+def nsqadmin(lookupd_http_addresses: Iterable[str], *flags: str) -> Iterator[str]:
     """Run the real nsqadmin on a free loopback port until the block exits, and yield its ``127.0.0.1:PORT``.
 
-    It asks these discovery services for brokers.
+    It asks these discovery services for brokers. ``flags`` are further flags.
     """
     with _or_skip():
         program = go_program("nsqadmin")
     lookupds = [f"--lookupd-http-address={address}" for address in lookupd_http_addresses]
-    child = Child([program, "--http-address=127.0.0.1:0", *lookupds])
+    child = Child([program, "--http-address=127.0.0.1:0", *lookupds, *flags])
     try:
         yield _await_line(child, re.compile(r"\bHTTP: listening on (\S+)"))[1]
     finally:

@@ -192,7 +192,9 @@ async def apply(console: Console, change: Change, *, token: str | None = None) -
         token: The viewer's token, so that the servers check its roles; None: the console's own.
     """
     places = await find(console, change.topic)
-    return await run(console, rounds(change, places), token=token, lookups=places.errors)
+    is_new = change.verb == "create"
+    errors = [error for error in places.errors if not (is_new and error.is_missing)]
+    return await run(console, rounds(change, places), token=token, lookups=errors)
 
 
 async def tombstone(

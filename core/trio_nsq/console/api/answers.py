@@ -42,5 +42,5 @@ def failure(status: int, message: str, headers: dict[str, str] | None = None) ->
 
 
 def value(body: bytes, content_type: str) -> Response:
-    """Return a value that has no key."""
-    return Response(body, 200, _NSQ, content_type)
+    """Return a value that has no key; an empty one has no type."""
+    return Response(body, 200, _NSQ, content_type if body else None)

@@ -160,14 +160,14 @@ async def _change(request: Request, change: Change, *, also: Change | None = Non
         require(request, "manage", also.topic, also.channel)
     console = console_of(request)
     outcome = await apply(console, change, token=viewer.token)
-    _check(outcome, console.watcher.lookupds)
+    _check(outcome, console.watcher.lookupds, creates=change.verb == "create")
     for each in dict.fromkeys([also or change, change]):
         console.notifier.notify(request, each.name, each.topic, each.channel)
     return answer({}, _warnings(outcome))
 
 
-def _check(outcome: Outcome, lookupds: Sequence[str]) -> None:
-    """Check that somebody did it, or that nobody has the topic.
+def _check(outcome: Outcome, lookupds: Sequence[str], *, creates: bool = False) -> None:
+    """Check that a server did it, or that a discovery service knows the topic.
 
     Raises:
         AllFailed: Every broker failed; without brokers, every discovery service.
@@ -180,7 +180,7 @@ def _check(outcome: Outcome, lookupds: Sequence[str]) -> None:
         if all(error.status in (401, 403) for error in errors):
             raise Forbidden("; ".join(map(str, errors)))
         raise AllFailed("nsqd" if on_brokers else "nsqlookupd", errors)
-    if not outcome.done and lookupds and len(outcome.lookups) == len(lookupds):
+    if not on_brokers and lookupds and len(outcome.lookups) == len(lookupds) and not creates:
         raise AllFailed("nsqlookupd", outcome.lookups)
 
 
