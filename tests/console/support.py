@@ -1,15 +1,18 @@
-"""Requests to a console, and `console_of`: the parts of one in this process."""
+"""`qcli_admin` runs a console, `console_of` its parts in this process; `ask` makes requests."""
 
 import http.client
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from fleet.support import DEADLINE_S
+from interop import peers
+from interop.peers import Child
 from trio_nsq.console.console import Console
 from trio_nsq.console.options import ConsoleOptions
 from trio_nsq.console.server import make_console
@@ -44,6 +47,37 @@ def ask(
         return Answer(answer.status, found, answer.read())
     finally:
         connection.close()
+
+
+@dataclass(frozen=True)
+class WebServer:
+    """A running `qcli admin`.
+
+    Attributes:
+        address: `127.0.0.1:PORT`
+    """
+
+    address: str
+    child: Child
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Make a request, and return the answer whatever its status."""
+        return ask(self.address, method, path, body, headers)
+
+
+@contextmanager
+def qcli_admin(folder: Path, *flags: str) -> Iterator[WebServer]:
+    """Run the console on a free loopback port until the block exits.
+
+    Args:
+        folder: Gets the file with its address.
+        flags: Further flags of `qcli admin`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with peers.qcli_admin(f"--address-file={folder / 'console.json'}", *flags) as running:
+        yield WebServer(running.http_address, running.child)
 
 
 @asynccontextmanager

@@ -2,11 +2,13 @@
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from interop.same import (
+    administering,
     authorizing,
     channels,
     consuming,
@@ -20,10 +22,10 @@ from interop.same import (
     timing,
     upgrades,
 )
-from interop.same.stage import Script, compare, differs, same
+from interop.same.stage import Expected, Script, compare, differs, same
 from interop.same.table import DOCUMENT, NOT_BY_SCRIPT, rows
 
-TABLES: list[dict[str, Script]] = [
+TABLES: Sequence[Mapping[str, Expected]] = [
     *(module.SCRIPTS for module in (lines, identifying, publishing, consuming, channels, timing, limits)),
     *(requests.SCRIPTS, requests.STATS_SCRIPTS),
     {name: parts.before for name, parts in restarting.SCRIPTS.items()},
@@ -31,6 +33,7 @@ TABLES: list[dict[str, Script]] = [
     *(upgrades.SCRIPTS, upgrades.TLS_REQUIRED, upgrades.TLS_REQUIRED_OVER_TCP),
     *(authorizing.SCRIPTS, authorizing.OVER_TLS),
     *(discovering.SCRIPTS, discovering.BOUNDS),
+    administering.SCRIPTS,
 ]
 SHOWN = Counter(script.row for table in TABLES for script in table.values() if script.row)
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from struct import pack, unpack
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import snappy
@@ -46,6 +46,15 @@ GONE = b"0123456789abcdef"
 
 
 # ------------------------------------------------------------------------------------------------ scripts
+
+
+class Expected(Protocol):
+    """What two servers must answer; see `Script`."""
+
+    @property
+    def row(self) -> str: ...
+    @property
+    def here(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ def check(brokers: Pair, topic: str, script: Script) -> None:
     compare(script, *(each.result() for each in playing))
 
 
-def compare(script: Script, theirs: list[str], ours: list[str]) -> None:
+def compare(script: Expected, theirs: list[str], ours: list[str]) -> None:
     """Fail unless the answers of nsqd and our broker are equal, or differ as the script's row states."""
     expected = list(script.here) if script.row else theirs
     assert not any("(nothing for" in line for line in theirs), "a script ends every connection it makes"

@@ -105,6 +105,22 @@ NOT_BY_SCRIPT = {
     "to-nsq-words": "tests/interop/test_same_mirror.py",
     "to-nsq-not-json": "tests/interop/test_same_mirror.py",
     "to-nsq-value": "tests/interop/test_same_mirror.py",
+    "admin-e2e-min": "tests/console/test_aggregate.py",
+    "admin-order": "nsqadmin's order is random",
+    "admin-parallel": "tests/console/test_same_failures.py",
+    "admin-failed": "tests/console/test_same_failures.py",
+    "admin-lookupds-down": "tests/console/test_same_failures.py",
+    "admin-delete": "tests/console/test_cluster.py",
+    "admin-create-direct": "tests/console/test_same_failures.py",
+    "admin-both": "tests/console/test_api.py",
+    "admin-config-access": "tests/console/test_api.py",
+    "admin-forbidden": "tests/console/test_api.py",
+    "admin-header": "tests/console/test_api.py",
+    "admin-web-pages": "tests/console/test_api.py",
+    "admin-notify-fails": "tests/console/test_notifications.py",
+    "admin-notify-user": "tests/console/test_notifications.py",
+    "admin-notify-failed": "tests/console/test_notifications.py",
+    "admin-loopback": "it is about an option",
 }
 
 

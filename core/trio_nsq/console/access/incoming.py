@@ -92,7 +92,7 @@ class Incoming:
     @property
     def is_api(self) -> bool:
         """Whether the request is for a program: it is answered with JSON."""
-        return self.path.startswith(("/api/", "/config/"))
+        return self.path.startswith(("/api/", "/config/")) or self.path == "/ping"
 
     @property
     def is_program(self) -> bool:

@@ -98,6 +98,12 @@ class Outcome:
         """The brokers that did it."""
         return [step.server for step in self.done if not step.is_lookupd]
 
+    @property
+    def results(self) -> Results[Step]:
+        """The results of all servers, by address; a server with an error has failed."""
+        errors = {step.server: step.error for step in self.steps if step.error is not None}
+        return Results({step.server: step for step in self.done if step.server not in errors}, errors)
+
 
 @dataclass(frozen=True, slots=True)
 class Places:

@@ -7,6 +7,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from ...protocol.go_json import GoObject, decode_object
 from ...protocol.names import is_valid_name
+from ..access.changes import note_change
 from ..access.viewer import Forbidden, require, viewer_of
 from ..actions.cluster import Change, Outcome, Verb, apply, tombstone
 from ..console import console_of
@@ -137,6 +138,7 @@ async def hide_node(request: Request) -> Response:
         raise APIError(404, "NODE_NOT_FOUND")
     console = console_of(request)
     outcome = await tombstone(console, of, name, addresses[0], token=viewer.token)
+    note_change(request, topic=of, results=outcome.results)
     _check(outcome, console.watcher.lookupds)
     console.notifier.notify(request, "tombstone_topic_producer", of, node=name)
     return answer({}, _warnings(outcome))
@@ -160,6 +162,7 @@ async def _change(request: Request, change: Change, *, also: Change | None = Non
         require(request, "manage", also.topic, also.channel)
     console = console_of(request)
     outcome = await apply(console, change, token=viewer.token)
+    note_change(request, topic=change.topic, channel=change.channel, results=outcome.results)
     _check(outcome, console.watcher.lookupds, creates=change.verb == "create")
     for each in dict.fromkeys([also or change, change]):
         console.notifier.notify(request, each.name, each.topic, each.channel)
@@ -176,7 +179,7 @@ def _check(outcome: Outcome, lookupds: Sequence[str], *, creates: bool = False) 
     on_brokers = [step for step in outcome.steps if not step.is_lookupd]
     decisive = on_brokers or outcome.steps
     errors = [step.error for step in decisive if step.error is not None and not step.error.is_missing]
-    if errors and all(step.error is not None for step in decisive):
+    if errors and len(errors) == len(decisive):
         if all(error.status in (401, 403) for error in errors):
             raise Forbidden("; ".join(map(str, errors)))
         raise AllFailed("nsqd" if on_brokers else "nsqlookupd", errors)
