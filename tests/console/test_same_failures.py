@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,13 @@ def kind(answer: Answer) -> tuple[int, str]:
 
 def assert_same(pair: Pair, *, direct: bool = False, changes: bool = True) -> None:
     """Check that both answer all requests alike. A server that is slow by chance counts as one that hangs."""
-    reads = [("GET", path, None) for path in READS]
+    reads: list[tuple[str, str, object]] = [("GET", path, None) for path in READS]
     for request in [*reads, *(CHANGES if changes else ())]:
-        wait_until(
-            lambda request=request: alike(*pair.both(*request, direct=direct)), f"the same answers: {request}"
-        )  # type: ignore[misc]
+        wait_until(partial(_same, pair, request, direct), f"the same answers: {request}")
+
+
+def _same(pair: Pair, request: tuple[str, str, object], direct: bool) -> bool:
+    return alike(*pair.both(*request, direct=direct))
 
 
 def alike(theirs: Answer, ours: Answer) -> bool:
@@ -138,10 +141,7 @@ def test_node_that_hangs(wounded: Pair) -> None:
     path = f"/api/nodes/{wounded.fleet.ours[0].http_address}"
     with hung(wounded.fleet.ours[0]):
         for direct in (False, True):
-            wait_until(
-                lambda direct=direct: alike(*wounded.both("GET", path, direct=direct)),  # type: ignore[misc]
-                "the same answers",
-            )
+            wait_until(partial(_same, wounded, ("GET", path, None), direct), "the same answers")
         answers = wounded.both("DELETE", path, {"topic": "busy"})
         assert [answer.status for answer in answers] == [502, 502]
 
