@@ -73,8 +73,12 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
         return path_of(request, name, query, **parts)
 
     def at(*parts: str) -> str:
-        """Return the path of these segments, below the base path: `at("topics", topic, "delete")`."""
-        return f"{base}/" + "/".join(map(segment, parts))
+        """Return the path of these segments, below the base path: `at("topics", topic, "delete")`.
+
+        If there are four, the third one is a channel.
+        """
+        reserved = request.app.state.reserved if len(parts) == 4 else ()
+        return f"{base}/" + "/".join(segment(part, reserved if n == 2 else ()) for n, part in enumerate(parts))
 
     paths = {route.path for route in request.app.routes}
     here = request.url.path.removeprefix(base) or "/"
