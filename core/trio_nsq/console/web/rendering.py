@@ -78,7 +78,9 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
         If there are four, the third one is a channel.
         """
         reserved = request.app.state.reserved if len(parts) == 4 else ()
-        return f"{base}/" + "/".join(segment(part, reserved if n == 2 else ()) for n, part in enumerate(parts))
+        return f"{base}/" + "/".join(
+            segment(part, reserved if n == 2 else ()) for n, part in enumerate(parts)
+        )
 
     paths = {route.path for route in request.app.routes}
     here = request.url.path.removeprefix(base) or "/"
