@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_viewer_that_does_not_read_delays_nobody(brokers: list[Broker], console:
             for number in range(5):
                 name = f"new{number}"
                 brokers[0].create(name)
-                read_until(viewers, lambda name=name: viewers[0].shows(name), f"the viewer got {name}")
+                read_until(viewers, partial(viewers[0].shows, name), f"the viewer got {name}")
 
 
 def test_memory_is_bounded(brokers: list[Broker], console: RunningConsole) -> None:
@@ -90,9 +91,9 @@ def test_memory_is_bounded(brokers: list[Broker], console: RunningConsole) -> No
         before = memory_kib(console)
     with live_viewers(console.http_address, "/", VIEWERS) as viewers:
         for number in range(ROUNDS):
-            rounds = viewers[0].rounds
+            wanted = viewers[0].rounds + 1
             theirs.post("/pub", b"x", topic=f"topic{number % TOPICS:03}")
-            read_until(viewers, lambda rounds=rounds: viewers[0].rounds > rounds, "another round")
+            read_until(viewers, partial(viewers[0].has_rounds, wanted), "another round")
         growth = memory_kib(console) - before
     assert growth < 64 * MIB
 

@@ -38,6 +38,10 @@ class LiveViewer:
         """The number of events: one for each snapshot, unless the viewer reads slowly."""
         return self.received.count(b"event: ")
 
+    def has_rounds(self, count: int) -> bool:
+        """Return whether there were this many events."""
+        return self.rounds >= count
+
     def shows(self, text: str) -> bool:
         """Return whether the newest block has this text."""
         return text.encode() in self.received[self.received.rfind(b"event: update\n") :]
