@@ -315,6 +315,25 @@ async def test_a_range_is_downloaded_as_json_lines(tmp_path: Path) -> None:
         assert (await site.get("/topics/no/messages.ndjson", **{"from": 0, "until": 5})).status_code == 404
 
 
+async def test_a_download_that_the_browser_ends_leaves_no_task(tmp_path: Path) -> None:
+    async with browsing(tmp_path) as (site, (broker,)):
+        for _ in range(60):
+            await broker.post("/pub", b"x" * 1_000_000, topic="t")
+        before = trio.lowlevel.current_statistics().tasks_living
+        host, port = site.client.base_url.host, site.client.base_url.port
+        assert port is not None
+        stream = await trio.open_tcp_stream(host, port)
+        await stream.send_all(
+            b"GET /topics/t/messages.ndjson?from=0&until=60 HTTP/1.1\r\nHost: %s:%d\r\n\r\n"
+            % (host.encode(), port)
+        )
+        assert (await stream.receive_some(15)).startswith(b"HTTP/1.1 200")
+        await trio.aclose_forcefully(stream)
+        with trio.fail_after(PATIENCE_S):
+            while trio.lowlevel.current_statistics().tasks_living > before:
+                await trio.lowlevel.checkpoint()
+
+
 async def test_a_download_that_breaks_is_not_complete(tmp_path: Path) -> None:
     async with browsing(tmp_path) as (site, (broker,)):
         for _ in range(60):

@@ -1,9 +1,6 @@
 """Download a range of a broker's log as JSON lines, as the broker sends them."""
 
 import math
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import cast
 
 import trio
 from starlette.responses import Response
@@ -53,6 +50,22 @@ class RangeDownload(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. Raises UpstreamError before its beginning."""
+        failed: UpstreamError | None = None
+
+        async def wait_for_disconnect() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait_for_disconnect)
+            failed = await self._send_all(send)
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+
+    async def _send_all(self, send: Send) -> UpstreamError | None:
+        """Send what the broker sends. Returns why there is no answer; None if it began."""
         begun = False
         try:
             with trio.CancelScope() as silence:
@@ -62,14 +75,13 @@ class RangeDownload(Response):
                 ) as answer:
                     begun = True
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    async with aclosing(cast(AsyncGenerator[bytes, None], answer.aiter_raw())) as pieces:
-                        async for piece in pieces:
-                            silence.deadline = math.inf  # a slow client is none of the broker's fault
-                            await send({"type": "http.response.body", "body": piece, "more_body": True})
-                            silence.deadline = trio.current_time() + SILENCE_S
+                    async for piece in answer.aiter_raw():
+                        silence.deadline = math.inf  # a slow client is none of the broker's fault
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                        silence.deadline = trio.current_time() + SILENCE_S
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except UpstreamError:
-            if not begun:
-                raise
+        except UpstreamError as exc:
+            return None if begun else exc
         if silence.cancelled_caught and not begun:
-            raise UpstreamError(self._address, f"no answer within {SILENCE_S:g} s")
+            return UpstreamError(self._address, f"no answer within {SILENCE_S:g} s")
+        return None

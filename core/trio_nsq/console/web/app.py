@@ -30,6 +30,7 @@ from .pages import (
     nodes,
     peek,
     publish,
+    tail,
     topic,
     topics,
 )
@@ -44,6 +45,7 @@ PAGES: tuple[Page, ...] = (
     *messages.PAGES,
     *peek.PAGES,
     *publish.PAGES,
+    *tail.PAGES,
     *topic.PAGES,
     *channel.PAGES,
     *nodes.PAGES,

@@ -1,6 +1,7 @@
 """Forms: their token, and what a viewer has sent."""
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from urllib.parse import parse_qsl
 
 from markupsafe import Markup
@@ -50,15 +51,19 @@ async def parse_upload(content_type: str, body: bytes) -> tuple[Form, dict[str, 
     async def pieces() -> AsyncGenerator[bytes, None]:
         yield body
 
-    headers = Headers({"content-type": content_type})
-    parser = MultiPartParser(
-        headers, pieces(), max_files=1, max_fields=_MAX_UPLOAD_FIELDS, max_part_size=len(body)
-    )
-    parser.spool_max_size = len(body) + 1  # a file stays in memory: no thread, no temporary file
-    try:
-        data = await parser.parse()
-    except MultiPartException as exc:
-        raise HTTPException(400, f"The form cannot be read: {exc.message}") from None
+    async with aclosing(pieces()) as stream:
+        parser = MultiPartParser(
+            Headers({"content-type": content_type}),
+            stream,
+            max_files=1,
+            max_fields=_MAX_UPLOAD_FIELDS,
+            max_part_size=len(body),
+        )
+        parser.spool_max_size = len(body) + 1  # a file stays in memory: no thread, no temporary file
+        try:
+            data = await parser.parse()
+        except (MultiPartException, ValueError):  # the latter from its parser
+            raise HTTPException(400, "The form is not valid: its parts cannot be read.") from None
     fields: list[tuple[str, str]] = []
     files: dict[str, bytes] = {}
     for name, value in data.multi_items():

@@ -12,11 +12,11 @@ from starlette.responses import RedirectResponse, Response
 from ...access.viewer import Viewer, require
 from ...console import Console, console_of
 from ...messages.asked import COUNTS, Asked, asked
-from ...messages.body_view import SHOWN_BYTES, BodyView, View, body_view, preview
+from ...messages.body_view import SHOWN_BYTES, View, body_view
 from ...messages.command_lines import publish_with_curl, publish_with_qcli, read_with_curl, read_with_qcli
 from ...messages.cursor import Cursor
 from ...messages.download import RangeDownload
-from ...messages.message import Message, Row
+from ...messages.message import Message
 from ...messages.paging import read_page
 from ...messages.reading import TopicLog
 from ...messages.search import Progress, compile_search, search
@@ -26,34 +26,9 @@ from ..page import NotFound, Page
 from ..page import View as PageView
 from ..rendering import path_of
 from .message_brokers import TopicBrokers, brokers_of
+from .message_rows import ListedRow, listed_rows
 
-_PREVIEW = 160
-_ROW_HTML = 6 * 1024
-_LIST_HTML = 64 * 1024
-"""The most HTML of one body in the list, and of all, so that the page stays under 150 KiB."""
 _VIEWS: tuple[View, ...] = ("auto", "json", "text", "hex")
-
-
-@dataclass(frozen=True, slots=True)
-class ListedRow:
-    """A row of the list.
-
-    Attributes:
-        row: The message, or what is missing.
-        preview: The beginning of its body on one line.
-        body: The body as HTML; None: it is on the message's own page only.
-        link: The message's own page.
-    """
-
-    row: Row
-    preview: str = ""
-    body: BodyView | None = None
-    link: str = ""
-
-    @property
-    def is_message(self) -> bool:
-        """Whether it is a message."""
-        return isinstance(self.row, Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +89,7 @@ async def messages(request: Request) -> PageView | Response:
             rest = _link(request, topic, wanted, result.rest, backwards=start.backwards)
             older, newer = (rest, "") if start.backwards else ("", rest)
             shown = Shown(
-                _listed(request, topic, result.messages), older, newer, result.errors, result.progress
+                listed_rows(request, topic, result.messages), older, newer, result.errors, result.progress
             )
         else:
             listing = await read_page(
@@ -130,7 +105,7 @@ async def messages(request: Request) -> PageView | Response:
             if start.backwards != (wanted.order == "newest"):
                 rows = rows[::-1]
             shown = Shown(
-                _listed(request, topic, rows),
+                listed_rows(request, topic, rows),
                 _link(request, topic, wanted, listing.page.older, backwards=True),
                 _link(request, topic, wanted, listing.page.newer, backwards=False),
                 listing.errors,
@@ -290,21 +265,6 @@ def _tcp_address(address: str, info: Mapping[str, Any]) -> str:
         return ""
     host = address.partition("://")[2] or address
     return f"{host.rpartition(':')[0]}:{port}"
-
-
-def _listed(request: Request, topic: str, rows: Sequence[Row]) -> list[ListedRow]:
-    """Return rows with their bodies as HTML, as long as the page has room."""
-    room = _LIST_HTML
-    listed = []
-    for row in rows:
-        if not isinstance(row, Message):
-            listed.append(ListedRow(row))
-            continue
-        link = path_of(request, "message", {"broker": row.broker}, topic=topic, sequence=str(row.sequence))
-        found = body_view(row.body, row.size, limit=min(_ROW_HTML, room)) if room > 0 else None
-        room -= len(found.html) if found is not None else 0
-        listed.append(ListedRow(row, preview(row.body, _PREVIEW), found, link))
-    return listed
 
 
 def _link(request: Request, topic: str, wanted: Asked, cursor: Cursor | None, *, backwards: bool) -> str:
