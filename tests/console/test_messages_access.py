@@ -51,13 +51,13 @@ async def test_a_form_with_a_file_needs_its_token(tmp_path: Path) -> None:
         await web.log_in("web")
         good = await web.csrf()
         for broken in (b"--y\r\nno head", b"", b"--y\r\nContent-Disposition: form-data\r\n\r\nx\r\n--y--"):
-            for boundary in ("; boundary=y", "", "; boundary=\xff", "; boundary=" + "y" * 300):
+            for boundary in ("; boundary=y", "", "; boundary=,", "; boundary=" + "y" * 300):
                 answer = await web.client.post(
                     "/topics/clicks/publish",
                     content=broken,
                     headers={
                         "Origin": site.root,
-                        "Content-Type": f"multipart/form-data{boundary}".encode("latin-1"),
+                        "Content-Type": f"multipart/form-data{boundary}",
                         "X-CSRF-Token": good,
                     },
                 )
