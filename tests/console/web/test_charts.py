@@ -5,7 +5,15 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from trio_nsq.console.web.charts import SPARK_HEIGHT, SPARK_WIDTH, Line, chart, nice_top, sparkline
+from trio_nsq.console.web.charts import (
+    SPARK_HEIGHT,
+    SPARK_WIDTH,
+    Line,
+    chart,
+    nice_time_top_s,
+    nice_top,
+    sparkline,
+)
 
 GAP = math.nan
 MINUS = "\N{MINUS SIGN}"
@@ -56,6 +64,23 @@ def test_axis_ends_at_a_round_number(largest: float, top: float) -> None:
     assert nice_top(largest) == pytest.approx(top)
 
 
+@pytest.mark.parametrize(
+    ("largest_s", "top_s"),
+    [
+        (0, 1),
+        (math.nan, 1),
+        (0.3, 0.5),
+        (45, 60),
+        (61, 120),
+        (2500, 3600),
+        (5 * 3600, 8 * 3600),
+        (90 * 86400, 100 * 86400),
+    ],
+)
+def test_axis_of_durations_ends_at_a_round_one(largest_s: float, top_s: float) -> None:
+    assert nice_time_top_s(largest_s) == pytest.approx(top_s)
+
+
 def test_sparkline_goes_up_to_its_largest_value() -> None:
     assert spark_points(0, 5, 10) == [(0, SPARK_HEIGHT - 1), (SPARK_WIDTH // 2, 11), (SPARK_WIDTH, 2)]
 
@@ -84,8 +109,16 @@ def test_sparkline_of_an_hour_is_small() -> None:
     assert len(sparkline(values, "messages in, last hour")) < 400
 
 
-def figure(*lines: Line, step_s: float = 60, top: float | None = None) -> ET.Element:
-    return ET.fromstring(chart("Depth", lines, step_s=step_s, text=lambda value: f"{value:g} m", top=top))
+def figure(*lines: Line, step_s: float = 60, top: float = 0) -> ET.Element:
+    return ET.fromstring(
+        chart(
+            "Depth",
+            lines,
+            step_s=step_s,
+            text=lambda value: f"{value:g} m",
+            top=(lambda largest: top) if top else nice_top,
+        )
+    )
 
 
 def texts(element: ET.Element, css_class: str) -> list[str]:

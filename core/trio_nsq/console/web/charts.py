@@ -11,6 +11,13 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
+_NICE_TIMES_S = (
+    *(2.0, 4.0, 10.0, 20.0, 30.0),
+    *(count * _MINUTE_S for count in (1, 2, 4, 10, 20, 30)),
+    *(count * _HOUR_S for count in (1, 2, 4, 8, 12)),
+    *(count * _DAY_S for count in (1, 2, 4, 10, 20)),
+)
 SPARK_WIDTH, SPARK_HEIGHT = 96, 22
 _WIDTH, _HEIGHT = 600, 120
 
@@ -30,6 +37,13 @@ def nice_top(largest: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(largest))
     return next(power * step for step in _NICE if power * step >= largest * (1 - 1e-9))
+
+
+def nice_time_top_s(largest_s: float) -> float:
+    """Return the end of an axis of durations that shows `largest_s`, so that the end and its half read well."""
+    if not largest_s > 1:
+        return nice_top(largest_s)
+    return next((top for top in _NICE_TIMES_S if top >= largest_s), nice_top(largest_s / _DAY_S) * _DAY_S)
 
 
 def sparkline(values: Sequence[float], label: str) -> Markup:
@@ -66,7 +80,7 @@ def chart(
     *,
     step_s: float,
     text: Callable[[float], str],
-    top: float | None = None,
+    top: Callable[[float], float] = nice_top,
 ) -> Markup:
     """Draw lines with an axis from 0 and the newest values in the caption. A gap at the beginning is left out.
 
@@ -75,18 +89,18 @@ def chart(
         lines: Of equal length, oldest value first; the last value is of now.
         step_s: Seconds between two values.
         text: Formats a value for axis, caption and tooltip.
-        top: The end of the axis; None: a round number above the largest value.
+        top: Returns the end of the axis for the largest value.
     """
     lines = _without_beginning(lines)
     largest = max((v for line in lines for v in line.values if not math.isnan(v)), default=0.0)
-    top = nice_top(largest) if top is None else top
+    end = top(largest)
     count = max((len(line.values) for line in lines), default=0)
-    shapes = Markup("").join(_shape(line, top, filled=len(lines) == 1) for line in lines)
+    shapes = Markup("").join(_shape(line, end, filled=len(lines) == 1) for line in lines)
     grid = Markup('<path class="grid" d="M0 .5H{w}M0 {m}H{w}M0 {b}H{w}"/>').format(
         w=_WIDTH, m=_HEIGHT // 2, b=_HEIGHT - 0.5
     )
     spans = Markup("").join(
-        Markup("<span>{}</span>").format(each) for each in (text(top), text(top / 2), text(0.0))
+        Markup("<span>{}</span>").format(each) for each in (text(end), text(end / 2), text(0.0))
     )
     minutes = count * step_s / 60
     times = Markup("").join(
@@ -95,7 +109,7 @@ def chart(
     )
     return Markup(
         '<figure class="chart" data-step="{step:g}">'
-        '<figcaption><span class="chart-title">{title}</span>{legend}</figcaption>'
+        '<figcaption><span class="chart-title">{title}</span><span class="keys-of-lines">{legend}</span></figcaption>'
         '<div class="plot"><div class="axis-y" aria-hidden="true">{y}</div>'
         '<svg viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" aria-label="{title}: {about}">'
         "<title>{title}</title><desc>{about}</desc>{grid}{shapes}</svg>"

@@ -13,7 +13,7 @@ from ...fleet.latencies import latencies
 from ...fleet.rows import row_of
 from ...fleet.snapshot import ChannelState, TopicState
 from .. import formats
-from ..charts import Line, chart, sparkline
+from ..charts import Line, chart, nice_time_top_s, sparkline
 from ..listing import Column, listing
 from ..page import NotFound, Page, View
 
@@ -73,9 +73,15 @@ def charts(series: Series) -> Markup:
     rates = [Line("In", series.rate_in, "in"), Line("Out", series.rate_out, "out")]
     return Markup("").join(
         [
-            chart("Messages per second", rates, step_s=STEP_S, text=_rate),
+            chart("Messages per second", rates, step_s=STEP_S, text=formats.short),
             chart("Depth", [Line("Now", series.depth, "depth")], step_s=STEP_S, text=formats.short),
-            chart("Oldest message", [Line("Now", series.oldest_s, "age")], step_s=STEP_S, text=_seconds),
+            chart(
+                "Oldest message",
+                [Line("Now", series.oldest_s, "age")],
+                step_s=STEP_S,
+                text=_seconds,
+                top=nice_time_top_s,
+            ),
         ]
     )
 
@@ -88,10 +94,6 @@ def channel_raw(raw: Mapping[str, Mapping[str, Any]], channel: str) -> dict[str,
         for each in topic.get("channels") or ()
         if isinstance(each, dict) and each.get("channel_name") == channel
     }
-
-
-def _rate(value: float) -> str:
-    return f"{formats.short(value)}/s"
 
 
 def _seconds(value: float) -> str:
