@@ -10,6 +10,7 @@ from .fleet.history import History
 from .fleet.rows import Rows
 from .fleet.shared import Shared
 from .fleet.watcher import Watcher
+from .notices import Notices
 from .notifications import Notifier
 from .options import ConsoleOptions
 from .upstream.client import Upstream
@@ -28,6 +29,7 @@ class Console:
     access: Access
     rows: Rows = field(default_factory=Rows)
     shared: Shared = field(default_factory=Shared)
+    notices: Notices = field(default_factory=Notices)
 
 
 def console_of(request: Request) -> Console:

@@ -18,7 +18,7 @@ def note_change(
     results: Results[Any] | None = None,
     count: int | None = None,
 ) -> None:
-    """Note for the audit log what a request has changed; topic and channel in its path are noted anyway.
+    """Note for the audit log what a request has changed; the names in its path are noted anyway.
 
     Args:
         results: What the brokers have answered.
@@ -36,5 +36,9 @@ def note_change(
 
 def noted_change(scope: Mapping[str, Any]) -> dict[str, str | int]:
     """Return what was noted."""
-    parts = {key: value for key, value in scope.get("path_params", {}).items() if key in ("topic", "channel")}
+    parts = {
+        key: value
+        for key, value in scope.get("path_params", {}).items()
+        if key in ("topic", "channel", "node")
+    }
     return {**parts, **scope["state"].get(_DETAILS, {})}

@@ -99,6 +99,7 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
         "theme": theme if (theme := request.cookies.get("theme")) in _THEMES else "",
         "paths": paths,
         "navigation": partial(navigation, here, paths),
+        "notice": console.notices.get(viewer_of(request).name, request.query_params.get("notice")),
         "live_url": f"{base}/live" if live else "",
     }
 

@@ -1,0 +1,196 @@
+"""Delete, empty, pause and unpause a topic or channel: first a page that asks, then the action."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....protocol import is_valid_name
+from ....wording import count_of
+from ...access.viewer import require
+from ...actions import cluster, commands, impact
+from ...actions.report import Report
+from ...actions.run import fleet_of, record_action
+from ...console import console_of
+from ..confirming import (
+    NAME_RULE,
+    Confirmation,
+    crumbs_of,
+    finished,
+    label,
+    names_of,
+    place,
+    problem_of,
+    whole,
+)
+from ..forms import form
+from ..page import Page, View
+from ..rendering import path_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """An action.
+
+    Attributes:
+        done: The end of the report.
+        topic, channel: What it does to a topic and to a channel.
+        destroys: Whether messages go, so that the name must be typed.
+    """
+
+    done: str
+    topic: str
+    channel: str
+    destroys: bool = False
+
+
+_VERBS: Mapping[cluster.Verb, _Verb] = {
+    "delete": _Verb(
+        "deleted",
+        "Deletes the topic with all its channels and messages on every broker, and in the discovery services. "
+        "Consumers are disconnected. A later publish creates the topic again.",
+        "Deletes the channel with its messages on every broker, and in the discovery services. Consumers are "
+        "disconnected; one that connects again creates the channel again.",
+        destroys=True,
+    ),
+    "empty": _Verb(
+        "emptied",
+        "Deletes the messages that wait for the topic's first channel, or for the end of a pause. Channels keep their "
+        "messages.",
+        "Deletes all messages of the channel, also those in flight and deferred. Other channels keep their messages.",
+        destroys=True,
+    ),
+    "pause": _Verb(
+        "paused",
+        "Stops passing messages to the channels. The brokers still accept and store messages.",
+        "Stops delivering messages to consumers. The channel still gets messages.",
+    ),
+    "unpause": _Verb(
+        "unpaused", "Passes messages to the channels again.", "Delivers messages to consumers again."
+    ),
+}
+
+
+async def change(request: Request, *, verb: cluster.Verb) -> View | Response:
+    """Ask before the action, or do it."""
+    topic, channel = names_of(request)
+    viewer = require(request, "manage", topic, channel)
+    console, known = console_of(request), _VERBS[verb]
+    addresses = list(console.watcher.snapshot.brokers)  # all: another one may have got the topic by now
+    shown = await impact.poll(
+        console.upstream, addresses, viewer.token, topic, channel, own_queue=verb == "empty"
+    )
+    page = _question(request, verb, topic, channel, shown)
+    if request.method == "GET":
+        return page.view()
+    sent = await form(request)
+    if (refusal := page.refused(sent)) is not None:
+        return refusal
+    before = impact.Count(whole(sent.get("messages")), whole(sent.get("channels")))
+    if known.destroys and shown.total.is_surprise_after(before):
+        return page.view(
+            f"Nothing was changed: there is much more now than the {count_of(before.messages, 'message')} that were "
+            "shown. Look again.",
+            409,
+        )
+    wanted = cluster.Change(verb, topic, channel)
+    report = cluster_report(await cluster.apply(console, wanted, token=viewer.token), known.done)
+    record_action(request, wanted.name, report, topic=topic, channel=channel)
+    await console.watcher.refresh()
+    gone = verb == "delete" and bool(report.done) and not report.failed
+    if gone:
+        back = place(request, topic) if channel else path_of(request, "topics")
+    else:
+        back = place(request, topic, channel)
+    return finished(request, back, f"{label(topic, channel)} {known.done}", report)
+
+
+def _question(
+    request: Request, verb: cluster.Verb, topic: str, channel: str, shown: impact.Impact
+) -> Confirmation:
+    known, name = _VERBS[verb], label(topic, channel)
+    texts = [known.channel if channel else known.topic]
+    if not shown.parts:
+        texts.append(f"No broker that answers has the {name}.")
+    total = shown.total
+    head, rows, sums = _table(shown, with_channels=verb == "delete" and not channel)
+    return Confirmation(
+        f"{verb.capitalize()} {name}",
+        texts,
+        commands.change(fleet_of(request), verb, topic, channel),
+        path_of(request, f"{verb}_{'channel' if channel else 'topic'}", **request.path_params),
+        place(request, topic, channel),
+        f"{verb.capitalize()} {'channel' if channel else 'topic'}",
+        crumbs=crumbs_of(request, topic, channel),
+        head=head if known.destroys else (),
+        rows=rows,
+        total=sums if len(rows) > 1 else (),
+        errors=shown.errors,
+        name=(f"{topic}/{channel}" if channel else topic) if known.destroys else "",
+        fields=[("messages", str(total.messages)), ("channels", str(total.channels))],
+        is_destructive=known.destroys,
+    )
+
+
+def _table(
+    shown: impact.Impact, *, with_channels: bool
+) -> tuple[list[str], list[list[str | int]], list[str | int]]:
+    """Return the heading, the rows and the sums of what goes."""
+
+    def cells(name: str, count: impact.Count) -> list[str | int]:
+        middle = [count.channels] if with_channels else []
+        return [name, count.messages, *middle, count.clients]
+
+    head = ["Broker", "Messages", *(["Channels"] if with_channels else []), "Consumers"]
+    rows = [cells(address, count) for address, count in shown.parts.items()]
+    return head, rows, cells("All brokers", shown.total)
+
+
+def cluster_report(outcome: cluster.Outcome, done: str) -> Report:
+    """Return the report of a change of a whole fleet."""
+    failed = {step.server: f"{step.error.reason}" for step in outcome.failed if step.error is not None}
+    failed |= {error.address: error.reason for error in outcome.lookups if not error.is_missing}
+    every = {step.server: done for step in outcome.done if step.server not in failed}
+    if not every and not failed:
+        failed = {step.server: "it does not have it" for step in outcome.missing}
+    return Report(every, failed)
+
+
+async def create(request: Request) -> View | Response:
+    """A form that creates a topic, or a channel, on all brokers."""
+    console = console_of(request)
+    sent: Mapping[str, str] = await form(request) if request.method == "POST" else request.query_params
+    topic, channel = sent.get("topic", "").strip(), sent.get("channel", "").strip()
+    viewer = require(request, "manage", topic, channel)
+    context = {"topic": topic, "channel": channel, "problem": "", "command": ""}
+    if request.method == "GET":
+        return View("create.html", context)
+    if not is_valid_name(topic) or (channel and not is_valid_name(channel)):
+        wrong = channel if is_valid_name(topic) else topic
+        return View("create.html", {**context, "problem": f"{wrong[:100]!r} is no name: {NAME_RULE}."}, 422)
+    brokers = console.watcher.snapshot.brokers
+    plan = [[cluster.Step(address, "/topic/create", {"topic": topic}) for address in brokers]]
+    if channel:
+        both = {"topic": topic, "channel": channel}
+        plan.append([cluster.Step(address, "/channel/create", both) for address in brokers])
+    report = cluster_report(await cluster.run(console, plan, token=viewer.token), "created, or there already")
+    name = "create_channel" if channel else "create_topic"
+    record_action(request, name, report, topic=topic, channel=channel)
+    await console.watcher.refresh()
+    command = commands.create(fleet_of(request), topic, channel)
+    title = f"{label(topic, channel)} created"
+    if not report.done:
+        return View("create.html", {**context, "problem": problem_of(report, title), "command": command}, 502)
+    return finished(request, place(request, topic, channel), title, report)
+
+
+PAGES = [
+    Page("/create", "create", create, ("GET", "POST")),
+    *(
+        Page(f"/topics/{{topic}}{part}/{verb}", f"{verb}_{kind}", partial(change, verb=verb), ("GET", "POST"))
+        for kind, part in (("topic", ""), ("channel", "/{channel}"))
+        for verb in _VERBS
+    ),
+]

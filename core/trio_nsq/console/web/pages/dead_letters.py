@@ -1,0 +1,282 @@
+"""Dead letters: which topics have some, what failed where and why; requeue and drop."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....wording import count_of
+from ...access.viewer import Forbidden, require, viewer_of
+from ...actions import commands, dead_letters, impact, targets
+from ...actions.dead_letters import CHANNEL, REASONS, VERBS, Counted, Filter, Letter, Origin, Progress
+from ...actions.report import Report
+from ...actions.run import record_action
+from ...console import console_of
+from ...fleet.stats import total as total_of
+from ...notices import Continuation
+from ...upstream.client import Results
+from ..confirming import Confirmation, finished, names_of, selected, whole
+from ..forms import Form, form
+from ..page import Page, View
+from ..rendering import path_of
+
+_AT_ONCE = 20
+"""Letters of each broker on a page."""
+_MAX_RULES = 500
+
+
+async def overview(request: Request) -> View:
+    """The dead-letter topics, and the channels with a limit of attempts."""
+    viewer, snapshot = viewer_of(request), console_of(request).watcher.snapshot
+    rows = [
+        {"name": name, "parts": parts, "sum": total_of(list(parts.values()))}
+        for name, parts in dead_letters.topics_of(snapshot).items()
+        if viewer.allows("read", name)
+    ]
+    rules = [
+        rule
+        for address, broker in snapshot.brokers.items()
+        if broker.reachable
+        for rule in dead_letters.rules_of(address, broker.topics)
+        if viewer.sees(rule.topic)
+    ]
+    nsqds = [address for address, broker in snapshot.brokers.items() if broker.is_nsqd]
+    context = {
+        "rows": rows,
+        "rules": rules[:_MAX_RULES],
+        "more_rules": max(0, len(rules) - _MAX_RULES),
+        "nsqds": nsqds,
+    }
+    return View("dead_letters.html", context)
+
+
+async def topic_page(request: Request) -> View | Response:
+    """The letters of one topic; requeue and drop."""
+    topic, _ = names_of(request)
+    found = targets.ours_with(console_of(request).watcher.snapshot, topic, CHANNEL)
+    if request.method == "POST":
+        return await _act(request, topic, found, await form(request))
+    viewer = require(request, "read", topic)
+    upstream, query = console_of(request).upstream, request.query_params
+    chosen = Filter(query.get("origin", "")[:140], _reason(query.get("reason")))
+    only, start = query.get("broker", ""), whole(query.get("from"))
+    addresses = [only] if only in found.addresses else found.addresses
+    counts: Results[Counted] = Results()
+    pages: Results[tuple[list[Letter], bool]] = Results()
+
+    async def read(address: str) -> tuple[list[Letter], bool]:
+        at = start if only else 0
+        return await dead_letters.letters(upstream, address, viewer.token, topic, chosen, at, _AT_ONCE)
+
+    async def count() -> None:
+        every = await dead_letters.count(upstream, found.addresses, viewer.token, topic, Filter())
+        counts.values.update(every.values)
+        counts.errors.update(every.errors)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        pages = await upstream.on_all(addresses, read)
+    filters = {"origin": chosen.origin or None, "reason": chosen.reason or None}
+    lists = [
+        {
+            "broker": address,
+            "letters": letters,
+            "next": {**filters, "broker": address, "from": letters[-1].message.sequence + 1}
+            if more
+            else None,
+        }
+        for address, (letters, more) in pages.values.items()
+    ]
+    context: dict[str, Any] = {
+        "topic": topic,
+        "here": path_of(request, "dead_letter_topic", topic=topic),
+        "origins": _origins(counts.values),
+        "in_flight": sum(each.in_flight for each in counts.values.values()),
+        "is_complete": all(each.is_complete for each in counts.values.values()),
+        "total": sum(each.by_origin.total() for each in counts.values.values()),
+        "lists": lists,
+        "chosen": chosen,
+        "only": only if only in found.addresses else "",
+        "start": start,
+        "reasons": REASONS,
+        "failures": {**counts.errors, **pages.errors},
+        "left_out": found.left_out,
+        "only_nsqd": found.only_nsqd,
+        "is_there": bool(found.addresses),
+        "may_change": viewer.allows("manage", topic),
+        "several": len(found.addresses) > 1,
+    }
+    return View("dead_letter_topic.html", context)
+
+
+def _reason(text: str | None) -> str:
+    return text if text in REASONS else ""
+
+
+def _origins(counts: Mapping[str, Counted]) -> list[dict[str, Any]]:
+    """Return a row for each origin and reason, with its number on each broker; the most frequent first."""
+    total: Counter[Origin] = Counter()
+    for each in counts.values():
+        total.update(each.by_origin)
+    return [
+        {
+            "origin": origin,
+            "count": count,
+            "brokers": {
+                address: each.by_origin[origin] for address, each in counts.items() if each.by_origin[origin]
+            },
+            "first_s": min(each.first_s[origin] for each in counts.values() if origin in each.first_s),
+            "last_s": max(each.last_s[origin] for each in counts.values() if origin in each.last_s),
+        }
+        for origin, count in total.most_common(200)
+    ]
+
+
+async def _act(request: Request, topic: str, found: targets.Targets, sent: Form) -> View | Response:
+    viewer = require(request, "manage", topic)
+    upstream = console_of(request).upstream
+    verb, _, scope = sent.get("action", "").partition("-")
+    if verb not in VERBS or scope not in ("all", "selected"):
+        raise Forbidden("The form has no such action.")
+    ids = selected(sent.getlist("letter"), found.addresses) if scope == "selected" else None
+    chosen = Filter(sent.get("origin", "")[:140], _reason(sent.get("reason")), ids)
+    to = "topic" if sent.get("to") == "topic" else "channel"
+    query = {"origin": chosen.origin or None, "reason": chosen.reason or None}
+    back = path_of(request, "dead_letter_topic", query, topic=topic)
+    starts = dict(_starts(sent.getlist("start"), found.addresses))
+    addresses = list(ids) if ids is not None else list(starts) or found.addresses
+    by_broker: dict[str, int] = {}
+    errors: dict[str, str] = {}
+    if ids is not None:
+        by_broker = {address: len(some) for address, some in ids.items()}
+        if not by_broker:
+            return finished(request, back, "select dead letters first", Report(left_out=found.left_out))
+    elif not starts:  # otherwise it continues what was confirmed
+        counts = await dead_letters.count(upstream, addresses, viewer.token, topic, chosen)
+        by_broker = {address: each.by_origin.total() for address, each in counts.values.items()}
+        errors = {address: error.reason for address, error in counts.errors.items()}
+    total = sum(by_broker.values())
+    if not starts and (verb == "drop" or scope == "all"):
+        page = _question(request, topic, verb, chosen, to, by_broker, errors, found)
+        if "shown" not in sent:
+            return page.view()
+        if (refusal := page.refused(sent)) is not None:
+            return refusal
+        if impact.is_surprise(total, whole(sent.get("shown"))):
+            return page.view("Nothing was changed: there are many more dead letters now. Look again.", 409)
+    done = await dead_letters.move(
+        upstream, addresses, viewer.token, topic, verb, chosen, to=to, starts=starts
+    )
+    report = _report(done, VERBS[verb], found)
+    record_action(request, f"{verb}_dead_letters", report, topic=topic)
+    await console_of(request).watcher.refresh()
+    continuation = _continuation(done, verb, chosen, to, path_of(request, "dead_letter_topic", topic=topic))
+    count = sum(each.done for each in done.values())
+    title = f"{count_of(count, 'dead letter')} of {topic} {VERBS[verb]}"
+    return finished(request, back, title, report, continuation)
+
+
+def _question(
+    request: Request,
+    topic: str,
+    verb: str,
+    chosen: Filter,
+    to: str,
+    by_broker: Mapping[str, int],
+    errors: Mapping[str, str],
+    found: targets.Targets,
+) -> Confirmation:
+    total = sum(by_broker.values())
+    here = path_of(request, "dead_letter_topic", topic=topic)
+    ids = chosen.ids
+    if ids is None:
+        which = " ".join(
+            filter(
+                None,
+                (chosen.origin and f"from {chosen.origin}", chosen.reason and f"with reason {chosen.reason}"),
+            )
+        )
+        texts = [f"All dead letters of {topic}{' ' + which if which else ''}: {total:,}."]
+    else:
+        texts = [f"The selected dead letters of {topic}: {total:,}."]
+    if verb == "drop":
+        texts.append("They are deleted. Copies in other channels of the dead-letter topic stay.")
+    elif to == "topic":
+        texts.append(
+            "Each one is published again to its topic of origin, for all channels, as a new message."
+        )
+    else:
+        texts.append("Each one is delivered again to the channel that it comes from, as a new message.")
+    fields = [("action", f"{verb}-{'all' if ids is None else 'selected'}"), ("to", to), ("shown", str(total))]
+    fields += [("origin", chosen.origin), ("reason", chosen.reason)]
+    fields += [("letter", f"{address} {each}") for address, some in (ids or {}).items() for each in some]
+    return Confirmation(
+        f"{verb.capitalize()} {count_of(total, 'dead letter')} of {topic}",
+        texts,
+        commands.dead_letters(
+            found.addresses if ids is None else list(ids),
+            verb,
+            topic,
+            origin=chosen.origin,
+            reason=chosen.reason,
+            ids=[each for some in (ids or {}).values() for each in some],
+            to_topic=to == "topic",
+        ),
+        here,
+        here,
+        f"{verb.capitalize()} {count_of(total, 'dead letter')}",
+        crumbs=[("Dead letters", path_of(request, "dead_letters")), (topic, here)],
+        head=["Broker", "Dead letters"],
+        rows=[[address, count] for address, count in by_broker.items()],
+        total=["All brokers", total] if len(by_broker) > 1 else (),
+        errors=errors,
+        left_out=found.left_out,
+        name=topic if verb == "drop" else "",
+        fields=fields,
+        is_destructive=verb == "drop",
+    )
+
+
+def _report(done: Mapping[str, Progress], word: str, found: targets.Targets) -> Report:
+    texts: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for address, each in done.items():
+        text = f"{each.done:,} {word}"
+        why = "; ".join(f"{count:,} kept: {reason}" for reason, count in each.kept.most_common(5))
+        if each.error:
+            failed[address] = f"{text}; then: {each.error}" if each.done else each.error
+        elif each.kept:
+            failed[address] = f"{text}; {why}"
+        else:
+            texts[address] = text
+    return Report(texts, failed, found.left_out)
+
+
+def _continuation(
+    done: Mapping[str, Progress], verb: str, chosen: Filter, to: str, path: str
+) -> Continuation | None:
+    """Return the form that goes on where the time was over."""
+    starts = [
+        ("start", f"{address} {each.next_sequence}")
+        for address, each in done.items()
+        if each.next_sequence is not None and not each.error
+    ]
+    if not starts or chosen.ids is not None:
+        return None
+    fields = [("action", f"{verb}-all"), ("to", to), ("origin", chosen.origin), ("reason", chosen.reason)]
+    return Continuation(path, "Continue with the rest", [*fields, *starts])
+
+
+def _starts(values: Sequence[str], addresses: Sequence[str]) -> list[tuple[str, int]]:
+    """Return the sequences to continue from, by broker."""
+    parts = [value.rpartition(" ") for value in values]
+    return [(address, whole(sequence)) for address, _, sequence in parts if address in addresses]
+
+
+PAGES = [
+    Page("/dead-letters", "dead_letters", overview),
+    Page("/dead-letters/{topic}", "dead_letter_topic", topic_page, ("GET", "POST")),
+]

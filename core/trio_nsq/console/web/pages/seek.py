@@ -1,0 +1,148 @@
+"""Time travel: moves a channel to another position, after a dry run on every broker."""
+
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....wording import count_of
+from ...access.viewer import require
+from ...actions import commands, impact, targets
+from ...actions.report import Report
+from ...actions.run import record_action
+from ...actions.seek import Destination, Move, destination, seek
+from ...console import console_of
+from ...upstream.client import Results
+from ..confirming import Confirmation, crumbs_of, finished, names_of, place, whole
+from ..forms import form
+from ..page import Page, View
+from ..rendering import path_of
+
+_VALUE_OF = {"ago": "ago", "time": "time", "sequence": "sequence"}
+
+
+async def show(request: Request) -> View | Response:
+    """The form; with a position, the dry run; the move itself."""
+    topic, channel = names_of(request)
+    viewer = require(request, "manage", topic, channel)
+    console = console_of(request)
+    found = targets.ours_with(console.watcher.snapshot, topic, channel)
+    asked: Any = await form(request) if request.method == "POST" else request.query_params
+    context = {
+        "topic": topic,
+        "channel": channel,
+        "asked": dict(asked),
+        "brokers": found.addresses,
+        "left_out": found.left_out,
+        "only_nsqd": found.only_nsqd,
+        "crumbs": crumbs_of(request, topic, channel),
+        "problem": "",
+    }
+    if "to" not in asked or not found.addresses:
+        return View("seek.html", context)
+    kind, broker = asked.get("to", ""), asked.get("broker", "")
+    try:
+        to = destination(kind, asked.get(_VALUE_OF.get(kind, ""), ""))
+        addresses = _chosen(found.addresses, broker, to)
+    except ValueError as exc:
+        return View("seek.html", {**context, "problem": f"{exc}."}, 422)
+    dry = await seek(console.upstream, addresses, viewer.token, topic, channel, to, dry_run=True)
+    page = _question(request, topic, channel, to, broker, addresses, dry, found.left_out)
+    if request.method == "GET" or not dry.values:
+        return page.view()
+    if (refusal := page.refused(asked)) is not None:
+        return refusal
+    skipped = sum(move.skipped for move in dry.values.values())
+    again = sum(move.delivered_again for move in dry.values.values())
+    shown = whole(asked.get("skipped")), whole(asked.get("again"))
+    if impact.is_surprise(skipped, shown[0]) or impact.is_surprise(again, shown[1]):
+        return page.view(
+            "Nothing was changed: the numbers have grown much since they were shown. Look again.", 409
+        )
+    moves = await seek(console.upstream, addresses, viewer.token, topic, channel, to, dry_run=False)
+    texts = Results({address: move.text for address, move in moves.values.items()}, moves.errors)
+    report = Report.of(texts, found.left_out)
+    record_action(request, "seek_channel", report, topic=topic, channel=channel)
+    await console.watcher.refresh()
+    return finished(
+        request, place(request, topic, channel), f"channel {topic}/{channel} moved to {to.text}", report
+    )
+
+
+def _chosen(addresses: list[str], broker: str, to: Destination) -> list[str]:
+    """Return the brokers to move the channel on. Raises ValueError."""
+    if broker:
+        if broker not in addresses:
+            raise ValueError(f"the channel is not on the broker {broker[:100]!r}")
+        return [broker]
+    if to.is_sequence and len(addresses) > 1:
+        raise ValueError("each broker has its own sequences: choose one broker, or give a time")
+    return addresses
+
+
+def _question(
+    request: Request,
+    topic: str,
+    channel: str,
+    to: Destination,
+    broker: str,
+    addresses: list[str],
+    dry: Results[Move],
+    left_out: Any,
+) -> Confirmation:
+    moves = dry.values.values()
+    again, skipped = sum(move.delivered_again for move in moves), sum(move.skipped for move in moves)
+    in_flight = sum(move.in_flight for move in moves)
+    texts = [
+        f"To {to.text}: {count_of(again, 'message')} delivered again, {count_of(skipped, 'message')} skipped.",
+        "Other channels are not affected. Messages in flight cannot be finished any more: they are skipped, or "
+        "delivered again.",
+    ]
+    here = path_of(request, "seek", topic=topic, channel=channel)
+    page = Confirmation(
+        f"Move channel {topic}/{channel}",
+        texts,
+        commands.seek(addresses, topic, channel, to.qcli),
+        here,
+        here,
+        "Move the channel",
+        crumbs=[*crumbs_of(request, topic, channel), ("Time travel", here)],
+        head=["Broker", "From sequence", "To sequence", "Delivered again", "Skipped", "In flight", "Limit"],
+        rows=[
+            [
+                address,
+                move.from_sequence,
+                move.to_sequence,
+                move.delivered_again,
+                move.skipped,
+                move.in_flight,
+                move.limit_text,
+            ]
+            for address, move in dry.values.items()
+        ],
+        total=["All brokers", "", "", again, skipped, in_flight, ""] if len(moves) > 1 else (),
+        errors={address: error.reason for address, error in dry.errors.items()},
+        left_out=left_out,
+        name=f"{topic}/{channel}" if skipped or in_flight else "",
+        fields=[
+            *((key, value) for key, value in _asked(request, to).items()),
+            ("broker", broker),
+            ("skipped", str(skipped)),
+            ("again", str(again)),
+        ],
+        is_destructive=bool(skipped),
+    )
+    return page if dry.values else replace(page, command="", name="")
+
+
+def _asked(request: Request, to: Destination) -> dict[str, str]:
+    """Return the fields that name a position again."""
+    if to.http in ("earliest", "latest"):
+        return {"to": to.http}
+    if to.is_sequence:
+        return {"to": "sequence", "sequence": to.http}
+    return {"to": "ago", "ago": to.qcli} if to.http.startswith("-") else {"to": "time", "time": to.qcli}
+
+
+PAGES = [Page("/topics/{topic}/{channel}/seek", "seek", show, ("GET", "POST"))]
