@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from ..wording import count_of
 from .access import Access, AuthService
 from .audit import AuditLog
 from .auth_file import AuthFileError, read_auth_file
-from .policy import Policy
+from .policy import Identity, Policy
 
 logger = logging.getLogger("trio_nsq.access")
 
@@ -46,6 +46,7 @@ class Authentication:
         service: External auth servers; None without any.
         verifies_clients: The server verifies certificates of clients.
         audit: The audit log; None for none.
+        trusted: See `Access`.
         unix_time: Returns the time in Unix seconds.
 
     Attributes:
@@ -62,6 +63,7 @@ class Authentication:
         *,
         verifies_clients: bool,
         audit: AuditLog | None = None,
+        trusted: Mapping[str, Identity] | None = None,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._auth_file = auth_file
@@ -71,7 +73,7 @@ class Authentication:
             policy = self._read_policy()
         except AuthFileError as exc:
             raise StartupError(f"--auth-file: {exc}") from exc
-        self.access = Access(policy, self._service, audit=audit, unix_time=unix_time)
+        self.access = Access(policy, self._service, audit=audit, trusted=trusted or {}, unix_time=unix_time)
         self._changed = trio.Event()
         self._reading = trio.Lock()  # an earlier reading must not replace a later one
 

@@ -4,7 +4,7 @@ import logging
 import platform
 import socket
 import ssl
-from collections.abc import AsyncIterable, Callable, Coroutine
+from collections.abc import AsyncIterable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import trio
 from .._version import __version__
 from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
+from ..access.policy import Identity
 from ..admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
 from ..listening import Listening, StartupError, is_exposed, listen, loopback_host
 from ..log import Files
@@ -47,6 +48,7 @@ async def serve(
     files: Files | None = None,
     reloads: AsyncIterable[object] | None = None,
     drains: AsyncIterable[object] | None = None,
+    trusted: Mapping[str, Identity] | None = None,
     task_status: trio.TaskStatus[BoundAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until cancelled; then stop it gracefully.
@@ -61,6 +63,8 @@ async def serve(
             cannot be used, the broker logs this and keeps the previous files. None: the broker never reloads.
         drains: At each item the broker begins to drain: it refuses publishes, until a client ends this by
             `PUT /config/draining`. None: only clients begin it.
+        trusted: Identities by the digest of their token, besides those of the auth file, for programs that the caller
+            starts. Without authentication they have no effect.
         task_status: Receives the bound addresses once clients can connect.
 
     Raises:
@@ -74,7 +78,7 @@ async def serve(
         async with trio.open_nursery() as nursery:
             workers = await nursery.start(_host_workers)
             try:
-                await _serve_folder(options, folder, workers, reloads, drains, task_status)
+                await _serve_folder(options, folder, workers, reloads, drains, trusted, task_status)
             finally:
                 workers.cancel_scope.cancel()
     except* StartupError as group:
@@ -97,6 +101,7 @@ async def _serve_folder(
     workers: trio.Nursery,
     reloads: AsyncIterable[object] | None,
     drains: AsyncIterable[object] | None,
+    trusted: Mapping[str, Identity] | None,
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
     tls_context = _tls_context(options)
@@ -106,6 +111,7 @@ async def _serve_folder(
         AuthClient(options) if options.auth_http_addresses else None,
         verifies_clients=options.tls.verifies_clients,
         audit=audit.log,
+        trusted=trusted,
     )
     server = Server(
         options, folder, workers, tls_context=tls_context, authentication=authentication, audit=audit

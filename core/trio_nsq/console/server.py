@@ -71,6 +71,7 @@ def make_console(options: ConsoleOptions) -> Console:
 async def serve(
     options: ConsoleOptions,
     *,
+    listening: Listening | None = None,
     reloads: AsyncIterable[object] | None = None,
     task_status: trio.TaskStatus[ConsoleAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -78,6 +79,7 @@ async def serve(
 
     Args:
         options: The configuration.
+        listening: Open listeners for viewers, which this closes; None: open `http_address`.
         reloads: At each item the console reads its files again. None: it never does.
         task_status: Gets the bound address once viewers can connect.
 
@@ -94,7 +96,7 @@ async def serve(
     steps = [console.access.reload, console.access.audit.reopen]
     if certificate is not None:
         steps.append(certificate.reload)
-    there = await listen("--http-address", options.http_address)
+    there = listening or await listen("--http-address", options.http_address)
     try:
         scheme = "http" if certificate is None else "https"
         bound = ConsoleAddresses(there.address, f"{scheme}://{there.address}{options.base_path}")

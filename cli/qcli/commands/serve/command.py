@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         "run it on this machine only, with its messages in ./data": "qcli serve --data-path ./data",
         "serve the whole network, on nsqd's ports": "qcli serve --data-path /var/lib/nsq --tcp-address "
         "0.0.0.0:4150 --http-address 0.0.0.0:4151",
+        "show the broker in a browser, at http://127.0.0.1:4171/": "qcli serve --data-path ./data --admin",
         "use free ports in a test, and write them to a file": "qcli serve --data-path /tmp/d --tcp-address "
         "127.0.0.1:0 --http-address 127.0.0.1:0 --address-file a.json",
         "use nsqd's configuration file, with other addresses": "qcli serve --config /etc/nsqd.cfg "
@@ -58,6 +60,10 @@ if TYPE_CHECKING:
         "Draining": "At SIGUSR1, or at the HTTP request PUT /config/draining with the body true, the broker refuses "
         "publishes, with an error on which clients try another broker. It still delivers what it has. The body false "
         "ends this, and so does a restart.",
+        "Web console": "With --admin, the web console of this broker runs as a child process, which ends with the "
+        "broker, and is started again if it fails. It needs the extra admin. If the broker requires tokens, viewers "
+        "log in with theirs. It serves HTTPS with --tls-cert if other machines can reach it. For several "
+        "brokers, and more options: 'qcli admin'.",
         "Configuration file": "TOML with nsqd's keys: the option with underscores, such as tcp_address. Exceptions: id "
         "for --node-id, and nsqlookupd_tcp_addresses, auth_http_addresses and e2e_processing_latency_percentiles for "
         'the lists. A duration is a string such as "1m30s", or an integer in milliseconds. Unknown keys are logged '
@@ -88,16 +94,37 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     if values["check_config"]:
         from trio_nsq.broker.startup_check import startup_problems
 
-        return check_config(ctx, values["address_file"], lambda: startup_problems(broker_options(values)))
+        def problems() -> list[str]:
+            options, admin = broker_options(values), values["admin"]
+            found = startup_problems(options)
+            if admin:
+                from .console import console_problems
+
+                found += console_problems(options, admin)
+            return found
+
+        return check_config(ctx, values["address_file"], problems)
     options = broker_options(values)
     raise_file_limit()
     describe = partial(_described, data_path=options.data_path)
-    run_server(ctx, serve, options, "trio_nsq.broker", describe, can_drain=True)
+    run_server(ctx, _with_console(values) or serve, options, "trio_nsq.broker", describe, can_drain=True)
     return ExitCode.OK
+
+
+def _with_console(values: dict[str, Any]) -> Callable[..., Awaitable[None]] | None:
+    """Return the function that runs the broker with its console; None: it has none."""
+    if not values["admin"]:
+        return None
+    from .console import serve_with_console
+
+    log = {"level": values["log_level"], "prefix": values["log_prefix"], "form": values["log_format"]}
+    return partial(serve_with_console, admin=values["admin"], log=log)
 
 
 def _described(bound: BoundAddresses, data_path: Path) -> str:
     listening = f"tcp {bound.tcp_address}, http {bound.http_address or 'off'}"
     if bound.https_address:
         listening += f", https {bound.https_address}"
+    if url := getattr(bound, "admin_url", ""):
+        listening += f", admin {url}"
     return f"{listening}, data {data_path}"

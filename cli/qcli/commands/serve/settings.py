@@ -31,6 +31,7 @@ def _descending(_ctx: click.Context, _param: click.Parameter, given: tuple[tuple
 
 
 LISTEN = "HOST:PORT|PATH"
+ADMIN_ADDRESS = "127.0.0.1:4171"
 MIB = 1024**2
 
 
@@ -56,11 +57,18 @@ SETTINGS = under_headings(
         help="Serve HTTPS here if --tls-cert is given; '' serves none.",
     ),
     Setting(
+        "admin",
+        kinds.Kind(params.or_nothing(params.tcp_listen_address), "[=HOST:PORT]"),
+        "",
+        alone=ADMIN_ADDRESS,
+        help=f"Run its web console, too, by default at {ADMIN_ADDRESS}.",
+    ),
+    Setting(
         "address-file",
         kinds.FILE,
         help="Write the bound addresses to this file when the broker is ready: JSON with the keys tcp_address, "
-        "http_address and https_address. The file is replaced atomically, and removed when the broker "
-        "stops.",
+        "http_address and https_address; with --admin also admin_address and admin_url. The file is replaced "
+        "atomically, and removed when the broker stops.",
         brief=True,
     ),
     Setting(

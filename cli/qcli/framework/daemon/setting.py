@@ -103,7 +103,7 @@ LOG_SETTINGS = [
         "log-format",
         kinds.Kind(Word(["text", "json"]), None),
         "text",
-        help="Write the log in nsqd's format, or as a JSON object per line.",
+        help="Write the log as nsqd does, or as JSON lines.",
     ),
     Setting(
         "log-prefix", kinds.TEXT, "[qcli] ", help="Begin every line of a text log with this.", brief=True

@@ -54,6 +54,8 @@ _UNLOGGED = {
 }
 """Publishes, as in nsqd; requests about idempotent producers: for a new topic, the answer is 404; moved messages."""
 _JOB_PATH = "/jobs/"
+_CONSOLE = "trio-nsq-admin/"
+_POLLED = ("/info", "/stats", "/jobs", "/access")
 
 
 class HTTPServer:
@@ -138,8 +140,11 @@ def _host_names(server: Server, bound: BoundAddresses) -> Iterable[str]:
 
 
 def log_unless_publish(request: Request, status: int, elapsed_s: float) -> None:
-    """Log a request, unless it is a publish, or the report of a job, which comes every two seconds."""
-    if (request.method, request.path) not in _UNLOGGED and not request.path.startswith(_JOB_PATH):
+    """Log a request, unless it is a publish, or comes every few seconds: reports of jobs, polls of consoles."""
+    if (request.method, request.path) in _UNLOGGED or request.path.startswith(_JOB_PATH):
+        return
+    is_poll = status == 200 and request.method == "GET" and request.path in _POLLED
+    if not (is_poll and request.headers.get("user-agent", "").startswith(_CONSOLE)):
         log_request(logger, request, status, elapsed_s)
 
 

@@ -1,0 +1,224 @@
+"""Tests for `qcli serve --admin`: the console's process beside a broker, its start, its ends, and its access."""
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from access.support import ALL_ROLES, AuthFile, bearer, everything
+from broker.certificates import Certificates
+from cli.support import DEADLINE_S, command_line
+from interop.peers import Broker, qcli_serve
+
+pytest.importorskip("hypercorn")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A broker with its console."""
+
+    broker: Broker
+    addresses: dict[str, str]
+
+    def get(self, path: str = "/", token: str = "") -> tuple[int, str]:
+        """Return status and text of a page. A console that starts answers late."""
+        url = urlsplit(self.addresses["admin_url"])
+        assert url.hostname is not None
+        if url.scheme == "https":
+            context = ssl._create_unverified_context()
+            connection: HTTPConnection = HTTPSConnection(
+                url.hostname, url.port, timeout=DEADLINE_S, context=context
+            )
+        else:
+            connection = HTTPConnection(url.hostname, url.port, timeout=DEADLINE_S)
+        try:
+            connection.request("GET", path, headers={"Authorization": bearer(token)} if token else {})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def await_page(self, text: str, path: str = "/", token: str = "") -> None:
+        """Wait until a page has a text."""
+        until(lambda: text in self.get(path, token)[1], f"{path} has {text!r}")
+
+    @property
+    def console(self) -> int:
+        """The process of the console; 0: there is none."""
+        pid = self.broker.process.pid
+        children = Path(f"/proc/{pid}/task").glob("*/children")
+        found = [int(word) for file in children for word in file.read_text().split()]
+        return found[0] if found else 0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            if condition():
+                return
+        except (OSError, HTTPException):
+            pass  # the console was killed meanwhile
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def running(folder: Path, *flags: str) -> Iterator[Site]:
+    with qcli_serve(folder / "data", "--admin=127.0.0.1:0", *flags) as broker:
+        yield Site(broker, json.loads((folder / "data.addresses.json").read_text()))
+
+
+def refused(folder: Path, *flags: str, env: dict[str, str] | None = None) -> str:
+    """Run a broker that must not start, and return what it says."""
+    addresses = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0")
+    done = subprocess.run(
+        command_line("serve", f"--data-path={folder}", *addresses, *flags),
+        capture_output=True,
+        env=os.environ | (env or {}),
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert b"ready:" not in done.stderr
+    return done.stderr.decode()
+
+
+def test_one_command_and_one_url(tmp_path: Path) -> None:
+    with running(tmp_path) as site:
+        address = site.addresses["admin_address"]
+        assert site.addresses["admin_url"] == f"http://{address}/"
+        (ready,) = [line for line in site.broker.log() if line.startswith("ready: ")]
+        assert f", admin http://{address}/, data " in ready
+        site.broker.http("POST", "/topic/create", topic="clicks")
+        site.await_page("clicks")
+        site.await_page(site.broker.http_address, "/health")
+        console = site.console
+        command = Path(f"/proc/{console}/cmdline").read_bytes().split(b"\0")[1:]
+        assert command == [b"-P", b"-m", b"qcli.commands.serve.console_process", b""]
+        site.broker.process.send_signal(signal.SIGHUP)
+        site.broker.process.send_signal(signal.SIGHUP)
+        site.await_page("clicks")
+        assert site.console == console
+        polls = [line for line in site.broker.log() if "GET /stats" in line or "GET /info" in line]
+        assert polls == []
+    assert not is_alive(console)
+    assert not (tmp_path / "data.addresses.json").exists()
+
+
+def test_killed_console_is_started_again_and_a_killed_broker_ends_it(tmp_path: Path) -> None:
+    with running(tmp_path) as site:
+        site.await_page("No topics yet")
+        first = site.console
+        os.kill(first, signal.SIGKILL)
+        assert site.get()[0] == 200  # it waits for the next console
+        second = site.console
+        assert second not in (0, first)
+        until(lambda: any("the console has ended" in line for line in site.broker.log()), "the log tells")
+        told = [line for line in site.broker.log() if "the console has ended" in line]
+        assert len(told) == 1
+        assert "(exit status -9); starting it again" in told[0]
+        assert site.broker.http("GET", "/ping") == b"OK"
+        site.broker.process.kill()
+        until(lambda: not is_alive(second), "the console has ended")
+
+
+def test_a_console_that_hangs_does_not_keep_the_broker(tmp_path: Path) -> None:
+    with running(tmp_path) as site:
+        site.await_page("No topics yet")
+        console = site.console
+        os.kill(console, signal.SIGSTOP)
+        assert site.broker.http("GET", "/ping") == b"OK"
+    assert not is_alive(console)
+
+
+def test_viewers_log_in_with_their_tokens(tmp_path: Path) -> None:
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("all", everything(*ALL_ROLES))
+    with running(tmp_path, f"--auth-file={file.write()}") as site:
+        connection = HTTPConnection(site.broker.http_address, timeout=DEADLINE_S)
+        connection.request("POST", "/topic/create?topic=clicks", headers={"Authorization": bearer("all")})
+        assert connection.getresponse().read() == b""
+        connection.close()
+        site.await_page("clicks", "/", "all")
+        status, page = site.get()
+        assert "clicks" not in page
+        assert status in (303, 401, 403)
+        assert site.get("/", "nobody")[0] in (303, 401, 403)
+        environment = Path(f"/proc/{site.console}/environ").read_bytes()
+        ours = Path(f"/proc/{site.broker.process.pid}/environ").read_bytes()
+        assert sorted(environment.split(b"\0")) == sorted(ours.split(b"\0"))
+        # At SIGHUP, the identity of the console stays.
+        file.add_token("more", everything("read"))
+        file.write()
+        site.broker.process.send_signal(signal.SIGHUP)
+        site.await_page("clicks", "/", "more")
+
+
+def test_only_https(tmp_path: Path) -> None:
+    options = Certificates(tmp_path / "certificates").options
+    flags = (f"--tls-cert={options['tls_cert']}", f"--tls-key={options['tls_key']}", "--tls-required=true")
+    with running(tmp_path, *flags) as site:
+        site.await_page("No topics yet")
+        site.await_page(site.broker.https_address, "/health")
+
+
+def test_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    with running(tmp_path, f"--http-address={path}") as site:
+        site.await_page("No topics yet")
+        site.await_page(str(path), "/health")
+
+
+def test_other_machines_get_https_if_there_is_a_certificate(tmp_path: Path) -> None:
+    options = Certificates(tmp_path / "certificates").options
+    flags = (f"--tls-cert={options['tls_cert']}", f"--tls-key={options['tls_key']}", "--admin=0.0.0.0:0")
+    with running(tmp_path, *flags) as site:
+        assert site.addresses["admin_url"].startswith("https://0.0.0.0:")
+        assert site.get()[0] == 200
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "127.0.0.1:%d" % taken.getsockname()[1]
+        said = refused(tmp_path, f"--admin={address}")
+    assert f"Error: --admin: cannot listen on {address}: Address already in use" in said
+    assert "choose another --admin" in said
+
+
+def test_refusals(tmp_path: Path) -> None:
+    said = refused(tmp_path, "--admin=127.0.0.1:0", "--http-address=")
+    assert "Error: --admin uses the broker's HTTP API, which is off: give --http-address" in said
+    certificates = Certificates(tmp_path / "certificates")
+    tls = [f"--tls-{name}={certificates.options[f'tls_{name}']}" for name in ("cert", "key")]
+    required = (*tls, "--tls-client-auth-policy=require-verify", f"--tls-root-ca-file={certificates.ca_path}")
+    said = refused(tmp_path, "--admin=127.0.0.1:0", "--tls-required", *required)
+    assert "--admin has no client certificate" in said
+    said = refused(tmp_path, "--admin=127.0.0.1:0", "--http-address=", "--check-config")
+    assert "--admin uses the broker's HTTP API" in said
+
+
+def test_missing_package(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['jinja2'] = None\n")
+    said = refused(tmp_path / "d", "--admin=127.0.0.1:0", env={"PYTHONPATH": str(tmp_path)})
+    assert "Error: --admin needs the package jinja2: pip install " in said
+    assert "hypercorn" in said
+    assert not (tmp_path / "d").exists()
