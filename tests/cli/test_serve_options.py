@@ -110,7 +110,7 @@ def test_variables_differ_from_those_of_other_commands() -> None:
 def test_options_by_key(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--max-rdy-count=7", "--output-buffer-timeout=5ms") as broker:
         for setting in SETTINGS:
-            if setting.key not in ("address_file", "log_format", "worker_id", "verbose"):
+            if setting.key not in ("admin", "address_file", "log_format", "worker_id", "verbose"):
                 broker.http("GET", f"/config/{setting.key}")
         assert broker.http("GET", "/config/max_rdy_count") == b"7"
         assert broker.http("GET", "/config/output_buffer_timeout") == b"5000000"
