@@ -26,6 +26,7 @@ NOT_BY_SCRIPT = {
     "unread-answers": "tests/broker/test_server_tcp.py",
     "no-magic": "it takes a minute: tests/broker/test_server_timers.py",
     "stats-memory": "tests/broker/test_stats.py",
+    "access": "tests/access/test_description.py",
     "metrics": "tests/broker/test_metrics.py",
     "e2e-sketch": "tests/broker/test_quantiles.py",
     "statsd-percentiles": "tests/broker/test_statsd.py",

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
         "docs/reference/differences.md lists the differences.",
         "Environment": "QCLI_ and the option's name in capitals with underscores sets an option. A flag overrides the "
         "environment, and the environment overrides the configuration file.",
-        "Reloading": "At SIGHUP the console reads the auth file and log_level in the configuration file again, and "
-        "opens the audit log again. All other options need a restart.",
+        "Reloading": "At SIGHUP the console reads the auth file, the certificate and log_level in the configuration "
+        "file again, and opens the audit log again. All other options need a restart.",
         "Configuration file": "TOML with nsqadmin's keys: the option with underscores. Unknown keys are logged and "
         "ignored.",
         "Differences from nsqadmin": "The default address is on the loopback interface; nsqadmin listens on all. "

@@ -78,7 +78,7 @@ class BrokerLogins:
     it has said before.
 
     Args:
-        lends_credentials: The console has credentials of its own: then brokers that nobody knows yet count as brokers
+        lends_credentials: The console has credentials of its own: then brokers that were not asked yet count as brokers
             with authentication, so that no stranger uses them.
     """
 
