@@ -98,6 +98,17 @@ def test_missing_messages_keep_their_place_and_do_not_count() -> None:
     assert page.older is None
 
 
+def test_a_broker_that_stops_answering_holds_back_no_other() -> None:
+    parts = {
+        "a": Part([a_message("a", 9, 90)], 9, 10, 0, 10, failed=True),
+        "b": Part([a_message("b", n, n) for n in range(5)], 0, 5, 0, 5),
+    }
+    page = merge(parts, 10, backwards=True, before=None)
+    assert len(page.rows) == 6
+    assert page.older is not None
+    assert page.older.sequences == {"a": 9, "b": 0}
+
+
 def test_a_broker_that_fails_keeps_its_place() -> None:
     before = Cursor({"a": 7, "b": 3}, 50)
     page = merge({"b": Part([a_message("b", 2, 20)], 2, 3, 0, 9)}, 1, backwards=True, before=before)

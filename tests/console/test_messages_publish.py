@@ -135,3 +135,14 @@ async def test_a_channel_shows_what_it_delivers_next(tmp_path: Path) -> None:
         assert "returned" not in only.text
         assert "ff" in only.text
         assert len(page.commands) == 4
+
+
+async def test_a_channel_of_large_messages_shows_the_first_ones(tmp_path: Path) -> None:
+    async with browsing(tmp_path) as (site, (broker,)):
+        await broker.post("/topic/create", topic="t")
+        await broker.post("/channel/create", topic="t", channel="c")
+        for _ in range(24):
+            await broker.post("/pub", b"\xff" * 1_000_000, topic="t")
+        page = await site.page("/topics/t/c/messages", count=25)
+        assert "its messages are large: the page has only the first 1" in page.text
+        assert 10 < page.tags.count("details") < 24

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 MAX_TEXT = 16 * 1024
-_MAX_SEQUENCE = 2**63
+_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Cursor:
             for address, sequence in sorted(self.sequences.items())
         ]
         if self.time_ns is not None:
-            parts.append(f"@{self.time_ns}")
+            parts.append(f"@{min(self.time_ns, _LARGEST)}")
         return ",".join(parts)
 
     def position(self, address: str) -> str | None:
@@ -67,4 +67,4 @@ def parse_cursor(text: str) -> Cursor:
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise ValueError("not a sequence")
-    return min(int(text), _MAX_SEQUENCE)
+    return min(int(text), _LARGEST)

@@ -14,6 +14,7 @@ class Part:
     Attributes:
         rows: In order, the oldest first.
         kept_from, next_sequence: The bounds of the log.
+        failed: The broker stopped answering: the other brokers' rows go on without it.
     """
 
     rows: Sequence[Row]
@@ -21,6 +22,7 @@ class Part:
     end: int
     kept_from: int
     next_sequence: int
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ def merge(parts: Mapping[str, Part], limit: int, *, backwards: bool, before: Cur
 
 def _source(part: Part, backwards: bool) -> _Source:
     if backwards:
-        return _Source(list(part.rows), part.first <= part.kept_from)
-    return _Source(list(reversed(part.rows)), part.end >= part.next_sequence)
+        return _Source(list(part.rows), part.failed or part.first <= part.kept_from)
+    return _Source(list(reversed(part.rows)), part.failed or part.end >= part.next_sequence)
 
 
 def _next_source(sources: Mapping[str, _Source], backwards: bool) -> str | None:

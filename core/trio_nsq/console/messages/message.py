@@ -9,7 +9,7 @@ from ...log.gaps import Gap, gaps
 from ...log.raw import RawStreamReader
 from ...log.records import RecordBatch
 
-_HEADER_ERRORS = (ValueError, KeyError, TypeError, AttributeError)
+_METADATA_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +165,14 @@ def _of_metadata(record: RecordBatch) -> tuple[str | None, list[Origin], tuple[s
         return None, [], None
     try:
         channel = only_channel(record.metadata)
-        letters = origins(record.metadata)
+        letters = [letter for letter in origins(record.metadata) if _is_valid(letter)]
         producer = batch_number(record.metadata)
-    except _HEADER_ERRORS:
+    except _METADATA_ERRORS:
         return None, [], None
     return channel if isinstance(channel, str) else None, letters, producer
+
+
+def _is_valid(letter: Origin) -> bool:
+    texts = (letter.topic, letter.channel, letter.id)
+    numbers = (letter.sequence, letter.attempts, letter.timestamp_ns)
+    return all(isinstance(each, str) for each in texts) and all(type(each) is int for each in numbers)

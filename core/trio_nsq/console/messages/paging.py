@@ -106,4 +106,4 @@ async def _read_part(
     if walk is None:
         raise UpstreamError(log.address, errors[log.address])
     begin, end = (walk.position, bounds.at) if start.backwards else (first, walk.position)
-    return Part(rows, begin, end, bounds.first, bounds.end)
+    return Part(rows, begin, end, bounds.first, bounds.end, failed=log.address in errors)
