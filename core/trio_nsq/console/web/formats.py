@@ -70,11 +70,6 @@ def plural(count: int, noun: str, plural_noun: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"
 
 
-def noun(count: int, word: str) -> str:
-    """Return a noun in the number of a count that stands before it."""
-    return word if count == 1 else f"{word}s"
-
-
 def moment(unix_s: float | None) -> str:
     """Return a time in UTC; `UNKNOWN` for None and 0."""
     if not unix_s:
@@ -102,7 +97,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "percent": percent,
     "quantile": quantile,
     "plural": plural,
-    "noun": noun,
     "moment": moment,
     "since": since,
     "nanoseconds": nanoseconds,

@@ -255,6 +255,8 @@ document.addEventListener("keydown", (event) => {
 one("#show-help")?.addEventListener("click", () => help.showModal());
 one("#theme")?.addEventListener("click", toggleTheme);
 
+one(".navs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone
+
 // ---------------------------------------------------------------- copying, confirmation
 
 async function copy(text) {
