@@ -5,6 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode, urlsplit
 
+from ..protocol.address import format_address
+from .fleet.snapshot import BrokerState
+from .fleet.stats import number, text
 from .options import ConsoleOptions
 
 _KEYS = {
@@ -29,12 +32,12 @@ SPAN = "2h"
 """The time that charts show: nsqadmin's default."""
 _SAME = {"bgcolor": "ff000000", "yMin": "0", "lineMode": "connected", "drawNullAsZero": "false"}
 _SMALL = {
-    "height": "20",
-    "width": "120",
+    "height": "90",
+    "width": "300",
     "hideGrid": "true",
     "hideLegend": "true",
     "hideAxes": "true",
-    "margin": "0",
+    "margin": "4",
 }
 _LARGE = {"height": "450", "width": "800"}
 
@@ -70,8 +73,13 @@ class Graphite:
         """Return the charts of a channel on a broker, or on all."""
         return self._charts(_KEYS, node, f"topic.{clean(topic)}.channel.{clean(channel)}")
 
-    def node(self, node: str) -> list[Chart]:
+    def broker(self, state: BrokerState) -> list[Chart]:
         """Return the charts of a broker's process."""
+        host, port = text(state.info, "broadcast_address"), number(state.info, "http_port")
+        return self.node(format_address(host, port) if host and port else state.address)
+
+    def node(self, node: str) -> list[Chart]:
+        """Return the charts of the process of the broker with this HTTP address."""
         found = []
         for key, title, is_counter in _OF_NODE if self.options.graphite_url else ():
             target = f"{self._prefix(node)}mem.{key}"
@@ -131,16 +139,12 @@ class Graphite:
 
     def _chart(self, title: str, target: str, is_counter: bool, colours: str) -> Chart:
         interval_s = max(1, self.options.statsd_interval_ms // 1000)
-        summarized = f'summarize({target},"{interval_s}sec","avg")'
-        scaled = f'summarize(scale({target},{1 / interval_s:.6g}),"{interval_s}sec","avg")'
-        place = self._place
+        if is_counter:
+            target = f"scale({target},{1 / interval_s:.6g})"
+        target = f'summarize({target},"{interval_s}sec","avg")'
         small = {**_SAME, **_SMALL, "fgcolor": "black"}
         large = {**_SAME, **_LARGE, "fgcolor": "999999"}
-        return Chart(
-            title,
-            _picture(place, small, summarized, colours),
-            _picture(place, large, scaled if is_counter else summarized, colours),
-        )
+        return Chart(title, *(_picture(self._place, look, target, colours) for look in (small, large)))
 
     @property
     def _place(self) -> str:

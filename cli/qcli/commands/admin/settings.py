@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _BROKERS, _LOOKUPDS = "nsqd_http_addresses", "lookupd_http_addresses"
 LISTEN = kinds.Kind(params.tcp_listen_address, "HOST:PORT")
 _CIDR = kinds.Kind(click.STRING, "CIDR")
-_URL = kinds.Kind(click.STRING, "URL")
 _TLS_NAMES = ("root_ca_file", "cert", "key", "insecure_skip_verify")
 
 
@@ -40,6 +39,22 @@ def cidr(text: str) -> str:
             raise click.BadParameter(f"{text!r} is not a network such as 10.0.0.0/8.") from error
     return text
 
+
+def web_url(text: str) -> str:
+    """Check the URL of a web service; empty: none."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(text)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if text and (not is_valid or any(not char.isprintable() or char in " ;," for char in text)):
+        raise click.BadParameter(f"{text!r} is not a URL such as http://127.0.0.1:8080.")
+    return text
+
+
+_URL = kinds.Kind(web_url, "URL")
 
 SETTINGS = under_headings(
     "Which broker",

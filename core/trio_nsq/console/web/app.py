@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from ..access.viewer import Forbidden
 from ..api.routes import api_routes
 from ..console import Console, console_of
+from ..graphite import Graphite
 from ..upstream.client import UpstreamError
 from . import static_files
 from .live import Live
@@ -94,7 +95,8 @@ def make_app(console: Console) -> ASGIApp:
     app.state.console = console
     app.state.reserved = reserved_segments(page.path for page in PAGES)
     base = console.options.base_path.rstrip("/")
-    guarded = AccessMiddleware(app, console.access, partial(refusal, error=_error))
+    images_from = Graphite(console.options).origin
+    guarded = AccessMiddleware(app, console.access, partial(refusal, error=_error), images_from)
     return Starlette(routes=[Mount(base, guarded)]) if base else guarded
 
 

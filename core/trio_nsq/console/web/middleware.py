@@ -1,6 +1,6 @@
 """Each request passes here before it reaches a page: its viewer, the page that sent it, its body, and the audit log."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import trio
 from starlette.applications import Starlette
@@ -22,8 +22,6 @@ from .forms import CSRF_FIELD, CSRF_HEADER, FORM_TYPE, UPLOAD_TYPE, parse_form, 
 _NOBODY = Viewer(rights=NOTHING)
 _OPEN_PATHS = ("/login", "/logout", "/ping", "/favicon.ico")
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "same-origin",
@@ -39,13 +37,15 @@ class AccessMiddleware:
 
     Args:
         refuse: Renders a refusal.
+        images_from: The origin of pictures on pages, besides the console; empty: none.
     """
 
-    def __init__(self, app: Starlette, access: Access, refuse: Refuse) -> None:
+    def __init__(self, app: Starlette, access: Access, refuse: Refuse, images_from: str = "") -> None:
         self._app = app
         self._access = access
         self._refuse = refuse
         self._bodies = Bodies()
+        self._headers = {"Content-Security-Policy": _content_policy(images_from), **_HEADERS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -54,7 +54,7 @@ class AccessMiddleware:
             # The requests of a connection share the state that the server gives.
             scope["state"] = {**scope.get("state", {}), "viewer": _NOBODY}
             scope["app"] = self._app
-            await self._answer(scope, receive, _Answer(send))
+            await self._answer(scope, receive, _Answer(send, self._headers))
         else:
             await self._app(scope, receive, send)
 
@@ -150,8 +150,9 @@ class _Answer:
         keep: Called before each piece of a stream.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self._send = send
+        self._headers = headers
         self.status = 0
         self.cookies: list[str] = []
         self.is_private = False
@@ -162,7 +163,7 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(raw=message["headers"])
-            _set_missing(headers, _HEADERS.items())
+            _set_missing(headers, self._headers.items())
             if self.is_private:
                 _set_missing(headers, [("Cache-Control", "no-store")])
             for cookie in self.cookies:
@@ -178,6 +179,14 @@ class _Answer:
         """End an answer that was cut off."""
         if self.status and not self._has_ended:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _content_policy(images_from: str) -> str:
+    images = f"'self' {images_from}".rstrip()
+    return (
+        f"default-src 'none'; style-src 'self'; script-src 'self'; img-src {images}; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
 
 
 def _set_missing(headers: MutableHeaders, values: Iterable[tuple[str, str]]) -> None:

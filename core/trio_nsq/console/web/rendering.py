@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from ..access.viewer import viewer_of
 from ..console import console_of
+from ..graphite import Graphite
 from . import formats
 from .forms import csrf_field
 from .navigation import navigation
@@ -91,6 +92,7 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
         "snapshot": console.watcher.snapshot,
         "url": url,
         "csrf": _no_forms if block else partial(csrf_field, request),
+        "graphite": Graphite(console.options),
         "can_log_in": console.access.can_log_in,
         "at": at,
         "static": partial(static_path, base),
