@@ -62,7 +62,7 @@ def test_containers_run_commands_that_are_understood(monkeypatch: pytest.MonkeyP
     (default,) = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
     check_command(json.loads(default), monkeypatch)
     ours = [service for service in COMPOSE["services"].values() if service["image"] == "trio-nsq"]
-    assert len(ours) == 2
+    assert len(ours) == 3
     for service in ours:
         check_command(service["command"], monkeypatch)
 
@@ -73,7 +73,11 @@ def test_files_that_containers_get_are_there() -> None:
     assert {source for source in sources if not (ROOT / source).exists()} == set()
     ignore = (DEPLOY / "docker/Dockerfile.dockerignore").read_text()
     assert set(re.findall(r"^!(.*)$", ignore, re.MULTILINE)) == sources
-    mounts = [mount.split(":")[0] for service in COMPOSE["services"].values() for mount in service["volumes"]]
+    mounts = [
+        mount.split(":")[0]
+        for service in COMPOSE["services"].values()
+        for mount in service.get("volumes", ())
+    ]
     files = [mount for mount in mounts if mount.startswith(".")]
     assert len(files) == 4
     assert [name for name in files if not (DEPLOY / "docker" / name).exists()] == []
