@@ -9,8 +9,10 @@ import pytest
 
 from cli.support import Cli, fail_messages
 from console.acting import Page, Site
+from console.support import console_of
 from fleet.support import hung, wait_until
 from interop.peers import Broker
+from trio_nsq.console.actions.dead_letters import Filter, move
 from trio_nsq.console.actions.shown import body_of
 
 HOSTILE = b"<script>alert(1)</script>"
@@ -161,7 +163,7 @@ def test_hung_broker_is_named_and_the_other_requeued(site: Site) -> None:
     path = failing(site, "slow", b"a")
     with hung(site.fleet.ours[0]):
         page = site.get(path)
-        assert f"{site.fleet.ours[0].http_address} : no " in page.text
+        assert f"{site.fleet.ours[0].http_address} does not answer: no " in page.text
         done = site.send(site.send(page, "requeue-all", action="requeue-all"))
         assert "Partly done: 1 dead letter of slow.dead requeued" in done.text
         assert f"failed: {site.fleet.ours[0].http_address} : no answer within" in done.text
@@ -204,3 +206,36 @@ def test_topics_without_dead_letters_say_why(site: Site) -> None:
 def test_bodies_in_lists(line: dict[str, object], text: str, is_binary: bool, is_cut: bool) -> None:
     found = body_of(line)
     assert (found.text, found.is_binary, found.is_cut) == (text, is_binary, is_cut)
+
+
+def test_continuing_goes_on_from_a_sequence_of_each_broker(site: Site) -> None:
+    path = failing(site, "rest", b"a", b"b", b"c")
+    first, second = (broker.http_address for broker in site.fleet.ours)
+    fields = [
+        ("action", "drop-all"),
+        ("start", f"{first} 1"),
+        ("start", f"{second} 2"),
+        ("start", "127.0.0.1:1 0"),
+    ]
+    done = site.post(path, fields)
+    assert f"{first} : 2 dropped" in done.text
+    assert f"{second} : 1 dropped" in done.text
+    assert [count(broker, "rest.dead") for broker in site.fleet.ours] == [1, 2]
+
+
+async def test_move_without_time_left_says_where_to_continue(site: Site) -> None:
+    failing(site, "late", b"a")
+    addresses = [broker.http_address for broker in site.fleet.ours]
+    async with console_of(addresses) as console:
+        done = await move(
+            console.upstream,
+            addresses,
+            None,
+            "late.dead",
+            "drop",
+            Filter(),
+            starts={addresses[1]: 1},
+            limit_s=-1,
+        )
+    assert [(done[each].done, done[each].next_sequence) for each in addresses] == [(0, 0), (0, 1)]
+    assert [count(broker, "late.dead") for broker in site.fleet.ours] == [1, 1]

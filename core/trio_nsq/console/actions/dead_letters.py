@@ -165,16 +165,18 @@ async def move(
     *,
     to: str = "channel",
     starts: Mapping[str, int] | None = None,
+    limit_s: float = WORK_S,
 ) -> dict[str, Progress]:
-    """Requeue or drop letters on all these brokers, for at most `WORK_S`.
+    """Requeue or drop letters on all these brokers.
 
     Args:
         verb: `requeue` or `drop`.
         to: Requeue to the `channel` of origin, or to all channels of its `topic`.
         starts: The sequences to continue from, by broker.
+        limit_s: No request begins after this time.
     """
     found: dict[str, Progress] = {}
-    deadline = trio.current_time() + WORK_S
+    deadline = trio.current_time() + limit_s
 
     async def work(address: str) -> None:
         progress = found[address] = Progress()

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..fleet.snapshot import BrokerState, Snapshot
+from ..upstream.client import Results, UpstreamError
+from .report import Report
 
 IS_NSQD = "it is an nsqd, which cannot do this"
 
@@ -14,24 +16,37 @@ class Targets:
 
     Attributes:
         addresses: Brokers of this project, to be asked.
-        left_out: Why other brokers are not asked, by address.
+        failing: Why others of them are not: they did not answer the last poll. Asking them would only delay the rest,
+            and what an action does there cannot be shown before.
+        left_out: Why other brokers take no part, by address.
     """
 
     addresses: list[str] = field(default_factory=list)
+    failing: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def only_nsqd(self) -> bool:
         """Whether the topic is on nsqd only, so that the feature does not exist for it."""
-        return not self.addresses and bool(self.left_out)
+        return not self.addresses and not self.failing and IS_NSQD in self.left_out.values()
+
+    def failures(self, *errors: Mapping[str, UpstreamError]) -> dict[str, str]:
+        """Return why brokers do not answer, those included that have just failed."""
+        return {
+            **self.failing,
+            **{address: error.reason for each in errors for address, error in each.items()},
+        }
+
+    def report(self, results: Results[str], *errors: Mapping[str, UpstreamError]) -> Report:
+        """Return the report of an action; `errors` are those of brokers that failed before it."""
+        report = Report.of(results, self.left_out)
+        return Report(report.done, {**self.failures(*errors), **report.failed}, report.left_out)
 
 
 def ours_with(snapshot: Snapshot, topic: str, channel: str = "") -> Targets:
-    """Return the brokers that can do what nsqd cannot.
-
-    A broker that does not answer is asked if it had the topic before, so that the failure is shown.
-    """
+    """Return the brokers that can do what nsqd cannot."""
     addresses: list[str] = []
+    failing: dict[str, str] = {}
     left_out: dict[str, str] = {}
     for address, broker in snapshot.brokers.items():
         if not _has(broker, topic, channel):
@@ -39,9 +54,18 @@ def ours_with(snapshot: Snapshot, topic: str, channel: str = "") -> Targets:
                 left_out[address] = f"it does not answer: {broker.error}" if broker.error else "not asked yet"
         elif broker.is_nsqd:
             left_out[address] = IS_NSQD
+        elif not broker.reachable:
+            failing[address] = broker.error
         else:
             addresses.append(address)
-    return Targets(addresses, left_out)
+    return Targets(addresses, failing, left_out)
+
+
+def reachable(snapshot: Snapshot) -> tuple[list[str], dict[str, str]]:
+    """Return the brokers that answered the last poll, and why the others did not."""
+    brokers = snapshot.brokers.values()
+    failing = {broker.address: broker.error or "not asked yet" for broker in brokers if not broker.reachable}
+    return [broker.address for broker in brokers if broker.reachable], failing
 
 
 def _has(broker: BrokerState, topic: str, channel: str) -> bool:

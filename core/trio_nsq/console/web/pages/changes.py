@@ -1,7 +1,7 @@
 """Delete, empty, pause and unpause a topic or channel: first a page that asks, then the action."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ....protocol import is_valid_name
 from ....wording import count_of
 from ...access.viewer import require
-from ...actions import cluster, commands, impact
+from ...actions import cluster, commands, impact, targets
 from ...actions.report import Report
 from ...actions.run import fleet_of, record_action
 from ...console import console_of
@@ -78,10 +78,11 @@ async def change(request: Request, *, verb: cluster.Verb) -> View | Response:
     topic, channel = names_of(request)
     viewer = require(request, "manage", topic, channel)
     console, known = console_of(request), _VERBS[verb]
-    addresses = list(console.watcher.snapshot.brokers)  # all: another one may have got the topic by now
+    answering, failing = targets.reachable(console.watcher.snapshot)
     shown = await impact.poll(
-        console.upstream, addresses, viewer.token, topic, channel, own_queue=verb == "empty"
+        console.upstream, answering, viewer.token, topic, channel, own_queue=verb == "empty"
     )
+    shown = replace(shown, errors={**failing, **shown.errors})
     page = _question(request, verb, topic, channel, shown)
     if request.method == "GET":
         return page.view()

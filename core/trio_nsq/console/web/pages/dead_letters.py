@@ -102,10 +102,10 @@ async def topic_page(request: Request) -> View | Response:
         "only": only if only in found.addresses else "",
         "start": start,
         "reasons": REASONS,
-        "failures": {**counts.errors, **pages.errors},
+        "failures": found.failures(counts.errors, pages.errors),
         "left_out": found.left_out,
         "only_nsqd": found.only_nsqd,
-        "is_there": bool(found.addresses),
+        "is_there": bool(found.addresses or found.failing),
         "may_change": viewer.allows("manage", topic),
         "several": len(found.addresses) > 1,
     }
@@ -149,18 +149,24 @@ async def _act(request: Request, topic: str, found: targets.Targets, sent: Form)
     starts = dict(_starts(sent.getlist("start"), found.addresses))
     addresses = list(ids) if ids is not None else list(starts) or found.addresses
     by_broker: dict[str, int] = {}
-    errors: dict[str, str] = {}
+    failures = found.failures()
     if ids is not None:
         by_broker = {address: len(some) for address, some in ids.items()}
         if not by_broker:
-            return finished(request, back, "select dead letters first", Report(left_out=found.left_out))
+            return finished(
+                request,
+                back,
+                "select dead letters first",
+                Report(failed=found.failing, left_out=found.left_out),
+            )
     elif not starts:  # otherwise it continues what was confirmed
         counts = await dead_letters.count(upstream, addresses, viewer.token, topic, chosen)
         by_broker = {address: each.by_origin.total() for address, each in counts.values.items()}
-        errors = {address: error.reason for address, error in counts.errors.items()}
+        failures = found.failures(counts.errors)
+        addresses = list(counts.values)
     total = sum(by_broker.values())
     if not starts and (verb == "drop" or scope == "all"):
-        page = _question(request, topic, verb, chosen, to, by_broker, errors, found)
+        page = _question(request, topic, verb, chosen, to, by_broker, failures, found)
         if "shown" not in sent:
             return page.view()
         if (refusal := page.refused(sent)) is not None:
@@ -170,7 +176,7 @@ async def _act(request: Request, topic: str, found: targets.Targets, sent: Form)
     done = await dead_letters.move(
         upstream, addresses, viewer.token, topic, verb, chosen, to=to, starts=starts
     )
-    report = _report(done, VERBS[verb], found)
+    report = _report(done, VERBS[verb], failures, found.left_out)
     record_action(request, f"{verb}_dead_letters", report, topic=topic)
     await console_of(request).watcher.refresh()
     continuation = _continuation(done, verb, chosen, to, path_of(request, "dead_letter_topic", topic=topic))
@@ -240,9 +246,11 @@ def _question(
     )
 
 
-def _report(done: Mapping[str, Progress], word: str, found: targets.Targets) -> Report:
+def _report(
+    done: Mapping[str, Progress], word: str, failures: Mapping[str, str], left_out: Mapping[str, str]
+) -> Report:
     texts: dict[str, str] = {}
-    failed: dict[str, str] = {}
+    failed: dict[str, str] = {**failures}
     for address, each in done.items():
         text = f"{each.done:,} {word}"
         why = "; ".join(f"{count:,} kept: {reason}" for reason, count in each.kept.most_common(5))
@@ -252,7 +260,7 @@ def _report(done: Mapping[str, Progress], word: str, found: targets.Targets) -> 
             failed[address] = f"{text}; {why}"
         else:
             texts[address] = text
-    return Report(texts, failed, found.left_out)
+    return Report(texts, failed, left_out)
 
 
 def _continuation(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -52,7 +53,7 @@ async def show(request: Request) -> View | Response:
         "highest": max((bar.count for bar in bars), default=0),
         "messages": deferred.first(lists.values, at_most),
         "more": larger if total > at_most else None,
-        "failures": {**counts.errors, **lists.errors},
+        "failures": found.failures(counts.errors, lists.errors),
         "left_out": found.left_out,
         "only_nsqd": found.only_nsqd,
         "may_change": viewer.allows("manage", topic, channel),
@@ -78,8 +79,9 @@ async def _cancel(request: Request, topic: str, channel: str, found: Targets, se
         title = (
             "nothing was cancelled: there are no deferred messages" if everything else "select messages first"
         )
-        return finished(request, here, title, Report(left_out=found.left_out))
+        return finished(request, here, title, Report(failed=found.failing, left_out=found.left_out))
     page = _question(request, topic, channel, found, by_broker, ids)
+    page = replace(page, errors=found.failures(counts.errors))
     if "shown" not in sent:
         return page.view()
     if (refusal := page.refused(sent)) is not None:
@@ -87,9 +89,9 @@ async def _cancel(request: Request, topic: str, channel: str, found: Targets, se
     if impact.is_surprise(total, whole(sent.get("shown"))):
         return page.view("Nothing was cancelled: many more messages are deferred now. Look again.", 409)
     done = await deferred.cancel(
-        upstream, found.addresses if ids is None else list(ids), viewer.token, topic, channel, ids
+        upstream, list(counts.values) if ids is None else list(ids), viewer.token, topic, channel, ids
     )
-    report = _report(done, found)
+    report = _report(done, found.failures(counts.errors), found.left_out)
     record_action(request, "cancel_deferred", report, topic=topic, channel=channel)
     continuation = None
     if not all(each.is_finished for each in done.values()):
@@ -133,9 +135,11 @@ def _question(
     )
 
 
-def _report(done: Mapping[str, Cancelled], found: Targets) -> Report:
+def _report(
+    done: Mapping[str, Cancelled], failures: Mapping[str, str], left_out: Mapping[str, str]
+) -> Report:
     texts: dict[str, str] = {}
-    failed: dict[str, str] = {}
+    failed: dict[str, str] = {**failures}
     for address, each in done.items():
         text = f"{each.done:,} cancelled"
         if each.missed:
@@ -144,7 +148,7 @@ def _report(done: Mapping[str, Cancelled], found: Targets) -> Report:
             failed[address] = f"{text}; then: {each.error}" if each.done else each.error
         else:
             texts[address] = text
-    return Report(texts, failed, found.left_out)
+    return Report(texts, failed, left_out)
 
 
 PAGES = [Page("/topics/{topic}/{channel}/deferred", "deferred", show, ("GET", "POST"))]

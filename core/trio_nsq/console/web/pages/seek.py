@@ -9,7 +9,6 @@ from starlette.responses import Response
 from ....wording import count_of
 from ...access.viewer import require
 from ...actions import commands, impact, targets
-from ...actions.report import Report
 from ...actions.run import record_action
 from ...actions.seek import Destination, Move, destination, seek
 from ...console import console_of
@@ -39,6 +38,7 @@ async def show(request: Request) -> View | Response:
         "crumbs": crumbs_of(request, topic, channel),
         "problem": "",
     }
+    context["failures"] = found.failures()
     if "to" not in asked or not found.addresses:
         return View("seek.html", context)
     kind, broker = asked.get("to", ""), asked.get("broker", "")
@@ -48,7 +48,7 @@ async def show(request: Request) -> View | Response:
     except ValueError as exc:
         return View("seek.html", {**context, "problem": f"{exc}."}, 422)
     dry = await seek(console.upstream, addresses, viewer.token, topic, channel, to, dry_run=True)
-    page = _question(request, topic, channel, to, broker, addresses, dry, found.left_out)
+    page = _question(request, topic, channel, to, broker, addresses, dry, found)
     if request.method == "GET" or not dry.values:
         return page.view()
     if (refusal := page.refused(asked)) is not None:
@@ -60,9 +60,9 @@ async def show(request: Request) -> View | Response:
         return page.view(
             "Nothing was changed: the numbers have grown much since they were shown. Look again.", 409
         )
-    moves = await seek(console.upstream, addresses, viewer.token, topic, channel, to, dry_run=False)
+    moves = await seek(console.upstream, list(dry.values), viewer.token, topic, channel, to, dry_run=False)
     texts = Results({address: move.text for address, move in moves.values.items()}, moves.errors)
-    report = Report.of(texts, found.left_out)
+    report = found.report(texts, dry.errors)
     record_action(request, "seek_channel", report, topic=topic, channel=channel)
     await console.watcher.refresh()
     return finished(
@@ -89,7 +89,7 @@ def _question(
     broker: str,
     addresses: list[str],
     dry: Results[Move],
-    left_out: Any,
+    found: targets.Targets,
 ) -> Confirmation:
     moves = dry.values.values()
     again, skipped = sum(move.delivered_again for move in moves), sum(move.skipped for move in moves)
@@ -122,8 +122,8 @@ def _question(
             for address, move in dry.values.items()
         ],
         total=["All brokers", "", "", again, skipped, in_flight, ""] if len(moves) > 1 else (),
-        errors={address: error.reason for address, error in dry.errors.items()},
-        left_out=left_out,
+        errors=found.failures(dry.errors),
+        left_out=found.left_out,
         name=f"{topic}/{channel}" if skipped or in_flight else "",
         fields=[
             *((key, value) for key, value in _asked(request, to).items()),

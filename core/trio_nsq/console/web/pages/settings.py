@@ -8,7 +8,6 @@ from starlette.responses import Response
 from ....wording import count_of
 from ...access.viewer import Viewer, require
 from ...actions import commands, impact, settings, targets
-from ...actions.report import Report
 from ...actions.run import record_action
 from ...actions.settings import Preview
 from ...actions.targets import Targets
@@ -37,7 +36,8 @@ async def show(request: Request) -> View | Response:
     changes = settings.values(assignments, channel)
     planned = await settings.preview(console.upstream, found.addresses, viewer.token, topic, channel, changes)
     if not planned.values:
-        reasons = "; ".join(str(error) for error in planned.errors.values()) or "No broker has it."
+        failures = found.failures(planned.errors)
+        reasons = "; ".join(f"{address}: {why}" for address, why in failures.items()) or "No broker has it."
         return await _page(
             request, viewer, topic, channel, found, sent, {}, f"Nothing was changed. {reasons}"
         )
@@ -51,8 +51,10 @@ async def show(request: Request) -> View | Response:
         return page.view(
             "Nothing was changed: this would drop many more messages than was shown. Look again.", 409
         )
-    results = await settings.change(console.upstream, found.addresses, viewer.token, topic, channel, changes)
-    report = Report.of(results, found.left_out)
+    results = await settings.change(
+        console.upstream, list(planned.values), viewer.token, topic, channel, changes
+    )
+    report = found.report(results, planned.errors)
     record_action(request, f"set_{settings.kind_of(channel)}", report, topic=topic, channel=channel)
     words = ", ".join(f"{name}={text}" for name, text in assignments)
     return finished(request, _here(request, topic, channel), f"{label(topic, channel)}: {words}", report)
@@ -80,7 +82,7 @@ async def _page(
         "here": _here(request, topic, channel),
         "rows": rows,
         "brokers": list(results.values),
-        "failures": results.errors,
+        "failures": found.failures(results.errors),
         "left_out": found.left_out,
         "only_nsqd": found.only_nsqd,
         "may_change": viewer.allows("manage", topic, channel),
@@ -123,7 +125,7 @@ def _question(
             [address, *(each.texts[name] for name in names), each.dropped]
             for address, each in planned.values.items()
         ],
-        errors={address: error.reason for address, error in planned.errors.items()},
+        errors=found.failures(planned.errors),
         left_out=found.left_out,
         name=(f"{topic}/{channel}" if channel else topic) if dropped else "",
         fields=[
