@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from access.support import Given
+from access.support import Given, bearer
 from console.access_support import Site, auth_file, guarded_broker, running_console
 from trio_nsq.console.web.app import PAGES
 
@@ -33,7 +33,8 @@ async def site_with_channels(folder: Path) -> AsyncIterator[tuple[Site, str]]:
 def target(path: str, topic: str, broker: str) -> str:
     """The path of a page, filled in."""
     parts = {"topic": topic, "channel": f"{topic}-ch", "sequence": "0", "node": broker}
-    return re.sub(r"\{(\w+)(:\w+)?\}", lambda match: parts.get(match[1], "x"), path)
+    filled = re.sub(r"\{(\w+)(:\w+)?\}", lambda match: parts.get(match[1], "x"), path)
+    return f"{filled}?topic={topic}" if "{node}" in path else filled
 
 
 async def test_no_page_tells_of_a_topic_without_a_role_on_it(tmp_path: Path) -> None:
@@ -81,3 +82,44 @@ async def test_strangers_get_no_page(tmp_path: Path) -> None:
                 assert "clicks" not in answer.text
             if "POST" in page.methods:
                 assert (await browser.post(path, csrf=token)).status_code == 401, page.path
+
+
+async def test_the_audit_log_tells_who_has_changed_what(tmp_path: Path) -> None:
+    async with site_with_channels(tmp_path) as (site, _), site.browser() as browser:
+        for name, status in (("reader", 403), ("admin", 200)):
+            answer = await browser.client.post(
+                "/api/topics/clicks", json={"action": "pause"}, headers={"Authorization": bearer(name)}
+            )
+            assert answer.status_code == status
+        refused, done = await site.await_audited("refused"), await site.await_audited("action")
+        assert (refused["name"], refused["topic"], refused["status"]) == ("reader", "clicks", 403)
+        assert refused["error"] == "FORBIDDEN"
+        assert {
+            key: done[key] for key in ("name", "source", "action", "topic", "status", "done", "failed")
+        } == {
+            "name": "admin",
+            "source": "token",
+            "action": "POST /api/topics/clicks",
+            "topic": "clicks",
+            "status": 200,
+            "done": 1,
+            "failed": 0,
+        }
+
+
+async def test_the_broker_refuses_a_revoked_token_at_once(tmp_path: Path) -> None:
+    """Even while the console has not noticed yet: actions have the viewer's token."""
+    async with site_with_channels(tmp_path) as (site, broker), site.browser() as browser:
+        await browser.log_in("web")
+        token = await browser.csrf()
+        file = auth_file(tmp_path)
+        del file.entries["web"]
+        path = str(file.write())
+        async with httpx.AsyncClient(headers={"Authorization": bearer("admin")}) as client:
+            answer = await client.put(f"http://{broker}/config/auth_file", content=path)
+            assert answer.status_code == 200
+            await browser.client.post(
+                "/api/topics/clicks", json={"action": "pause"}, headers={"X-CSRF-Token": token}
+            )
+            stats = (await client.get(f"http://{broker}/stats?format=json&topic=clicks")).json()
+            assert stats["topics"][0]["paused"] is False
