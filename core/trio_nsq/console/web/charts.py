@@ -46,12 +46,13 @@ def nice_time_top_s(largest_s: float) -> float:
     return next((top for top in _NICE_TIMES_S if top >= largest_s), nice_top(largest_s / _DAY_S) * _DAY_S)
 
 
-def sparkline(values: Sequence[float], label: str) -> Markup:
+def sparkline(values: Sequence[float], label: str, css_class: str = "in") -> Markup:
     """Draw a small line without axes. A series of zeros is a flat line at the bottom; only gaps draw nothing.
 
     Args:
         values: Evenly spaced in time, oldest first.
         label: What screen readers say.
+        css_class: The colour, as for a `Line`.
     """
     width, height = SPARK_WIDTH, SPARK_HEIGHT
     points = _halved(values, width // 2)
@@ -69,8 +70,8 @@ def sparkline(values: Sequence[float], label: str) -> Markup:
         for run in _runs(points)
     )
     drawn = Markup('<path{} d="{}"/>').format(Markup("" if top else ' class="z"'), line) if line else ""
-    return Markup('<svg class="spark" width="{}" height="{}" role="img" aria-label="{}">{}</svg>').format(
-        width, height, label, drawn
+    return Markup('<svg class="spark{}" width="{}" height="{}" role="img" aria-label="{}">{}</svg>').format(
+        "" if css_class == "in" else f" line-{css_class}", width, height, label, drawn
     )
 
 

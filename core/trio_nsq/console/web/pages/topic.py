@@ -51,7 +51,8 @@ async def topic(request: Request) -> View:
         "raw": raw,
         "charts": charts(history.series(name)),
         "sparks": {
-            each.name: sparkline(history.depth(name, each.name), "depth, last hour") for each in channels.rows
+            each.name: sparkline(history.depth(name, each.name), "depth, last hour", "depth")
+            for each in channels.rows
         },
         "latencies": latencies(raw),
     }
