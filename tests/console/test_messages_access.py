@@ -37,6 +37,8 @@ async def test_publishing_needs_the_role_and_uses_the_viewers_token(tmp_path: Pa
         done = await web.post("/topics/clicks/publish", fields)
         assert done.status_code == 200
         assert "has stored 1 message: sequence" in PageText(done.text).text
+        for page in ("messages", "tail", "messages.ndjson?from=0&until=1", "messages/0/body"):
+            assert (await reader.get(f"/topics/clicks/{page}")).status_code == 200
         shown = await reader.get("/topics/clicks/messages/0")
         assert "from a form" in shown.text
         assert "Authorization: Bearer $TOKEN" in shown.text
