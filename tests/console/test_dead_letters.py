@@ -71,6 +71,9 @@ def test_overview_and_what_failed_where(site: Site) -> None:
     assert "ff fe" in page.text
     assert "Not UTF-8: shown in hexadecimal digits." in page.text
     assert len(letters(page)) == 6
+    links = re.findall(r'href="([^"]*)">The whole message', page.html)
+    assert len(links) == 6
+    assert "one" in site.get(links[0]).text
 
 
 def test_requeue_one_to_its_channel(site: Site) -> None:
