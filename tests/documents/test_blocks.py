@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from cli.support import Cli
-from interop.peers import qcli_serve
+from interop.peers import free_ports, qcli_serve
 
 pytestmark = pytest.mark.slow
 
@@ -90,15 +89,6 @@ def console_steps(text: str) -> Iterator[Step]:
             step.output.append(line)
     if step is not None:
         yield step
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that are free now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def script(steps: list[Step], ports: dict[int, int]) -> str:

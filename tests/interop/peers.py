@@ -6,17 +6,19 @@ If this machine cannot run a peer, the test is skipped with the reason. If ``CI`
 import base64
 import http.client
 import importlib.util
+import itertools
 import json
 import os
 import queue
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
@@ -137,6 +139,32 @@ class Child:
 
 # ------------------------------------------------------------------------------------------------ brokers
 
+# Below the ports that the kernel gives to connections and to servers without a port of their own: the port of a server
+# that is down stays free. Each worker of the tests has its own.
+_WORKER_PORTS = 2500
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+_untried_ports = itertools.cycle(
+    range(10_000 + _worker * _WORKER_PORTS, 10_000 + (_worker + 1) * _WORKER_PORTS)
+)
+for _ in range(os.getpid() * 37 % _WORKER_PORTS):  # other runs of the tests on this machine begin elsewhere
+    next(_untried_ports)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that are free, and that no other test gets while servers are restarted."""
+    found: list[int] = []
+    while len(found) < count:
+        port = next(_untried_ports)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
+
+
+def free_address() -> str:
+    """Return ``127.0.0.1:PORT`` with one of the `free_ports`."""
+    return f"127.0.0.1:{free_ports(1)[0]}"
+
 
 @dataclass(frozen=True)
 class Broker:
@@ -230,9 +258,9 @@ def nsqd(data_path: Path, *flags: str) -> Iterator[Broker]:
     argv: list[str | Path] = [
         program,
         f"--data-path={data_path}",
-        "--tcp-address=127.0.0.1:0",
-        "--http-address=127.0.0.1:0",
-        "--https-address=127.0.0.1:0",
+        f"--tcp-address={free_address()}",
+        f"--http-address={free_address()}",
+        f"--https-address={free_address()}",
         "--broadcast-address=127.0.0.1",
         *flags,
     ]
@@ -264,8 +292,8 @@ def nsqlookupd(*flags: str) -> Iterator[Broker]:
         program = go_program("nsqlookupd")
     argv: list[str | Path] = [
         program,
-        "--tcp-address=127.0.0.1:0",
-        "--http-address=127.0.0.1:0",
+        f"--tcp-address={free_address()}",
+        f"--http-address={free_address()}",
         "--broadcast-address=127.0.0.1",
         *flags,
     ]
@@ -377,10 +405,10 @@ def qcli_serve(data_path: Path, *flags: str, python: Path | str = sys.executable
     argv = [
         *(str(python), "-m", "qcli", "serve"),
         f"--data-path={data_path}",
-        "--tcp-address=127.0.0.1:0",
-        "--http-address=127.0.0.1:0",
+        f"--tcp-address={free_address()}",
+        f"--http-address={free_address()}",
         "--broadcast-address=127.0.0.1",
-        *(["--https-address=127.0.0.1:0"] if _has_tls(flags) else []),
+        *([f"--https-address={free_address()}"] if _has_tls(flags) else []),
         f"--address-file={address_file}",
         *flags,
     ]
@@ -404,8 +432,8 @@ def qcli_lookupd(*flags: str) -> Iterator[Broker]:
     """
     argv = [
         *(sys.executable, "-m", "qcli", "lookupd"),
-        "--tcp-address=127.0.0.1:0",
-        "--http-address=127.0.0.1:0",
+        f"--tcp-address={free_address()}",
+        f"--http-address={free_address()}",
         "--broadcast-address=127.0.0.1",
         *flags,
     ]

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 SCRIPTS = Path(pyspark.__file__).parent / "bin"
-START_DEADLINE_S = 90.0
+START_DEADLINE_S = 150.0
 RUN_DEADLINE_S = 240.0
 
 

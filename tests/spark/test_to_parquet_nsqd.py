@@ -24,7 +24,7 @@ import pytest
 import trio
 
 from cli.support import Cli, Result
-from interop.peers import Broker, nsqd, nsqlookupd
+from interop.peers import Broker, free_ports, nsqd, nsqlookupd
 from qcli.app import run
 from spark.support import cli_of, column, export, leftovers, numbers, parquet_files, rows, run_in_process
 from trio_nsq.client import Consumer
@@ -232,7 +232,7 @@ async def test_unreachable_nsqd_among_several(stock: Broker, topic: str, tmp_pat
     """The messages of the other nsqds are exported; then the failure is reported."""
     stock.create(topic, "archive")
     cli_of(stock).publish(topic, numbers(100))
-    addresses = [stock.tcp_address, f"127.0.0.1:{free_port()}"]
+    addresses = [stock.tcp_address, f"127.0.0.1:{free_ports(1)[0]}"]
     until = CollectLimits(2**30, idle_s=0.05, began_ns=time.time_ns(), connections=2, patience_s=0.2)
     with Spool(tmp_path, topic, "archive", {}) as spool:
         async with Consumer(topic, "archive", nsqd_tcp_addresses=addresses, max_in_flight=2) as consumer:
@@ -279,15 +279,8 @@ def test_spool_keeps_messages_after_a_failed_export(stock: Broker, topic: str, t
     assert take(stock, topic, tmp_path)["messages"] == 10
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 def test_rounds_continue_after_a_restart_of_nsqd(tmp_path: Path) -> None:
-    folder, port = tmp_path / "a", free_port()
+    folder, port = tmp_path / "a", free_ports(1)[0]
     arguments = [
         "--nsqd-tcp-address",
         f"127.0.0.1:{port}",
