@@ -41,8 +41,3 @@ class Report:
     def is_partial(self) -> bool:
         """Whether some servers did it, and others failed."""
         return bool(self.done) and bool(self.failed)
-
-    @property
-    def summary(self) -> str:
-        """`done`, `partly done` or `failed`, for logs."""
-        return "done" if self.is_success else "partly done" if self.is_partial else "failed"

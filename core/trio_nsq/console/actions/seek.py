@@ -9,7 +9,6 @@ from ...durations import duration_text, parse_long_duration_ms
 from ..fleet.stats import number
 from ..upstream.client import Results, Upstream, UpstreamError
 
-KINDS = ("earliest", "latest", "ago", "time", "sequence")
 _MAX_DIGITS = 18
 
 
