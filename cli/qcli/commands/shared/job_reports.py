@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ...broker.connection_options import ConnectOptions
-from ...framework.errors import ExitCode, Terminated, leaf_exceptions, translate
+from ...framework.errors import Terminated, leaf_exceptions, translate
 
 if TYPE_CHECKING:
     from trio_nsq.client.http.job_reporter import JobProgress, JobReporter
@@ -51,11 +51,3 @@ def job_reports(
             reporter.end("failed", getattr(failure, "message", "") or str(error))
         raise
     reporter.end("succeeded")
-
-
-def end_with_code(reporter: JobReporter, code: ExitCode) -> None:
-    """Report how a job ended that returns an exit code instead of raising."""
-    if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
-        reporter.end("stopped")
-    elif code in (ExitCode.OK, ExitCode.DAMAGED):
-        reporter.end("succeeded")
