@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import trio
+
 from ...lookup.hosts import HostPatterns
 from ...protocol import NSQError
 from ...protocol.address import without_secrets
@@ -16,6 +18,9 @@ from ..upstream.client import Results, UpstreamError
 from ..upstream.discovery import ask_lookup, ask_names, ask_nodes
 from .aggregate import Object, objects, topic_part
 from .producers import Producer, in_order, merge
+
+_TOPICS_IN_A_TURN = 64
+"""So that a large fleet delays no other request."""
 
 
 class AllFailed(NSQError):
@@ -140,7 +145,9 @@ class Questions:
         parts = []
         for address, stats in self._answered("nsqd", found).items():
             producer = by_address[address]
-            for raw in objects(stats.get("topics")):
+            for count, raw in enumerate(objects(stats.get("topics")), 1):
+                if count % _TOPICS_IN_A_TURN == 0:
+                    await trio.lowlevel.checkpoint()
                 name = text(raw, "topic_name")
                 if (not topic or name == topic) and self.viewer.sees(name):
                     part = topic_part(raw, producer.node, producer.hostname, now_s)
