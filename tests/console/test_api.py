@@ -143,6 +143,25 @@ def test_a_viewer_of_some_topics_sees_no_other(guarded: WebServer) -> None:
     assert guarded.ask("POST", "/api/topics/clicks", b'{"action": "unpause"}', headers).status == 200
 
 
+def test_tokens_of_the_console_itself(tmp_path: Path, broker: Broker) -> None:
+    """The broker has no authentication, so the console alone decides what a viewer sees."""
+    broker.create("secrets", "archive")
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("team", Given(["read"], ["clicks*"]), secret="clicks-only")
+    headers = {"Authorization": "Bearer clicks-only"}
+    with console(tmp_path, broker, f"--auth-file={file.write()}") as site:
+        for path in ("/api/topics", "/api/nodes", f"/api/nodes/{broker.http_address}", "/api/counter"):
+            answer = site.ask("GET", path, None, headers)
+            assert (answer.status, b"clicks" in answer.body, b"secrets" in answer.body) == (
+                200,
+                True,
+                False,
+            ), path
+        assert site.ask("GET", "/api/topics/secrets", None, headers).status == 403
+        assert site.ask("GET", "/api/topics/secrets/archive", None, headers).status == 403
+        assert site.ask("POST", "/api/topics/clicks", PAUSE, headers).status == 403
+
+
 def test_basic_authorization(guarded: WebServer) -> None:
     headers = {"Authorization": "Basic OmFsbA=="}  # the password is the token
     assert guarded.ask("POST", "/api/topics/clicks", PAUSE, headers).status == 200
