@@ -4,19 +4,21 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from access.support import Given, bearer
 from console.access_support import Site, auth_file, guarded_broker, running_console
 from trio_nsq.console.web.app import PAGES
+from trio_nsq.secret import Secret
 
 HIDDEN = "orders"
 OPEN = {"login", "logout"}
 
 
 @asynccontextmanager
-async def site_with_channels(folder: Path) -> AsyncIterator[tuple[Site, str]]:
+async def site_with_channels(folder: Path, **options: Any) -> AsyncIterator[tuple[Site, str]]:
     """A console of a broker with a channel of each topic; and the address of the broker."""
     file = auth_file(folder)
     file.add_token("reader-of-clicks", Given(["read"], ["clicks"]))
@@ -26,7 +28,7 @@ async def site_with_channels(folder: Path) -> AsyncIterator[tuple[Site, str]]:
             for topic in ("clicks", HIDDEN):
                 url = f"http://{broker.http_address}/channel/create?topic={topic}&channel={topic}-ch"
                 assert (await client.post(url)).status_code == 200
-        async with running_console(folder, broker) as site:
+        async with running_console(folder, broker, **options) as site:
             yield site, str(broker.http_address)
 
 
@@ -108,8 +110,11 @@ async def test_the_audit_log_tells_who_has_changed_what(tmp_path: Path) -> None:
 
 
 async def test_the_broker_refuses_a_revoked_token_at_once(tmp_path: Path) -> None:
-    """Even while the console has not noticed yet: actions have the viewer's token."""
-    async with site_with_channels(tmp_path) as (site, broker), site.browser() as browser:
+    """Even while the console has not noticed yet: actions have the viewer's token, not that of the console."""
+    async with (
+        site_with_channels(tmp_path, secret=Secret("admin-secret")) as (site, broker),
+        site.browser() as browser,
+    ):
         await browser.log_in("web")
         token = await browser.csrf()
         file = auth_file(tmp_path)
