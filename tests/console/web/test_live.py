@@ -4,10 +4,17 @@ from contextlib import AsyncExitStack
 
 import pytest
 import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Message, Scope
 
 from console.fleet.fake_brokers import FakeBroker, channel, fake_brokers, topic
-from console.web.support import Document, document, visited, watching
-from trio_nsq.console.web.live import MAX_VIEWERS
+from console.support import console_of
+from console.web.support import DEADLINE_S, Document, document, visited, watching
+from trio_nsq.console.access.viewer import Viewer
+from trio_nsq.console.web.live import MAX_VIEWERS, Live
+from trio_nsq.console.web.page import Page, View
 
 
 async def test_an_event_has_the_block_of_the_page() -> None:
@@ -133,3 +140,57 @@ async def test_the_console_stops_while_viewers_look() -> None:
             async with visited(broker) as client, AsyncExitStack() as stack:
                 found = await stack.enter_async_context(watching(client, "/"))
                 await found.until("update")
+
+
+async def test_a_block_is_rendered_once_for_all_viewers() -> None:
+    rendered: list[int] = []
+    viewers = 20
+    broker = FakeBroker()
+
+    async def handler(request: Request) -> View:
+        return View("any.html")
+
+    def render(request: Request, view: View) -> str:
+        rendered.append(console.watcher.snapshot.version)
+        return f"version {rendered[-1]}"
+
+    page = Page("/page", "page", handler, live=True)
+    routes = [Route("/page", handler, name="page")]
+    app = Starlette()
+    live = Live(render, [page], routes)
+    scope: Scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/live",
+        "query_string": b"path=/page",
+        "headers": [],
+        "app": app,
+        "state": {"viewer": Viewer()},
+    }
+
+    async def receive() -> Message:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def view(nursery: trio.Nursery) -> None:
+        nonlocal viewers
+        received = 0
+
+        async def send(message: Message) -> None:
+            nonlocal received, viewers
+            received += bool(message.get("body"))
+            if received == 2:
+                viewers -= 1
+                if not viewers:
+                    nursery.cancel_scope.cancel()
+
+        answer = await live.answer(Request(scope, receive))
+        await answer(scope, receive, send)
+
+    async with fake_brokers(broker), console_of([broker.address]) as console:
+        app.state.console = console
+        with trio.fail_after(DEADLINE_S):
+            async with trio.open_nursery() as nursery:
+                for _ in range(viewers):
+                    nursery.start_soon(view, nursery)
+    assert len(rendered) == len(set(rendered)) >= 2
