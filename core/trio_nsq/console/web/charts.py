@@ -109,7 +109,7 @@ def chart(
         for each in (*(f"\N{MINUS SIGN}{minutes * part / 4:g} min" for part in (4, 3, 2, 1)), "now")
     )
     return Markup(
-        '<figure class="chart" data-step="{step:g}">'
+        '<figure class="chart" data-key="{title}" data-step="{step:g}">'
         '<figcaption><span class="chart-title">{title}</span><span class="keys-of-lines">{legend}</span></figcaption>'
         '<div class="plot"><div class="axis-y" aria-hidden="true">{y}</div>'
         '<svg viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" aria-label="{title}: {about}">'

@@ -23,8 +23,7 @@ function morph(from, to) {
 }
 
 function keeps(element, name) {
-  return (name === "open" && /^(details|dialog)$/.test(element.localName))
-    || (/^(value|checked)$/.test(name) && /^(input|option)$/.test(element.localName));
+  return name === "open" && /^(details|dialog)$/.test(element.localName);
 }
 
 const keyOf = (node) => node.nodeType === Node.ELEMENT_NODE ? node.id || node.dataset.key : undefined;
@@ -71,11 +70,18 @@ function setText(node, text) {
   }
 }
 
-function replaceLive(html) {
-  const live = one("#live");
-  const parsed = document.createElement("template");
-  parsed.innerHTML = html;
-  morphChildren(live, parsed.content);
+/* Replaces the live block. Space between its parts is left out: it means nothing, and hides which parts are the same. */
+function replaceLive(content) {
+  const block = one("#live");
+  for (const parent of [block, content])
+    for (const node of [...parent.childNodes]) if (node.nodeType === Node.TEXT_NODE && !node.data.trim()) node.remove();
+  morphChildren(block, content);
+}
+
+function parsed(html) {
+  const template = document.createElement("template");
+  template.innerHTML = html;
+  return template.content;
 }
 
 // ---------------------------------------------------------------- live updates
@@ -98,7 +104,7 @@ const live = {
     this.heard();
     source.addEventListener("open", () => this.up());
     source.addEventListener("beat", (event) => this.up(event));
-    source.addEventListener("update", (event) => { this.up(event); replaceLive(event.data); });
+    source.addEventListener("update", (event) => { this.up(event); replaceLive(parsed(event.data)); });
     source.addEventListener("again", () => this.start());
     source.addEventListener("end", (event) => { this.stop(); this.show("lost", event.data); });
     source.addEventListener("error", () => this.lost());
@@ -183,7 +189,7 @@ async function applyFilter(form) {
     const found = one("#live", new DOMParser().parseFromString(await answer.text(), "text/html"));
     if (!answer.ok || !found) throw new Error("not a page with a list");
     history.replaceState(null, "", url);
-    morphChildren(one("#live"), found);
+    replaceLive(found);
     live.start();
   } catch (error) {
     if (error.name !== "AbortError") form.submit();
