@@ -30,7 +30,7 @@ BY_NAME = {"attrgetter", "delattr", "getattr", "hasattr", "object", "patch", "se
 """
 
 REACHING_IN = frozenset({"conftest.py"})
-"""Exceptions: trio's mock clock has no public way to wait for threads."""
+"""Exceptions: trio's mock clock has no public way to wait for threads, and pytest none to compile a test module."""
 
 
 def is_private(name: str) -> bool:

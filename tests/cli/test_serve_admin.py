@@ -36,7 +36,8 @@ class Site:
         url = urlsplit(self.addresses["admin_url"])
         assert url.hostname is not None
         if url.scheme == "https":
-            context = ssl._create_unverified_context()
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             connection: HTTPConnection = HTTPSConnection(
                 url.hostname, url.port, timeout=DEADLINE_S, context=context
             )
