@@ -8,7 +8,7 @@ PINS   := requirements-dev.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup pins peers demo test lint types pytest soak fuzz generate bench connectors growth neighbours pictures docs linkcheck clean
+.PHONY: help setup pins peers demo test lint types pytest soak fuzz generate bench connectors console growth neighbours pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -75,13 +75,16 @@ bench: $(READY) ## every workload beside nsqd, as ratios, about 12 minutes: make
 connectors: $(READY) ## to-file, to-http and to-nsq beside nsq_to_file, nsq_to_http and nsq_to_nsq
 	$(BIN)/python bench/connectors.py $(ARGS)
 
+console: $(READY) ## the web console beside nsqadmin, on 5 brokers with 10,000 channels each
+	$(BIN)/python bench/web_console.py $(ARGS)
+
 growth: $(READY) ## how rates, memory and CPU grow with channels, topics, connections, backlog and body size
 	$(BIN)/python bench/growth.py $(ARGS)
 
 neighbours: $(READY) ## what one client can do to another: make neighbours [ARGS='--only identify']
 	$(BIN)/python bench/neighbours.py $(ARGS)
 
-pictures: $(READY) ## draw the charts and the pictures of terminals in docs/pictures
+pictures: $(READY) ## draw the charts and the pictures of terminals and pages in docs/pictures
 	$(BIN)/python docs/make_pictures.py
 
 docs: $(READY)  ## build the documentation as a site: docs/_build/index.html

@@ -18,7 +18,7 @@ BENCH = Path(__file__).parents[2] / "bench"
     "name",
     [
         *("compare", "growth", "neighbours", "generators", "agreement"),
-        *("backlog", "timers", "kills", "clients", "connectors"),
+        *("backlog", "timers", "kills", "clients", "connectors", "web_console"),
     ],
 )
 def test_program_prints_help(name: str) -> None:
