@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from cli.support import Cli, fail_messages
+from console.browser.links import get
 from console.browser.lively_fleet import LivelyFleet
 from console.browser.support import Visitor, accessibility_faults
 from fleet.support import Fleet, running_fleet, wait_until
@@ -54,6 +55,12 @@ def fill(fleet: Fleet, topic: str, each: int) -> None:
         wait_until(lambda broker=broker: channel(broker, topic, "work")["depth"] == each, "all arrived")
 
 
+def await_known(console: RunningConsole, topic: str, name: str = "work") -> None:
+    """Wait until the console has seen a channel: it asks the brokers every two seconds."""
+    path = f"/topics/{topic}/{name}"
+    wait_until(lambda: get(console.http_address, path).status == 200, f"{path} is shown")
+
+
 def confirm(page: Page, button: str, name: str = "") -> None:
     """Check a page that asks for confirmation, type the name if it wants it, and confirm."""
     expect(page.locator("main")).to_contain_text("The same from the command line")
@@ -91,6 +98,7 @@ def test_pause_empty_and_delete(
     console: RunningConsole, fleet: Fleet, visit: Callable[..., Visitor], topic: str, javascript: bool
 ) -> None:
     fill(fleet, topic, 7)
+    await_known(console, topic)
     visitor = visit(console.origin, javascript=javascript)
     page = visitor.open(f"/topics/{topic}/work")
     page.get_by_role("link", name="Pause", exact=True).click()
@@ -128,6 +136,7 @@ def test_time_travel(
 ) -> None:
     """Forward and back; nsqd takes no part. What is shown before is what happens."""
     fill(fleet, topic, 5)
+    await_known(console, topic)
     page = visit(console.origin, javascript=javascript).open(f"/topics/{topic}/work/seek")
     expect(page.locator("main")).to_contain_text(fleet.nsqd.http_address)  # it cannot
     page.get_by_label("The end: skip the backlog").check()
@@ -160,6 +169,7 @@ def test_dead_letters(
     Cli("", broker.http_address).publish(topic, [b"failing %d" % number for number in range(3)])
     fail_messages(broker.tcp_address, topic, "work", 3)
     wait_until(lambda: stats(broker, dead).get("message_count") == 3, "the dead letters arrived")
+    await_known(console, dead, "dead-letters")
 
     visitor = visit(console.origin, javascript=javascript)
     page = visitor.open(f"/dead-letters/{dead}")
@@ -168,7 +178,6 @@ def test_dead_letters(
     page.locator("summary", has_text="failing 1").click()
     page.locator("tr", has_text="failing 1").get_by_role("checkbox").check()
     page.get_by_role("button", name="Requeue selected").click()
-    confirm(page, "Requeue 1 dead letter")
     done(page)
     assert channel(broker, topic, "work")["depth"] == 1
     visitor.open(f"/dead-letters/{dead}")
@@ -187,6 +196,7 @@ def test_deferred_messages(
     for number in range(3):
         broker.post("/pub", b"later %d" % number, topic=topic, defer=3_600_000 + number)
     wait_until(lambda: channel(broker, topic, "work")["deferred_count"] == 3, "all are deferred")
+    await_known(console, topic)
     page = visit(console.origin, javascript=javascript).open(f"/topics/{topic}/work/deferred")
     page.locator("tr", has_text="later 1").get_by_role("checkbox").check()
     page.get_by_role("button", name="Cancel selected").click()
@@ -202,6 +212,7 @@ def test_settings(
 ) -> None:
     """A wrong value is refused; the preview shows what changes, and nsqd takes no part."""
     fill(fleet, topic, 5)
+    await_known(console, topic)
     visitor = visit(console.origin, javascript=javascript)
     page = visitor.open(f"/topics/{topic}/work/settings")
     with visitor.expects("status of 422"):
@@ -222,6 +233,7 @@ def test_publish(
     console: RunningConsole, fleet: Fleet, visit: Callable[..., Visitor], topic: str, javascript: bool
 ) -> None:
     fleet.create(topic, "work")
+    await_known(console, topic)
     page = visit(console.origin, javascript=javascript).open(f"/topics/{topic}/publish")
     page.get_by_label("Body").fill('{"by": "hand"}')
     page.locator("main").get_by_role("button", name="Publish").click()
@@ -259,3 +271,4 @@ def test_drain_and_tombstone(own_fleet: Fleet, visit: Callable[..., Visitor]) ->
         done(page)
         assert not stats(own_fleet.nsqd, "orders")
         assert stats(broker, "orders")
+        page.close()  # before the console ends
