@@ -12,7 +12,7 @@ from starlette.routing import compile_path
 from interop.peers import CLIENT_DEADLINE_S
 from trio_nsq.console.web.app import PAGES
 
-MOST_OF_A_PAGE = 25
+MOST_OF_A_PAGE = 8
 """Links to the same page with other names or parameters that are followed."""
 
 

@@ -147,12 +147,14 @@ class Visitor:
             self.problems.append(f"status {response.status}: {response.url}")
 
 
-def accessibility_faults(page: Page) -> list[str]:
-    """Return what axe-core finds on a page: the rule, its title, and the elements that violate it."""
-    options: dict[str, Any] = {
-        "runOnly": {"type": "tag", "values": AXE_TAGS},
-        "resultTypes": ["violations"],
-    }
+def accessibility_faults(page: Page, rule: str = "") -> list[str]:
+    """Return what axe-core finds on a page: the rule, its title, and the elements that violate it.
+
+    Args:
+        rule: Check this rule only.
+    """
+    rules = {"type": "rule", "values": [rule]} if rule else {"type": "tag", "values": AXE_TAGS}
+    options: dict[str, Any] = {"runOnly": rules, "resultTypes": ["violations"]}
     found = Axe().run(page, options=options).response["violations"]
     return [
         f"{each['id']} ({each['help']}): {node['target']} {node['html'][:160]} {_messages(node)}"

@@ -1,5 +1,6 @@
 """Every page of the console: its links, its look, its weight, and its accessibility; with JavaScript and without."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,13 @@ pytestmark = pytest.mark.interop
 
 MAX_PAGE_BYTES = 150 * 1024
 """Of a page with its style sheet, script and icon, uncompressed."""
-SHOWN = sorted({page.name for page in PAGES if "GET" in page.methods} - {"login"})
+DOWNLOADS = {"message_body", "messages_ndjson"}
+ALIKE = re.compile(r"(pause|unpause|empty)_(topic|channel)|delete_channel|drain|undrain|tombstone")
+"""Pages that ask before an action, as `delete_topic` does; the tests of actions use them."""
+SHOWN = sorted(
+    {page.name for page in PAGES if "GET" in page.methods and not ALIKE.fullmatch(page.name)}
+    - {"login", *DOWNLOADS}
+)
 """The pages that links lead to; `login` is for consoles that need one."""
 INTERESTING = (
     "/clicks/archive",
@@ -58,7 +65,7 @@ def test_page(console: RunningConsole, visit: Callable[..., Visitor], path: str)
     assert page.title()
     assert accessibility_faults(page) == []
     page.emulate_media(color_scheme="dark")
-    assert accessibility_faults(page) == []
+    assert accessibility_faults(page, rule="color-contrast") == []
     page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
     assert overflow_px(page) == 0
 
