@@ -86,6 +86,7 @@ neighbours: $(READY) ## what one client can do to another: make neighbours [ARGS
 
 pictures: $(READY) ## draw the charts and the pictures of terminals and pages in docs/pictures
 	$(BIN)/python docs/make_pictures.py
+	$(BIN)/python docs/make_page_pictures.py
 
 docs: $(READY)  ## build the documentation as a site: docs/_build/index.html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build

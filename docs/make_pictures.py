@@ -1,8 +1,7 @@
 """Make the pictures of the documentation: `make pictures`.
 
 Charts are drawn from the newest files in `bench/results`, always the same for the same file. Pictures of terminals are
-made from real runs of qcli: on a terminal emulator, drawn by rich. Pictures of the web console are of real pages in
-Chromium, which takes two minutes. `--only` makes one kind.
+made from real runs of qcli: on a terminal emulator, drawn by rich. `--charts` makes the charts only.
 """
 
 import argparse
@@ -366,22 +365,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    kinds = ("charts", "terminals", "pages")
-    parser.add_argument("--only", choices=kinds, help="this kind only")
+    parser.add_argument("--charts", action="store_true", help="the charts only")
     parser.add_argument("--folder", type=Path, default=PICTURES, help="where they go")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    wanted = [arguments.only] if arguments.only else kinds
-    if "charts" in wanted:
-        make_charts(arguments.folder)
-    if "terminals" in wanted:
+    make_charts(arguments.folder)
+    if not arguments.charts:
         if shutil.which("bash") is None:
             sys.exit("bash is needed for the pictures of terminals")
         make_terminals(arguments.folder)
-    if "pages" in wanted:
-        from page_pictures import make_pages  # needs Chromium and nsqd
-
-        make_pages(arguments.folder)
 
 
 if __name__ == "__main__":

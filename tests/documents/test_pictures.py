@@ -13,13 +13,7 @@ CHARTS = ("growth.svg", "kills.svg", "ratios.svg")
 
 
 def test_charts_are_current(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "docs/make_pictures.py"),
-        "--only=charts",
-        "--folder",
-        str(tmp_path),
-    ]
+    command = [sys.executable, str(ROOT / "docs/make_pictures.py"), "--charts", "--folder", str(tmp_path)]
     subprocess.run(command, check=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(CHARTS)
     for name in CHARTS:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,17 @@ def channel(broker: Broker, topic: str, name: str) -> dict[str, Any]:
     return dict(found)
 
 
+def has_depth(broker: Broker, topic: str, depth: int) -> bool:
+    """Return whether the channel `work` has this depth."""
+    return bool(channel(broker, topic, "work")["depth"] == depth)
+
+
 def fill(fleet: Fleet, topic: str, each: int) -> None:
     """Create a topic with the channel `work`, and publish to each broker."""
     fleet.create(topic, "work")
     for broker in fleet.brokers:
         Cli("", broker.http_address).publish(topic, [b'{"n": %d}' % number for number in range(each)])
-        wait_until(lambda broker=broker: channel(broker, topic, "work")["depth"] == each, "all arrived")
+        wait_until(partial(has_depth, broker, topic, each), "all arrived")
 
 
 def await_known(console: RunningConsole, topic: str, name: str = "work") -> None:

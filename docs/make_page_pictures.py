@@ -1,5 +1,6 @@
-"""Take pictures of the web console: real pages of a fleet with consumers, dead letters and deferred messages."""
+"""Take pictures of the web console, in two minutes: real pages of a fleet with consumers and dead letters."""
 
+import argparse
 import json
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from console.browser.support import Visitor, running_browser
 from fleet.support import Fleet, running_fleet
 from interop.peers import Broker, qcli_admin
 
+PICTURES = Path(__file__).parent / "pictures"
 SIZE = (1180, 720)
 LIVE_S = 100.0
 """The charts show the rates of this time."""
@@ -125,3 +127,16 @@ def _traffic(fleet: Fleet) -> Iterator[None]:
         over.set()
         for thread in threads:
             thread.join()
+
+
+def main() -> None:
+    """Take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=PICTURES, help="where they go")
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    make_pages(folder)
+
+
+if __name__ == "__main__":
+    main()
