@@ -78,7 +78,7 @@ def _prepare(fleet: Fleet) -> None:
         cli = Cli("", broker.http_address)
         cli.publish("clicks", [_click(number) for number in range(3000)])
         cli.publish("orders", [b'{"order": %d, "total": %d.50}' % (each, each % 80) for each in range(400)])
-        for minutes in range(10, 130, 10):
+        for minutes in range(5, 60, 5):
             broker.post("/pub", b'{"remind": "order"}', topic="orders", defer=minutes * 60_000)
     for broker, count in zip(fleet.ours, (9, 4), strict=True):
         broker.put(
