@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -289,3 +290,38 @@ def test_process_exits_with_the_code(tmp_path: Path) -> None:
         )
         assert done.returncode == code, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_repeated_options_of_the_console_accept_commas(cli: Cli) -> None:
+    wanted = {
+        "nsqd_http_addresses": ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"],
+        "nsqlookupd_http_addresses": ["127.0.0.1:4", "127.0.0.1:5"],
+        "lookupd_allowed_hosts": ["*.example.com", "localhost"],
+        "http_allowed_hosts": ["a", "b"],
+        "trusted_proxies": ["10.0.0.0/8", "::1"],
+    }
+    flags = [
+        "--nsqd-http-address=127.0.0.1:1,127.0.0.1:2",
+        "--nsqd-http-address=127.0.0.1:3",
+        "--lookupd-http-address=127.0.0.1:4, 127.0.0.1:5",
+        "--lookupd-allowed-host=*.example.com,localhost",
+        "--http-allowed-host=a,b",
+        "--trusted-proxy=10.0.0.0/8,::1",
+    ]
+    env = {
+        "QCLI_NSQD_HTTP_ADDRESS": "127.0.0.1:1,127.0.0.1:2, 127.0.0.1:3",
+        "QCLI_LOOKUPD_HTTP_ADDRESS": "127.0.0.1:4,127.0.0.1:5",
+        "QCLI_LOOKUPD_ALLOWED_HOST": "*.example.com,localhost",
+        "QCLI_HTTP_ALLOWED_HOST": "a,b",
+        "QCLI_TRUSTED_PROXY": "10.0.0.0/8,::1",
+    }
+    show = ("admin", "--http-address=127.0.0.1:0", "--check-config=show")
+    for result in (cli(*show, *flags), cli(*show, env=env)):
+        assert result.code == 0, result.err
+        shown = tomllib.loads(result.out.decode())
+        assert {key: shown[key] for key in wanted} == wanted
+    refused = cli(*show, "--nsqd-http-address=127.0.0.1:1,")
+    assert (refused.code, "'--nsqd-http-address'" in refused.err) == (2, True)
+    # nsqadmin takes a name as it is: one of a directory service has commas.
+    names = cli(*show, "--admin-user=cn=web,dc=example", "--admin-user=root")
+    assert tomllib.loads(names.out.decode())["admin_users"] == ["cn=web,dc=example", "root"]

@@ -64,6 +64,7 @@ SETTINGS = under_headings(
         ("127.0.0.1:4151",),
         field=_BROKERS,
         multiple=True,
+        commas=True,
         help="Show the brokers at these HTTP addresses. Several: with commas, or repeat the option.",
     ),
     Setting(
@@ -72,6 +73,7 @@ SETTINGS = under_headings(
         field=_LOOKUPDS,
         key="nsqlookupd_http_addresses",
         multiple=True,
+        commas=True,
         help="Show all brokers that these nsqlookupd list. Several: with commas, or repeat the option.",
     ),
     Setting(
@@ -79,6 +81,7 @@ SETTINGS = under_headings(
         kinds.HOST,
         field="lookupd_allowed_hosts",
         multiple=True,
+        commas=True,
         brief=True,
         help="Use only brokers with these host names or addresses, if nsqlookupd returns others: *.example.com.",
     ),
@@ -169,8 +172,9 @@ SETTINGS = under_headings(
         ("127.0.0.0/8", "::1/128"),
         field="trusted_proxies",
         multiple=True,
+        commas=True,
         brief=True,
-        help="Believe the header only from these addresses. May be repeated.",
+        help="Believe the header only from these addresses. Several: with commas, or repeat the option.",
     ),
     Setting(
         "session-lifetime",
@@ -191,6 +195,7 @@ SETTINGS = under_headings(
         kinds.HOST,
         field="http_allowed_hosts",
         multiple=True,
+        commas=True,
         help="Accept requests for this host name too, such as that of a reverse proxy. '*' accepts all names, and "
         "with them DNS rebinding by web pages.",
         brief=True,

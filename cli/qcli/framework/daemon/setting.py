@@ -40,6 +40,8 @@ class Setting(GroupedOption):
             the suffix `_ms` for a duration.
         key: The key in a configuration file; by default the field without its unit.
         ignored: Why the option has no effect here; such an option is accepted, and hidden in --help. None: it has one.
+        commas: With `multiple`: whether a flag may have several values with commas between them, too. The environment
+            always may.
         alone: See `GroupedOption`.
     """
 
@@ -52,6 +54,7 @@ class Setting(GroupedOption):
         field: str | None = None,
         key: str | None = None,
         ignored: str | None = None,
+        commas: bool = False,
         **attributes: Any,
     ) -> None:
         name = field or flag.replace("-", "_") + ("_ms" if kind.unit == "ms" else "")
@@ -68,11 +71,18 @@ class Setting(GroupedOption):
         self._of_serve = SERVE_PREFIX + flag.replace("-", "_").upper()
         self.key = key or name.removesuffix("_ms")
         self.ignored = ignored
+        self.commas = commas
 
     def variables(self, ctx: click.Context) -> tuple[str, ...]:
         """Return the variables of this option: `serve` has one more than `lookupd`, for itself alone."""
         variables = super().variables(ctx)
         return (self._of_serve, *variables) if ctx.command.name == "serve" else variables
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert the value, or several with commas between them."""
+        if self.commas:
+            value = [text.strip() for each in value or () for text in each.split(",")]
+        return super().type_cast_value(ctx, value)
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
