@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -14,6 +15,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from access.support import ALL_ROLES, AuthFile, bearer, everything
@@ -140,6 +142,26 @@ def test_killed_console_is_started_again_and_a_killed_broker_ends_it(tmp_path: P
         assert site.broker.http("GET", "/ping") == b"OK"
         site.broker.process.kill()
         until(lambda: not is_alive(second), "the console has ended")
+
+
+def test_viewers_stay_logged_in_when_the_console_is_started_again(tmp_path: Path) -> None:
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("all", everything(*ALL_ROLES))
+    with running(tmp_path, f"--auth-file={file.write()}") as site:
+        with httpx.Client(base_url=site.addresses["admin_url"], timeout=DEADLINE_S) as browser:
+            form = re.search(r'name="csrf" value="([^"]*)"', browser.get("/login").text)
+            assert form is not None
+            fields = {"csrf": form[1], "token": "all-secret"}
+            origin = {"Origin": site.addresses["admin_url"].rstrip("/")}
+            assert browser.post("/login", data=fields, headers=origin).status_code == 303
+            first = site.console
+            assert browser.get("/").status_code == 200
+            os.kill(first, signal.SIGKILL)
+            until(lambda: site.console not in (0, first), "another console runs")
+        with httpx.Client(
+            base_url=str(browser.base_url), cookies=browser.cookies, timeout=DEADLINE_S
+        ) as later:
+            assert later.get("/").status_code == 200
 
 
 def test_a_console_that_hangs_does_not_keep_the_broker(tmp_path: Path) -> None:

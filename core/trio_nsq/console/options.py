@@ -33,6 +33,7 @@ class ConsoleOptions:
         admin_users: These may change everything; other named users may only read.
         trusted_proxies: Networks whose header is believed.
         session_lifetime_ms: A login ends after this time.
+        session_key: The key of the session cookies, 32 random bytes; empty: `session_key_file` decides.
         session_key_file: Keeps the key of the session cookies. None: a new key at each start.
         http_allowed_hosts: Host names for the console, besides localhost, this machine's name and IP addresses.
         allow_config_from_cidr: The network that may use `/config`; empty: none.
@@ -62,6 +63,7 @@ class ConsoleOptions:
     admin_users: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
     session_lifetime_ms: int = 8 * 60 * MINUTE_MS
+    session_key: bytes = field(default=b"", repr=False)
     session_key_file: Path | None = None
     http_allowed_hosts: tuple[str, ...] = ()
     allow_config_from_cidr: str = "127.0.0.1/8"

@@ -2,8 +2,8 @@
 
 It is a process of its own, so that pages never delay the broker's event loop. The broker opens the console's listener
 and passes it on: a port in use is an error at the start, and viewers can connect while the console is started again.
-The child reads its options, with its token, from a pipe; the end of this pipe is the end of the broker, also if that
-was killed.
+The child reads its options, with its token and the key of the session cookies, from a pipe; the end of this pipe is
+the end of the broker, also if that was killed.
 """
 
 import json
@@ -36,6 +36,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _STEADY_S = 60.0
 """After running for this long, the next end is followed by the shortest pause again."""
 _STOP_S = 3.0
+_SESSION_KEY_BYTES = 32
 _NAME = "(console)"
 """Of its identity at the broker; no name in an auth file has parentheses."""
 
@@ -162,6 +163,8 @@ class _ConsoleProcess:
         self._setup: dict[str, Any] = {
             "fds": self._fds,
             "http_address": there.address,
+            # Of all processes of the console, so that viewers stay logged in when it is started again.
+            "session_key": secrets.token_hex(_SESSION_KEY_BYTES),
             "token": "" if options.auth_file is None and not options.auth_http_addresses else token,
             "https_cert": str(options.tls_cert) if secure else None,
             "https_key": str(options.tls_key) if secure else None,

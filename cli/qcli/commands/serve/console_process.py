@@ -89,6 +89,7 @@ def _options(setup: dict[str, Any]) -> ConsoleOptions:
         # The broker's own address: no other machine answers there, and its certificate has other names.
         tls=TLSFiles(skip_verify=broker.startswith("https://")),
         secret=Secret(setup["token"]),
+        session_key=bytes.fromhex(setup["session_key"]),
         http_allowed_hosts=tuple(setup["http_allowed_hosts"]),
         https_cert=Path(cert) if cert else None,
         https_key=Path(key) if key else None,

@@ -87,7 +87,7 @@ class Access:
         self._options = options
         self._unix_time = unix_time
         self._policy = read_policy(options.auth_file)
-        self._sessions = Sessions(session_key(options.session_key_file))
+        self._sessions = Sessions(options.session_key or session_key(options.session_key_file))
         self.proxies = Proxies(options.trusted_proxies, options.acl_http_header, options.admin_users)
         self._brokers = BrokerLogins(upstream, watcher, lends_credentials=_has_credentials(options))
         self._attempts = Attempts()
