@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,8 +21,8 @@ from fleet.support import Fleet, running_fleet
 from interop.peers import Broker, qcli_admin
 
 PICTURES = Path(__file__).parent / "pictures"
-SIZE = (1180, 720)
-LIVE_S = 100.0
+SIZE = (1280, 760)
+LIVE_S = 90.0
 """The charts show the rates of this time."""
 PATHS = ("/checkout", "/cart", "/search", "/login", "/products/17", "/products/4")
 
@@ -44,7 +45,8 @@ def make_pages(folder: Path) -> None:
             _take(visitor, folder, "nodes", "/nodes")
             _take(visitor, folder, "messages", "/topics/clicks/messages?q=checkout")
             _take(visitor, folder, "dead-letters", "/dead-letters/payments.dead")
-            visitor.open("/topics/clicks/mail/seek")
+            visitor.open("/topics/clicks/archive/seek")
+            visitor.page.get_by_label("Duration").fill("1m")
             visitor.page.get_by_role("button", name="Show what would happen").click()
             _save(visitor.page, folder, "seek")
             visitor.close()
