@@ -108,10 +108,8 @@ def _traffic(fleet: Fleet) -> Iterator[None]:
             number += 1
 
     def consume(channel: str) -> None:
-        with Cli(",".join(each.tcp_address for each in fleet.brokers), "").running(
-            "tail", channel
-        ) as running:
-            threading.Thread(target=running.process.communicate, daemon=True).start()
+        addresses = ",".join(broker.tcp_address for broker in fleet.brokers)
+        with Cli(addresses, "").running("tail", channel, stdout=subprocess.DEVNULL):
             over.wait()
 
     threads = [
