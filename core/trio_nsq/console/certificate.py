@@ -6,7 +6,8 @@ from pathlib import Path
 from ..client.connection.tls import reason_of
 from ..listening import StartupError
 
-_ALPN = ["h2", "http/1.1"]
+_ALPN = ["http/1.1"]
+"""Without HTTP/2: see `http1_only`."""
 
 
 class Certificate:

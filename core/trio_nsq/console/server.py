@@ -14,6 +14,8 @@ import trio
 from hypercorn.config import Config, Sockets
 from hypercorn.trio.run import worker_serve
 from hypercorn.utils import wrap_app
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .._version import __version__
 from ..listening import Listening, listen
@@ -127,6 +129,23 @@ class _Config(Config):
         return None if self.certificate is None else self.certificate.context
 
 
+def http1_only(app: ASGIApp) -> ASGIApp:
+    """Refuse HTTP/2.
+
+    Hypercorn changes to HTTP/2 at `Upgrade: h2c`. If a reverse proxy passes that on, the client's further requests go
+    through it unseen: it removes no header such as `X-Forwarded-User` from them.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not scope["http_version"].startswith("1."):
+            refusal = PlainTextResponse("The console speaks HTTP/1.1 only.\n", 505)
+            await refusal(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return answer
+
+
 async def _serve_http(
     console: Console,
     there: Listening,
@@ -143,10 +162,9 @@ async def _serve_http(
     config.graceful_timeout = _STOP_S
     config.include_server_header = False
     raw = [socket.socket(fileno=os.dup(listener.socket.fileno())) for listener in there.listeners]
+    app = cast(Any, http1_only(make_app(console)))  # other names of the same types
     await worker_serve(
-        wrap_app(
-            cast(Any, make_app(console)), config.wsgi_max_body_size, "asgi"
-        ),  # other names of the same types
+        wrap_app(app, config.wsgi_max_body_size, "asgi"),
         config,
         sockets=Sockets([], raw, []) if certificate is None else Sockets(raw, [], []),
         task_status=task_status,
