@@ -103,4 +103,7 @@ class Incoming:
     @property
     def is_forwarded(self) -> bool:
         """Whether a proxy has passed the request on."""
-        return any(name in self.headers for name in ("x-forwarded-for", "forwarded", "via"))
+        return any(
+            name in ("forwarded", "via", "x-real-ip") or name.startswith("x-forwarded-")
+            for name in self.headers
+        )

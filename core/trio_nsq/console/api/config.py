@@ -13,6 +13,7 @@ from ...log_levels import level_number, parse_level
 from ...protocol.address import parse_address, without_secrets
 from ...protocol.limits import MIB
 from ...untrusted_json import decode_json
+from ..access.incoming import Incoming
 from ..access.viewer import require
 from ..console import Console, console_of
 from .answers import JSON, APIError, value
@@ -55,7 +56,9 @@ async def change(request: Request) -> Response:
 def _check(request: Request) -> None:
     """Check that the client is in the network, and has the role. Raises APIError, Forbidden."""
     network = console_of(request).options.allow_config_from_cidr
-    host = request.client.host if request.client else ""
+    incoming: Incoming = request.state.incoming
+    # Behind a proxy on this machine, every client would else be inside the default network.
+    host = console_of(request).access.proxies.client(incoming.host, incoming.headers)
     try:
         address = ipaddress.ip_address(host)
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:

@@ -48,7 +48,8 @@ def _comes_from_elsewhere(incoming: Incoming) -> bool:
 
 def _again(request: Request) -> Response:
     """Return a page that makes the browser ask again, from a page of this origin, so that it sends the session."""
-    where = escape(quote(request.url.path) + (f"?{request.url.query}" if request.url.query else ""))
+    path = "/" + request.url.path.lstrip("/")  # two slashes would name another host
+    where = escape(quote(path) + (f"?{request.url.query}" if request.url.query else ""))
     return HTMLResponse(
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={where}">'
         f'<title>qcli admin</title><p><a href="{where}">Continue</a></p></html>'
