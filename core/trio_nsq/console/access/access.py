@@ -148,13 +148,14 @@ class Access:
         return self._visitor(incoming, Viewer(rights=self._anonymous(incoming)))
 
     def is_current(self, incoming: Incoming, identified: Identified) -> bool:
-        """Whether an answer that is being sent may go on."""
+        """Whether an answer that is being sent may go on: the login is valid, and its rights are the same."""
         now_s = self._unix_time()
         if identified.session is not None and self._sessions.has_ended(identified.session, now_s):
             return False
         if identified.token:
-            known = self._policy is not None and self._policy.find_token(identified.token.encode(), now_s)
-            return bool(known) or self._brokers.is_valid(identified.token)
+            known = self._policy and self._policy.find_token(identified.token.encode(), now_s)
+            rights = rights_of([known]) if known else self._brokers.rights(identified.token)
+            return rights is not None and rights.key == identified.viewer.rights.key
         viewer = identified.viewer
         return bool(viewer.source) or self._anonymous(incoming) == viewer.rights
 

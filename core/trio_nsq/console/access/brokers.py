@@ -137,13 +137,16 @@ class BrokerLogins:
             await checking.wait()
         return self.known(token) or await self._check(key, token)
 
-    def is_valid(self, token: str) -> bool:
-        """Whether brokers accepted a token when they were asked last, for an answer that is being sent."""
+    def rights(self, token: str) -> Rights | None:
+        """Return what brokers allowed a token when they were asked last, for an answer that is being sent.
+
+        None: they have refused it, or were not asked.
+        """
         found = self._logins.get(token_digest(token.encode()))
         if found is None:
-            return False
+            return None
         found.used_at_s = trio.current_time()
-        return True
+        return found.rights
 
     def _is_fresh(self, login: Login) -> bool:
         """Whether a login counts without a check: it is new enough, and includes each broker that answers now."""
@@ -207,9 +210,13 @@ class BrokerLogins:
     async def _describe(self, token: str | None, address: str) -> Description:
         answer = await self._upstream.json("GET", address, "/access", token=token)
         try:
-            return parse_description(answer)
+            about = parse_description(answer)
         except ValueError as exc:
             raise UpstreamError(address, f"its answer to /access is not valid: {exc}") from None
+        if token is not None and about.identity is not None and about.identity.source == "certificate":
+            # A secret that is no token is no obstacle to a certificate, and the certificate is the console's own.
+            raise UpstreamError(address, "it does not know the token", status=401)
+        return about
 
     async def _check_all(self) -> None:
         """Check the tokens in use, and forget the others."""

@@ -1,0 +1,133 @@
+"""Attacks from outside: by strangers, through a proxy, and by viewers that have lost rights."""
+
+from pathlib import Path
+
+import httpx
+import trio
+from cryptography import x509
+from h2.connection import H2Connection
+from h2.events import ResponseReceived
+
+from access.support import ALL_ROLES, Given, everything
+from broker.certificates import Certificates
+from broker.support import PATIENCE_S, running_broker
+from console.access_support import Site, auth_file, guarded, open_site, running_console
+from trio_nsq.client.connection.tls import TLSFiles
+from trio_nsq.secret import NO_SECRET
+
+
+async def test_the_certificate_of_the_console_is_no_login(tmp_path: Path) -> None:
+    """To brokers, a secret that is no token is no obstacle to a certificate: any secret would be a login."""
+    certificates = Certificates(tmp_path / "certificates")
+    cert, key = certificates.client_files("console-certificate")
+    file = auth_file(tmp_path)
+    subject = x509.load_pem_x509_certificate(cert.read_bytes()).subject.rfc4514_string()
+    file.add_certificate("console-certificate", subject, everything(*ALL_ROLES))
+    options = {"tls_client_auth_policy": "verify-if-given", "tls_root_ca_file": certificates.ca_path}
+    async with running_broker(
+        tmp_path / "d", auth_file=file.write(), **certificates.options, **options
+    ) as broker:
+        console = running_console(
+            tmp_path,
+            nsqd_http_addresses=(f"https://{broker.https_address}",),
+            tls=TLSFiles(root_ca_file=certificates.ca_path, cert=cert, key=key),
+            secret=NO_SECRET,
+        )
+        async with console as site, site.browser() as browser:
+            answer = await browser.get("/api/topics", {"Authorization": "Bearer anything"})
+            assert answer.status_code == 401
+            assert (await browser.log_in("stranger")).status_code == 401
+            assert (await browser.log_in("expired")).status_code == 401
+            assert (await browser.log_in("admin")).status_code == 303
+            assert (await browser.get("/api/topics")).json() == {"topics": None, "message": ""}
+
+
+async def test_http2_is_no_way_past_the_proxy(tmp_path: Path) -> None:
+    """A proxy that passes `Upgrade: h2c` on does not see the requests that follow, nor removes headers from them."""
+    spoofed = {"X-Forwarded-User": "alice"}
+    async with open_site(tmp_path, admin_users=("alice",)) as site:
+        assert await _status_after_upgrade(site, spoofed) == 505
+        async with httpx.AsyncClient(http1=False, http2=True) as client:
+            assert (await client.get(f"{site.root}/", headers=spoofed)).status_code == 505
+        async with site.browser() as browser:
+            assert (await browser.get("/", spoofed)).status_code == 200
+
+
+async def _status_after_upgrade(site: Site, headers: dict[str, str]) -> int:
+    """Change the protocol as a client behind a proxy would, and return the status of a further request."""
+    host = site.root.removeprefix("http://")
+    address, _, port = host.rpartition(":")
+    connection = H2Connection()
+    settings = connection.initiate_upgrade_connection()
+    assert isinstance(settings, bytes)
+    upgrade = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: {settings.decode()}"
+    head = [(":method", "GET"), (":path", "/"), (":authority", host), (":scheme", "http")]
+    async with await trio.open_tcp_stream(address, int(port)) as stream:
+        await stream.send_all(f"OPTIONS /ping HTTP/1.1\r\nHost: {host}\r\n{upgrade}\r\n\r\n".encode())
+        received = b""
+        with trio.fail_after(PATIENCE_S):
+            while b"\r\n\r\n" not in received:
+                received += await stream.receive_some()
+            if not received.startswith(b"HTTP/1.1 101 "):
+                return 505
+            received = received.partition(b"\r\n\r\n")[2]
+            connection.send_headers(
+                3, [*head, *((k.lower(), v) for k, v in headers.items())], end_stream=True
+            )
+            await stream.send_all(connection.data_to_send())
+            while True:
+                for event in connection.receive_data(received):
+                    if isinstance(event, ResponseReceived) and event.stream_id == 3:
+                        return int(dict(event.headers)[b":status"])
+                received = bytes(await stream.receive_some())
+                assert received
+
+
+async def test_the_default_network_of_config_is_no_client_of_a_local_proxy(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as site, site.browser() as browser:
+        token = {"Authorization": "Bearer admin-secret"}
+        for client, status in (("203.0.113.5", 403), ("127.0.0.1, 203.0.113.5", 403), ("127.0.0.9", 200)):
+            answer = await browser.get("/config/log_level", {**token, "X-Forwarded-For": client})
+            assert answer.status_code == status, client
+        assert (await browser.get("/config/log_level", token)).status_code == 200
+
+
+async def test_clients_of_a_local_proxy_only_read(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site, site.browser() as browser:
+        for name in ("X-Real-IP", "X-Forwarded-Proto", "X-Forwarded-For", "Forwarded", "Via"):
+            answer = await browser.client.post(
+                "/api/topics", content=b'{"topic": "t"}', headers={name: "192.0.2.1"}
+            )
+            assert answer.status_code == 403, name
+        assert (await browser.client.post("/api/topics", content=b'{"topic": "t"}')).status_code == 200
+
+
+async def test_a_link_leads_to_no_other_host(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as site, site.browser() as browser:
+        headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        for path in ("//evil.example/x", "///evil.example/x", "/%2Fevil.example/x"):
+            answer = await browser.client.get(site.root + path, headers=headers)
+            assert 'content="0; url=/evil.example/x"' in answer.text
+
+
+async def test_a_stream_ends_with_the_rights(tmp_path: Path) -> None:
+    """The browser connects again, with its new rights."""
+    file = auth_file(tmp_path)
+    send, receive = trio.open_memory_channel[None](1)
+    async with open_site(tmp_path, auth_file=file.path, reloads=receive, poll_interval_ms=100) as site:
+        async with site.browser() as admin, site.browser() as web:
+            await admin.log_in("admin")
+            await admin.post("/create", {"topic": "clicks"})
+            await web.log_in("web")
+            path = "/live?path=/topics/clicks"
+            with trio.fail_after(PATIENCE_S):
+                async with web.client.stream("GET", path) as events:
+                    pieces = events.aiter_raw()
+                    assert "clicks" in (await anext(pieces)).decode()
+                    file.entries.pop("web")
+                    file.add_token("web", Given(["read"], ["orders"]))
+                    file.write()
+                    await send.send(None)
+                    async for _ in pieces:
+                        pass
+            assert (await web.client.head(path)).status_code == 404
