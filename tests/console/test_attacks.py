@@ -1,6 +1,7 @@
 """Attacks from outside: by strangers, through a proxy, and by viewers that have lost rights."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import trio
@@ -23,7 +24,10 @@ async def test_the_certificate_of_the_console_is_no_login(tmp_path: Path) -> Non
     file = auth_file(tmp_path)
     subject = x509.load_pem_x509_certificate(cert.read_bytes()).subject.rfc4514_string()
     file.add_certificate("console-certificate", subject, everything(*ALL_ROLES))
-    options = {"tls_client_auth_policy": "verify-if-given", "tls_root_ca_file": certificates.ca_path}
+    options: dict[str, Any] = {
+        "tls_client_auth_policy": "verify-if-given",
+        "tls_root_ca_file": certificates.ca_path,
+    }
     async with running_broker(
         tmp_path / "d", auth_file=file.write(), **certificates.options, **options
     ) as broker:
