@@ -19,6 +19,8 @@ async def test_roles_decide_on_pages_and_actions_and_the_audit_log_tells_them(tm
                 assert (await reader.post(path, {"typed": "clicks"})).status_code == 403
             for path in ("/topics/orders/delete", "/topics/orders/settings", "/dead-letters/orders"):
                 assert (await some.post(path, {"typed": "orders", "ttl": "1s"})).status_code == 403
+            asked = await some.post("/topics/clicks/settings", {"retention_time": "1h"})
+            assert (asked.status_code, "This drops no message" in asked.text) == (200, True)
             done = await some.post("/topics/clicks/pause")
             assert done.status_code == 303
             shown = await some.get(done.headers["location"])
@@ -28,6 +30,9 @@ async def test_roles_decide_on_pages_and_actions_and_the_audit_log_tells_them(tm
             assert "retention_time" in settings
             assert "Preview" not in settings
         line = await site.await_audited("action")
+        assert len([each for each in site.audited() if each["event"] == "action"]) == 1, (
+            "a question is no action"
+        )
         assert (line["action"], line["topic"], line["status"]) == ("POST /topics/clicks/pause", "clicks", 303)
         assert (line["done"], line["failed"]) == (1, 0)
         assert "web" in line.values()

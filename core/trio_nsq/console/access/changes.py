@@ -8,6 +8,7 @@ from starlette.requests import Request
 from ..upstream.client import Results
 
 _DETAILS = "audit"
+_HAS_CHANGED_NOTHING = "has_changed_nothing"
 
 
 def note_change(
@@ -32,6 +33,16 @@ def note_change(
     if count is not None:
         details["count"] = count
     request.scope["state"][_DETAILS] = {key: value for key, value in details.items() if value != ""}
+
+
+def note_nothing_changed(request: Request) -> None:
+    """Note that a request was only a question, such as a form whose answer is a page that asks to confirm."""
+    request.scope["state"][_HAS_CHANGED_NOTHING] = True
+
+
+def has_changed_nothing(scope: Mapping[str, Any]) -> bool:
+    """Return whether a request was only a question."""
+    return _HAS_CHANGED_NOTHING in scope["state"]
 
 
 def noted_change(scope: Mapping[str, Any]) -> dict[str, str | int]:

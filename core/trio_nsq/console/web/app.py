@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
+from ..access.changes import note_nothing_changed
 from ..access.viewer import Forbidden
 from ..api.routes import api_routes
 from ..console import Console, console_of
@@ -112,6 +113,8 @@ def _endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
         await watcher.changed(0)  # the first round takes 2 s at most; without it, every page would be empty
         request.scope["path_params"] = {key: name_of(part) for key, part in request.path_params.items()}
         found = await page.handler(request)
+        if isinstance(found, View) and found.only_asks:
+            note_nothing_changed(request)
         return _response(request, found, live=page.live) if isinstance(found, View) else found
 
     return answer

@@ -61,7 +61,9 @@ class Confirmation:
 
     def view(self, problem: str = "", status: int = 200) -> View:
         """Return the page; `problem` is why the form was not accepted."""
-        return View("confirm.html", {"confirm": replace(self, problem=problem)}, status)
+        return View(
+            "confirm.html", {"confirm": replace(self, problem=problem)}, status, only_asks=not problem
+        )
 
     def refused(self, form: Mapping[str, str]) -> View | None:
         """Return the page again if a form lacks the name; None: the viewer has confirmed."""

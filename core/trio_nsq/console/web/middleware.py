@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..access.access import Access, Identified
 from ..access.bodies import MAX_BODY_BYTES, SMALL_BODY_BYTES, Bodies
-from ..access.changes import noted_change
+from ..access.changes import has_changed_nothing, noted_change
 from ..access.cookies import session_cookie
 from ..access.incoming import Incoming, Refused
 from ..access.rights import NOTHING
@@ -130,7 +130,8 @@ class AccessMiddleware:
             try:
                 await self._app(scope, receive, answer.send)
             finally:
-                if (not incoming.is_safe or answer.status == 403) and incoming.path not in _OPEN_PATHS:
+                is_action = not (incoming.is_safe or has_changed_nothing(scope)) or answer.status == 403
+                if is_action and incoming.path not in _OPEN_PATHS:
                     self._record(scope, incoming, answer.status or 500, "")
         if running.cancelled_caught:
             await answer.end()

@@ -18,12 +18,13 @@ class View:
 
     Attributes:
         context: The variables; `viewer`, `snapshot`, `options`, `request` and `page` are added.
-        key: What else the block `live` depends on, for pages that look different for viewers with equal rights.
+        only_asks: The page asks whether to do something: nothing was changed or refused.
     """
 
     template: str
     context: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
+    only_asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....wording import count_of
+from ...access.changes import note_nothing_changed
 from ...access.viewer import Forbidden, require, viewer_of
 from ...actions import commands, dead_letters, impact, targets
 from ...actions.dead_letters import CHANNEL, REASONS, VERBS, Counted, Filter, Letter, Origin, Progress
@@ -153,6 +154,7 @@ async def _act(request: Request, topic: str, found: targets.Targets, sent: Form)
     if ids is not None:
         by_broker = {address: len(some) for address, some in ids.items()}
         if not by_broker:
+            note_nothing_changed(request)
             return finished(
                 request,
                 back,

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....wording import count_of
+from ...access.changes import note_nothing_changed
 from ...access.viewer import require
 from ...actions import commands, deferred, impact, targets
 from ...actions.deferred import Cancelled
@@ -79,6 +80,7 @@ async def _cancel(request: Request, topic: str, channel: str, found: Targets, se
         title = (
             "nothing was cancelled: there are no deferred messages" if everything else "select messages first"
         )
+        note_nothing_changed(request)
         return finished(request, here, title, Report(failed=found.failing, left_out=found.left_out))
     page = _question(request, topic, channel, found, by_broker, ids)
     page = replace(page, errors=found.failures(counts.errors))
