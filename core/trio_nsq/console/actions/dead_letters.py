@@ -10,7 +10,7 @@ import trio
 from ..fleet.snapshot import Snapshot
 from ..fleet.stats import Queue, TopicStats, number, text
 from ..upstream.client import Results, Upstream, UpstreamError
-from .ndjson import read_lines
+from ..upstream.json_lines import read_lines
 from .shown import Shown, shown
 
 CHANNEL = "dead-letters"

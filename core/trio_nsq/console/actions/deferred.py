@@ -9,7 +9,7 @@ import trio
 
 from ..fleet.stats import number
 from ..upstream.client import Results, Upstream, UpstreamError
-from .ndjson import read_lines
+from ..upstream.json_lines import read_lines
 from .shown import Shown, shown
 
 _DAYS = 14

@@ -5,11 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-import trio
-
-from ...untrusted_json import decode_json
 from ..upstream.client import Upstream, UpstreamError
+from ..upstream.json_lines import read_lines
 from .paging import KEEP_BYTES, READ_BYTES
 
 STATES = ("requeued", "fresh", "deferred")
@@ -64,46 +61,23 @@ async def peek(
 ) -> Peek:
     """Ask each broker for the next `count` messages of a channel."""
     params = {"topic": topic, "channel": channel, "max_messages": str(count), "state": ",".join(states)}
-
     cut: dict[str, str] = {}
 
     async def ask(address: str) -> list[Waiting]:
-        lines: list[bytes] = []
-        with trio.move_on_after(upstream.request_timeout_s) as limit:
-            async with upstream.stream("GET", address, "/channel/peek", params, token=token) as answer:
-                if not await _receive(answer, count, lines):
-                    cut[address] = f"its messages are large: the page has only the first {len(lines)}"
-        if limit.cancelled_caught:
-            raise UpstreamError(address, f"no answer within {upstream.request_timeout_s:g} s")
-        return [_waiting(address, line) for line in lines]
+        lines = await read_lines(
+            upstream, address, "/channel/peek", params, token, at_most=count, max_bytes=READ_BYTES
+        )
+        if lines.is_cut and len(lines.objects) < count:
+            cut[address] = f"its messages are large: the page has only the first {len(lines.objects)}"
+        return [_waiting(address, line) for line in lines.objects]
 
     results = await upstream.on_all(brokers, ask)
     return Peek(results.values, cut | {address: error.reason for address, error in results.errors.items()})
 
 
-async def _receive(answer: httpx.Response, count: int, lines: list[bytes]) -> bool:
-    """Read up to `count` lines. Returns False if there are more, but `READ_BYTES` were read."""
-    parts: list[bytes] = []
-    size = 0
-    with (
-        trio.CancelScope() as enough
-    ):  # to cancel closes the generators of httpx; `break` and exceptions do not
-        async for piece in answer.aiter_raw():
-            size += len(piece)
-            parts.append(piece)
-            if b"\n" in piece:
-                *complete, rest = b"".join(parts).split(b"\n")
-                parts = [rest]
-                lines += complete[: count - len(lines)]
-            if len(lines) >= count or size > READ_BYTES:
-                enough.cancel()
-    return len(lines) >= count or not enough.cancelled_caught
-
-
-def _waiting(address: str, line: bytes) -> Waiting:
-    """Decode a line. Raises UpstreamError."""
+def _waiting(address: str, found: Mapping[str, Any]) -> Waiting:
+    """Return the message of a line. Raises UpstreamError."""
     try:
-        found: dict[str, Any] = decode_json(line)
         state = found["state"]
         if state not in STATES:
             raise ValueError("not a state")

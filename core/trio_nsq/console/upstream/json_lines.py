@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import trio
 
 from ...protocol.limits import MIB
 from ...untrusted_json import decode_json
-from ..upstream.client import Upstream, UpstreamError
+from .client import Upstream, UpstreamError
 
 MAX_BYTES = 16 * MIB
 
@@ -87,12 +88,25 @@ async def read_lines(
     try:
         with trio.fail_after(limit_s):
             async with upstream.stream("GET", address, path, params, token=token) as response:
-                # The cancellation ends the nested generators, as `break` would not.
-                with trio.CancelScope() as reading:
-                    async for piece in response.aiter_raw():
-                        if not lines.is_cut and not lines.add(piece):
-                            reading.cancel()
-                lines.end()
+                await _receive(response, lines)
     except trio.TooSlowError:
         raise UpstreamError(address, f"no complete answer within {limit_s:g} s") from None
     return lines
+
+
+async def _receive(response: httpx.Response, lines: Lines) -> None:
+    """Read an answer until its end, or until the lines are enough. Raises UpstreamError."""
+    invalid: UpstreamError | None = None
+    # The cancellation ends the loop, so that the nested generators finish. The library would not close them after a
+    # `break` or an exception.
+    with trio.CancelScope() as reading:
+        async for piece in response.aiter_raw():
+            try:
+                if not lines.is_cut and not lines.add(piece):
+                    reading.cancel()
+            except UpstreamError as exc:
+                invalid = exc
+                reading.cancel()
+    if invalid is not None:
+        raise invalid
+    lines.end()
