@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from .access.access import Access
-from .fleet.clients import ChannelClients
 from .fleet.history import History
 from .fleet.rows import Rows
 from .fleet.shared import Shared
@@ -24,7 +23,6 @@ class Console:
     upstream: Upstream
     watcher: Watcher
     history: History
-    clients: ChannelClients
     notifier: Notifier
     access: Access
     rows: Rows = field(default_factory=Rows)

@@ -24,7 +24,6 @@ from ..under_trio import require_trio
 from .access.access import Access
 from .certificate import Certificate
 from .console import Console
-from .fleet.clients import ChannelClients
 from .fleet.history import History
 from .fleet.watcher import Watcher
 from .notifications import Notifier
@@ -66,8 +65,7 @@ def make_console(options: ConsoleOptions) -> Console:
     )
     history = History()
     watcher = Watcher(upstream, options, history.observe)
-    access, clients = Access(options, upstream, watcher), ChannelClients(upstream)
-    return Console(options, upstream, watcher, history, clients, notifier, access)
+    return Console(options, upstream, watcher, history, notifier, Access(options, upstream, watcher))
 
 
 async def serve(

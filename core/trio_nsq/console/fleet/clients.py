@@ -1,18 +1,13 @@
 """The clients of channels, asked for when somebody looks at a channel: the watcher's polls leave them out."""
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import trio
 
 from ..upstream.client import Upstream, UpstreamError
 from .snapshot import Snapshot
 from .stats import number, text
 
-_MAX_CHANNELS = 100
-"""Answers that are kept."""
 _MAX_CLIENTS = 5000
 """Clients of one broker that are shown."""
 
@@ -56,46 +51,17 @@ class Clients:
     errors: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Answer:
-    version: int = -1
-    found: Clients = field(default_factory=Clients)
-    asking: trio.Lock = field(default_factory=trio.Lock)
+async def ask_clients(upstream: Upstream, snapshot: Snapshot, topic: str, channel: str) -> Clients:
+    """Ask the brokers of a channel that is in the snapshot for its clients."""
+    query = {"format": "json", "include_mem": "false", "topic": topic, "channel": channel}
 
+    async def ask(address: str) -> list[Client]:
+        return parse_clients(address, await upstream.json("GET", address, "/stats", query), topic, channel)
 
-class ChannelClients:
-    """Asks for clients, at most once for each channel and snapshot. One for a console."""
-
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
-        self._answers: OrderedDict[tuple[str, str], _Answer] = OrderedDict()
-
-    async def of(self, snapshot: Snapshot, topic: str, channel: str) -> Clients:
-        """Return the clients of a channel that is in the snapshot."""
-        key = (topic, channel)
-        answer = self._answers.setdefault(key, _Answer())
-        self._answers.move_to_end(key)
-        while len(self._answers) > _MAX_CHANNELS:
-            self._answers.popitem(last=False)
-        async with answer.asking:
-            if answer.version < snapshot.version:
-                answer.found = await self._ask(snapshot, topic, channel)
-                answer.version = snapshot.version
-            return answer.found
-
-    async def _ask(self, snapshot: Snapshot, topic: str, channel: str) -> Clients:
-        query = {"format": "json", "include_mem": "false", "topic": topic, "channel": channel}
-
-        async def ask(address: str) -> list[Client]:
-            return parse_clients(
-                address, await self._upstream.json("GET", address, "/stats", query), topic, channel
-            )
-
-        asked = snapshot.topics[topic].channels[channel].parts
-        results = await self._upstream.on_all(asked, ask)
-        clients = [client for found in results.values.values() for client in found]
-        clients.sort(key=lambda client: (client.broker, client.hostname, client.id))
-        return Clients(clients, {address: error.reason for address, error in results.errors.items()})
+    results = await upstream.on_all(snapshot.topics[topic].channels[channel].parts, ask)
+    clients = [client for found in results.values.values() for client in found]
+    clients.sort(key=lambda client: (client.broker, client.hostname, client.id))
+    return Clients(clients, {address: error.reason for address, error in results.errors.items()})
 
 
 def parse_clients(broker: str, stats: Any, topic: str, channel: str) -> list[Client]:

@@ -13,7 +13,6 @@ from .search import KINDS
 
 COUNTS = (10, 25, 50, 100)
 DEFAULT_COUNT = 25
-ORDERS = ("newest", "oldest")
 
 
 @dataclass(frozen=True, slots=True)

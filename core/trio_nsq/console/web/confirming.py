@@ -106,11 +106,6 @@ def problem_of(report: Report, what: str) -> str:
     return f"Failed: {what}. {reasons}" if reasons else f"Failed: {what}. No broker answers."
 
 
-def whole(text: str | None) -> int:
-    """Return the number of a hidden field; 0 if it is none."""
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else 0
-
-
 def finished(
     request: Request, path: str, title: str, report: Report, continuation: Continuation | None = None
 ) -> Response:

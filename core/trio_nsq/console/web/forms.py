@@ -77,6 +77,11 @@ async def parse_upload(content_type: str, body: bytes) -> tuple[Form, dict[str, 
     return ImmutableMultiDict(fields), files
 
 
+def whole(text: str | None) -> int:
+    """Return the number of a field or a parameter; 0 if it is none."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
 def csrf_field(request: Request) -> Markup:
     """Return the hidden field that each form needs."""
     return Markup('<input type="hidden" name="{}" value="{}">').format(CSRF_FIELD, viewer_of(request).csrf)

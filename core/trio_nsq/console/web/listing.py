@@ -6,6 +6,8 @@ from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 
+from .forms import whole
+
 _T = TypeVar("_T")
 PAGE_ROWS = 100
 _MAX_FILTER = 200
@@ -108,10 +110,8 @@ def listing(
     unknown = [row for row in found if column.key(row) is None] if len(known) < len(found) else []
     known.sort(key=column.key, reverse=descending)
     found = known + unknown
-    number = query.get("page", "1")
     pages = max(1, -(-len(found) // PAGE_ROWS))
-    at = min(int(number), pages) if number.isascii() and number.isdigit() and len(number) < 9 else 1
-    at = max(1, at)
+    at = min(max(1, whole(query.get("page"))), pages)
     shown = found[(at - 1) * PAGE_ROWS : at * PAGE_ROWS]
     return Listing(
         page, dict(request.path_params), wanted, sort, descending, at, len(found), shown, columns, default

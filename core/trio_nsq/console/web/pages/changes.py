@@ -11,7 +11,7 @@ from ....protocol import is_valid_name
 from ....wording import count_of
 from ...access.viewer import require
 from ...actions import cluster, commands, impact, targets
-from ...actions.report import Report
+from ...actions.report import LACKS_IT, Report
 from ...actions.run import fleet_of, record_action
 from ...console import console_of
 from ..confirming import (
@@ -23,9 +23,8 @@ from ..confirming import (
     names_of,
     place,
     problem_of,
-    whole,
 )
-from ..forms import form
+from ..forms import form, whole
 from ..page import Page, View
 from ..rendering import path_of
 
@@ -151,11 +150,11 @@ def _table(
 
 def cluster_report(outcome: cluster.Outcome, done: str) -> Report:
     """Return the report of a change of a whole fleet."""
-    failed = {step.server: f"{step.error.reason}" for step in outcome.failed if step.error is not None}
+    failed = {step.server: step.error.reason for step in outcome.failed if step.error is not None}
     failed |= {error.address: error.reason for error in outcome.lookups if not error.is_missing}
     every = {step.server: done for step in outcome.done if step.server not in failed}
     if not every and not failed:
-        failed = {step.server: "it does not have it" for step in outcome.missing}
+        failed = {step.server: LACKS_IT for step in outcome.missing}
     return Report(every, failed)
 
 

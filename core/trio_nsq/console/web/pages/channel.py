@@ -1,10 +1,12 @@
 """A channel: its sums, charts, brokers and clients."""
 
+from functools import partial
+
 from starlette.requests import Request
 
 from ...access.viewer import viewer_of
 from ...console import console_of
-from ...fleet.clients import Client, Clients
+from ...fleet.clients import Client, Clients, ask_clients
 from ...fleet.latencies import latencies
 from ..listing import Column, listing
 from ..page import NotFound, Page, View
@@ -33,7 +35,10 @@ async def channel(request: Request) -> View:
     if state is None:
         raise NotFound(f"There is no channel {name} of the topic {topic}. It may have been deleted.")
     may_read = viewer_of(request).allows("read", topic)
-    clients = await console.clients.of(snapshot, topic, name) if may_read else Clients()
+    clients = Clients()
+    if may_read:
+        ask = partial(ask_clients, console.upstream, snapshot, topic, name)
+        clients = await console.shared.once(("clients", topic, name), snapshot.version, ask)
     context = {
         "topic": topic,
         "channel": name,

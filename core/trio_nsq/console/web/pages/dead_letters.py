@@ -19,8 +19,8 @@ from ...console import console_of
 from ...fleet.stats import total as total_of
 from ...notices import Continuation
 from ...upstream.client import Results
-from ..confirming import Confirmation, finished, names_of, selected, whole
-from ..forms import Form, form
+from ..confirming import Confirmation, finished, names_of, selected
+from ..forms import Form, form, whole
 from ..page import Page, View
 from ..rendering import path_of
 

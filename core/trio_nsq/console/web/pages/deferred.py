@@ -18,8 +18,8 @@ from ...actions.run import record_action
 from ...actions.targets import Targets
 from ...console import console_of
 from ...notices import Continuation
-from ..confirming import Confirmation, crumbs_of, finished, names_of, selected, whole
-from ..forms import Form, form
+from ..confirming import Confirmation, crumbs_of, finished, names_of, selected
+from ..forms import Form, form, whole
 from ..page import Page, View
 from ..rendering import path_of
 

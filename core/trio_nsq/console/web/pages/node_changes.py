@@ -14,8 +14,8 @@ from ...actions.report import Report
 from ...actions.run import fleet_of, record_action
 from ...console import console_of
 from ...fleet.snapshot import BrokerState
-from ..confirming import Confirmation, crumbs_of, finished, place, whole
-from ..forms import form
+from ..confirming import Confirmation, crumbs_of, finished, place
+from ..forms import form, whole
 from ..page import NotFound, Page, View
 from ..rendering import path_of
 from .changes import cluster_report

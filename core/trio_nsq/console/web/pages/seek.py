@@ -13,12 +13,10 @@ from ...actions.run import record_action
 from ...actions.seek import Destination, Move, destination, seek
 from ...console import console_of
 from ...upstream.client import Results
-from ..confirming import Confirmation, crumbs_of, finished, names_of, place, whole
-from ..forms import form
+from ..confirming import Confirmation, crumbs_of, finished, names_of, place
+from ..forms import form, whole
 from ..page import Page, View
 from ..rendering import path_of
-
-_VALUE_OF = {"ago": "ago", "time": "time", "sequence": "sequence"}
 
 
 async def show(request: Request) -> View | Response:
@@ -43,7 +41,7 @@ async def show(request: Request) -> View | Response:
         return View("seek.html", context)
     kind, broker = asked.get("to", ""), asked.get("broker", "")
     try:
-        to = destination(kind, asked.get(_VALUE_OF.get(kind, ""), ""))
+        to = destination(kind, asked.get(kind, ""))
         addresses = _chosen(found.addresses, broker, to)
     except ValueError as exc:
         return View("seek.html", {**context, "problem": f"{exc}."}, 422)

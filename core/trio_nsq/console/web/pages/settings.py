@@ -13,8 +13,8 @@ from ...actions.settings import Preview
 from ...actions.targets import Targets
 from ...console import console_of
 from ...upstream.client import Results
-from ..confirming import Confirmation, crumbs_of, finished, label, names_of, whole
-from ..forms import form
+from ..confirming import Confirmation, crumbs_of, finished, label, names_of
+from ..forms import form, whole
 from ..page import Page, View
 from ..rendering import path_of
 
