@@ -141,9 +141,8 @@ def graphite(**options: object) -> Graphite:
 
 
 def test_names_of_figures() -> None:
-    assert graphite().rate_target("a b/c#ephemeral") == (
-        "sumSeries(stats.counters.nsq.*.topic.a_b-cephemeral.message_count.count)"
-    )
+    (figure,) = parse_qs(urlsplit(graphite().topic("a b/c#ephemeral")[1].small).query)["target"]
+    assert "sumSeries(stats.counters.nsq.*.topic.a_b-cephemeral.message_count.count)" in figure
     odd = graphite(statsd_prefix="my.%s.", statsd_gauge_format="", statsd_counter_format="%s")
     (depth, _) = odd.topic("t", "10.0.0.1:4151")
     assert parse_qs(urlsplit(depth.small).query)["target"] == [

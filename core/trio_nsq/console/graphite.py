@@ -94,10 +94,6 @@ class Graphite:
         """Return the chart of all messages."""
         return self._charts(("message_count",), "*", "topic.*.channel.*", colour="green")
 
-    def rate_target(self, topic: str, node: str = "*") -> str:
-        """Return the figure of `/api/graphite?metric=rate` for a topic."""
-        return self._sum("message_count", node, f"topic.{clean(topic)}")
-
     def rate_url(self, target: str) -> str:
         """Return the URL that gives the last complete value of a figure."""
         interval_s = self.options.statsd_interval_ms // 1000

@@ -25,7 +25,7 @@ class ConsoleOptions:
         tls: For https to brokers and discovery services.
         secret: Authenticates the console at brokers and discovery services; viewers use tokens of their own.
         connect_timeout_ms, request_timeout_ms: Limits for requests to brokers and discovery services.
-        poll_interval_ms: The shortest time between two polls of a broker, while somebody looks.
+        poll_interval_ms: The shortest time between two polls of a broker, while there are viewers.
         https_cert, https_key: PEM files; both or neither. With them, the pages are served over HTTPS only.
         anonymous: What viewers without a login may do; empty: it depends on the brokers and the address.
         auth_file: Tokens of the console itself, for brokers without authentication. None: none.

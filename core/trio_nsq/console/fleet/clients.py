@@ -1,4 +1,4 @@
-"""The clients of channels, asked for when somebody looks at a channel: the watcher's polls leave them out."""
+"""The clients of channels, asked for when a viewer opens a channel: the watcher's polls leave them out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

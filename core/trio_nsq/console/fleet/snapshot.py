@@ -110,7 +110,7 @@ class Snapshot:
     """The fleet at one time.
 
     Attributes:
-        version: Grows with each snapshot; 0: nobody was asked yet.
+        version: Grows with each snapshot; 0: no server was asked yet.
         taken_at_s: Unix seconds.
         brokers: By address: first those that were given, in their order.
         topics: By name, sorted; brokers that do not answer are left out.

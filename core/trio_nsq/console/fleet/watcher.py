@@ -8,26 +8,25 @@ from dataclasses import replace
 
 import trio
 
-from ...lookup.answers import Node, parse_nodes
+from ...lookup.answers import Node
 from ...lookup.hosts import HostPatterns
 from ...protocol.address import without_secrets
 from ..options import ConsoleOptions
 from ..upstream.client import Upstream, UpstreamError
+from ..upstream.discovery import MAX_LISTED, nodes_at
 from .snapshot import BrokerState, LookupdState, Snapshot, TopicState, combine
 from .stats import add_rates, parse_topics
 
 logger = logging.getLogger("trio_nsq.console")
 
 _IDLE_INTERVAL_S = 10.0
-"""Between polls while nobody looks: the charts need the numbers."""
+"""Between polls without viewers: the charts need the numbers."""
 _VIEWED_S = 30.0
-"""For this long after a request for a page, somebody looks."""
+"""A viewer counts for this long after a request for a page."""
 _GRACE_S = 1.0
 """A round waits for this long. A server that has not answered then is not waited for until it answers again."""
 _BUSY_PART = 10
 """A round begins after this many times the processor time of the one before, so that a huge fleet leaves time."""
-_MAX_LISTED = 1000
-"""Brokers that are taken from discovery services: any client may register some."""
 _MAX_IDENTITIES = 10_000
 _STATS = {"format": "json", "include_clients": "false", "include_mem": "false", "include_disk": "true"}
 _IDENTITY = ("hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
@@ -82,7 +81,7 @@ class Watcher:
     # ------------------------------------------------------------------ viewers
 
     def touch(self) -> None:
-        """Note that somebody looks: polls become frequent for some time."""
+        """Note that there is a viewer: polls become frequent for some time."""
         was_idle = not self._is_viewed()
         self._viewed_at_s = trio.current_time()
         if was_idle:
@@ -90,7 +89,7 @@ class Watcher:
 
     @contextmanager
     def viewing(self) -> Iterator[None]:
-        """Note that somebody looks as long as the block runs."""
+        """Note that there is a viewer as long as the block runs."""
         self.touch()
         self._viewers += 1
         try:
@@ -143,7 +142,7 @@ class Watcher:
         self._wake = trio.Event()
 
     async def _round(self, nursery: trio.Nursery) -> float:
-        """Ask everybody, publish a snapshot, and return the processor time that it took."""
+        """Poll all servers, publish a snapshot, and return the processor time that it took."""
         busy_before_s = time.process_time()
         failed = {address for address, state in self._lookupd_states.items() if state.error}
         await self._ask(nursery, dict.fromkeys(self.lookupds, self._poll_lookupd), failed)
@@ -198,11 +197,11 @@ class Watcher:
         """Add the brokers that discovery services list; remove those that are gone for some time."""
         registrations: dict[str, dict[str, Node]] = {}
         for lookupd in self._lookupd_states.values():
-            for node in lookupd.nodes[:_MAX_LISTED]:
+            for node in lookupd.nodes:
                 if node.http_address and node.has_usable_host and self._allows_host(node.broadcast_address):
                     registrations.setdefault(node.http_address, {})[lookupd.address] = node
         for address in registrations:
-            if address not in self._brokers and len(self._brokers) < _MAX_LISTED:
+            if address not in self._brokers and len(self._brokers) < MAX_LISTED:
                 self._brokers[address] = BrokerState(address, configured=False)
         for address, state in list(self._brokers.items()):
             is_listed = state.configured or address in registrations
@@ -231,14 +230,12 @@ class Watcher:
     async def _poll_lookupd(self, address: str) -> None:
         name = without_secrets(address)
         try:
-            nodes = list(parse_nodes((await self._upstream.request("GET", address, "/nodes")).body))
+            nodes = await nodes_at(self._upstream, address)
             version = await self._upstream.json("GET", address, "/info")
             shown = version.get("version") if isinstance(version, dict) else ""
             state = LookupdState(name, version=str(shown)[:100], nodes=nodes)
         except UpstreamError as exc:
             state = LookupdState(name, error=exc.reason)
-        except ValueError as exc:
-            state = LookupdState(name, error=f"its answer is not valid: {exc}")
         self._lookupd_states[name] = state
 
     async def _poll_broker(self, address: str) -> None:

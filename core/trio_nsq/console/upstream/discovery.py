@@ -1,25 +1,29 @@
 """Asks discovery services which brokers there are."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 from ...lookup.answers import Node, ProducerAddress, parse_lookup, parse_nodes
+from ...protocol.go_json import decode_object
 from .client import Results, Upstream, UpstreamError
 
-_MAX_LISTED = 1000
+MAX_LISTED = 1000
 """Brokers that are taken from one service: any client may register some."""
+_MAX_NAMES = 100_000
+
+
+async def nodes_at(upstream: Upstream, lookupd: str) -> list[Node]:
+    """Return the brokers that a discovery service lists. Raises UpstreamError."""
+    answer = await upstream.request("GET", lookupd, "/nodes")
+    try:
+        return list(parse_nodes(answer.body))[:MAX_LISTED]
+    except ValueError as exc:
+        raise _invalid(lookupd, exc) from exc
 
 
 async def ask_nodes(upstream: Upstream, lookupds: Iterable[str]) -> Results[list[Node]]:
     """Return the brokers that each discovery service lists."""
-
-    async def ask(address: str) -> list[Node]:
-        answer = await upstream.request("GET", address, "/nodes")
-        try:
-            return list(parse_nodes(answer.body))[:_MAX_LISTED]
-        except ValueError as exc:
-            raise _invalid(address, exc) from exc
-
-    return await upstream.on_all(lookupds, ask)
+    return await upstream.on_all(lookupds, partial(nodes_at, upstream))
 
 
 async def ask_lookup(
@@ -30,24 +34,34 @@ async def ask_lookup(
     async def ask(address: str) -> list[ProducerAddress]:
         answer = await upstream.request("GET", address, "/lookup", {"topic": topic})
         try:
-            return list(parse_lookup(answer.body))[:_MAX_LISTED]
+            return list(parse_lookup(answer.body))[:MAX_LISTED]
         except ValueError as exc:
             raise _invalid(address, exc) from exc
 
     return await upstream.on_all(lookupds, ask)
 
 
-async def ask_names(
-    upstream: Upstream, lookupds: Iterable[str], path: str, params: dict[str, str], key: str
-) -> Results[Sequence[str]]:
-    """Return the names in the answers to `/topics` or `/channels`."""
+async def names_at(
+    upstream: Upstream, lookupd: str, path: str, params: Mapping[str, str], key: str
+) -> list[str]:
+    """Return the names in an answer to `/topics` or `/channels`. Raises UpstreamError."""
+    answer = await upstream.request("GET", lookupd, path, params)
+    try:
+        found = decode_object(answer.body)
+        if found.integer("status_code"):  # services before 1.0
+            found = found.object("data")
+        return [name for name in found.texts(key)[:_MAX_NAMES] if 0 < len(name) <= 64]
+    except ValueError as exc:
+        raise _invalid(lookupd, exc) from exc
 
-    async def ask(address: str) -> Sequence[str]:
-        answer = await upstream.json("GET", address, path, params)
-        found = answer.get(key) if isinstance(answer, dict) else None
-        if not isinstance(found, list | None) or not all(isinstance(name, str) for name in found or ()):
-            raise _invalid(address, ValueError(f"it has no {key}"))
-        return found or ()
+
+async def ask_names(
+    upstream: Upstream, lookupds: Iterable[str], path: str, params: Mapping[str, str], key: str
+) -> Results[list[str]]:
+    """Return the names in the answers of discovery services to `/topics` or `/channels`."""
+
+    async def ask(lookupd: str) -> list[str]:
+        return await names_at(upstream, lookupd, path, params, key)
 
     return await upstream.on_all(lookupds, ask)
 

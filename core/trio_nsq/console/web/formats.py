@@ -5,6 +5,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from ...wording import count_of
+
 UNKNOWN = "\N{EN DASH}"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -67,7 +69,7 @@ def quantile(value: float) -> str:
 
 def plural(count: int, noun: str, plural_noun: str = "") -> str:
     """Return a count with its noun: `1 topic`, `2 topics`."""
-    return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"
+    return f"{count:,} {plural_noun}" if plural_noun and count != 1 else count_of(count, noun)
 
 
 def moment(unix_s: float | None) -> str:
