@@ -228,3 +228,14 @@ async def test_theme_of_the_cookie() -> None:
         assert 'data-theme="dark"' in (await client.get("/", headers={"Cookie": "theme=dark"})).text
         hostile = {"Cookie": 'theme="><script>'}
         assert "data-theme" not in (await client.get("/", headers=hostile)).text.split("<head>")[0]
+
+
+async def test_topic_that_was_created_since_the_last_poll_has_a_page() -> None:
+    broker = FakeBroker()
+    async with fake_brokers(broker), visited(broker, poll_interval_ms=3_600_000) as client:
+        broker.topics = [topic("new", channel("c"))]
+        while (await client.get("/topics/new/c")).status_code == 404:
+            pass  # unknown names cause a poll at most once a second
+        asked = broker.asked.count("/stats")
+        assert (await client.get("/topics/new")).status_code == 200
+        assert broker.asked.count("/stats") == asked

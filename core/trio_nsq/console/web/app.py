@@ -1,9 +1,11 @@
 """The console as an ASGI application: routes, and pages for errors."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 
+import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,6 +17,7 @@ from ..access.changes import note_nothing_changed
 from ..access.viewer import Forbidden
 from ..api.routes import api_routes
 from ..console import Console, console_of
+from ..fleet.watcher import Watcher
 from ..graphite import Graphite
 from ..upstream.client import UpstreamError
 from . import static_files
@@ -47,6 +50,11 @@ from .refusals import refusal
 from .rendering import render
 
 logger = logging.getLogger("trio_nsq.console")
+
+_NEW_S = 1.0
+"""Unknown names cause a poll at most this often."""
+_FIND_S = 3.0
+"""A page waits this long for that poll."""
 
 PAGES: tuple[Page, ...] = (
     *topics.PAGES,
@@ -112,12 +120,22 @@ def _endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
         watcher.touch()
         await watcher.changed(0)  # the first round takes 2 s at most; without it, every page would be empty
         request.scope["path_params"] = {key: name_of(part) for key, part in request.path_params.items()}
+        await _find_new(watcher, request.path_params)
         found = await page.handler(request)
         if isinstance(found, View) and found.only_asks:
             note_nothing_changed(request)
         return _response(request, found, live=page.live) if isinstance(found, View) else found
 
     return answer
+
+
+async def _find_new(watcher: Watcher, names: Mapping[str, str]) -> None:
+    """Poll again if the last poll lacks the topic or channel of a path: it may have been created since."""
+    topic = watcher.snapshot.topics.get(names.get("topic", ""))
+    is_known = topic is not None and names.get("channel", "") in {"", *topic.channels}
+    if "topic" in names and not is_known and time.time() > watcher.snapshot.taken_at_s + _NEW_S:
+        with trio.move_on_after(_FIND_S):
+            await watcher.refresh()
 
 
 def _response(request: Request, view: View, *, live: bool = False) -> HTMLResponse:
