@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -288,7 +288,8 @@ def subscribed(
 ) -> Iterator[str]:
     """Subscribe to a channel, as the agent `tests/1`, until the block exits; yield the client's address.
 
-    The client takes `ready` messages and finishes none. `identity` replaces or adds to what it sends in IDENTIFY.
+    The client takes `ready` messages, finishes none, and stays connected. `identity` replaces or adds to what it sends
+    in IDENTIFY.
     """
     host, _, port = broker.tcp_address.rpartition(":")
     with (
@@ -301,7 +302,21 @@ def subscribed(
         assert _frame(frames) == b"OK"
         sock.sendall(f"SUB {topic} {channel}\nRDY {ready}\n".encode())
         assert _frame(frames) == b"OK"
-        yield "%s:%d" % sock.getsockname()[:2]
+        stopping = threading.Event()
+        beating = threading.Thread(target=_beat, args=(sock, stopping))
+        beating.start()
+        try:
+            yield "%s:%d" % sock.getsockname()[:2]
+        finally:
+            stopping.set()
+            beating.join()
+
+
+def _beat(sock: socket.socket, stopping: threading.Event) -> None:
+    """Send what answers a heartbeat, so that the broker keeps the connection."""
+    with suppress(OSError):  # the broker has ended
+        while not stopping.wait(10):
+            sock.sendall(b"NOP\n")
 
 
 def _frame(frames: IO[bytes]) -> bytes:
