@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 import trio
-from hypercorn.config import Config, Sockets
-from hypercorn.trio.run import worker_serve
+from hypercorn.config import Config
 from hypercorn.utils import wrap_app
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,6 +22,7 @@ from ..reloading import reload_on_request
 from ..under_trio import require_trio
 from .access.access import Access
 from .certificate import Certificate
+from .connections import serve_connections
 from .console import Console
 from .fleet.history import History
 from .fleet.watcher import Watcher
@@ -35,7 +35,7 @@ logger = logging.getLogger("trio_nsq.console")
 
 _MAX_HEADERS_BYTES = 64 * 1024
 _KEEP_ALIVE_S = 75.0
-_STOP_S = 2.0
+_STOP_S = 1.0
 """Time for the answers that are being sent when the console stops."""
 
 
@@ -159,11 +159,15 @@ async def _serve_http(
     config.keep_alive_timeout = _KEEP_ALIVE_S
     config.graceful_timeout = _STOP_S
     config.include_server_header = False
-    raw = [socket.socket(fileno=os.dup(listener.socket.fileno())) for listener in there.listeners]
+    listeners: list[Any] = []
+    for listener in there.listeners:
+        copy = socket.socket(fileno=os.dup(listener.socket.fileno()))
+        plain = trio.SocketListener(trio.socket.from_stdlib_socket(copy))
+        if certificate is None:
+            listeners.append(plain)
+        else:
+            listeners.append(trio.SSLListener(plain, certificate.context, https_compatible=True))
     app = cast(Any, http1_only(make_app(console)))  # other names of the same types
-    await worker_serve(
-        wrap_app(app, config.wsgi_max_body_size, "asgi"),
-        config,
-        sockets=Sockets([], raw, []) if certificate is None else Sockets(raw, [], []),
-        task_status=task_status,
+    await serve_connections(
+        wrap_app(app, config.wsgi_max_body_size, "asgi"), config, listeners, task_status=task_status
     )
