@@ -13,6 +13,7 @@ from typing import Literal
 
 from ...lookup.answers import ProducerAddress
 from ...lookup.hosts import HostPatterns
+from ...protocol.address import without_secrets
 from ..console import Console
 from ..upstream.client import Results, UpstreamError
 from ..upstream.discovery import ask_lookup
@@ -65,6 +66,11 @@ class Step:
     is_lookupd: bool = False
     error: UpstreamError | None = None
 
+    @property
+    def name(self) -> str:
+        """The address without secrets, for pages and logs."""
+        return without_secrets(self.server)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -101,8 +107,8 @@ class Outcome:
     @property
     def results(self) -> Results[Step]:
         """The results of all servers, by address; a server with an error has failed."""
-        errors = {step.server: step.error for step in self.steps if step.error is not None}
-        return Results({step.server: step for step in self.done if step.server not in errors}, errors)
+        errors = {step.name: step.error for step in self.steps if step.error is not None}
+        return Results({step.name: step for step in self.done if step.name not in errors}, errors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ async def find_inactive(upstream: Upstream, lookupds: Iterable[str], snapshot: S
     known = {name for broker in snapshot.brokers.values() for name in broker.topics}
     known |= {topic for each in snapshot.lookupds.values() for node in each.nodes for topic in node.topics}
     found = {topic for names in results.values.values() for topic in names} - known
-    return Registered(sorted(found), {address: error.reason for address, error in results.errors.items()})
+    return Registered(sorted(found), {error.address: error.reason for error in results.errors.values()})
 
 
 async def find_channels(

@@ -150,11 +150,11 @@ def _table(
 
 def cluster_report(outcome: cluster.Outcome, done: str) -> Report:
     """Return the report of a change of a whole fleet."""
-    failed = {step.server: step.error.reason for step in outcome.failed if step.error is not None}
+    failed = {step.name: step.error.reason for step in outcome.failed if step.error is not None}
     failed |= {error.address: error.reason for error in outcome.lookups if not error.is_missing}
-    every = {step.server: done for step in outcome.done if step.server not in failed}
+    every = {step.name: done for step in outcome.done if step.name not in failed}
     if not every and not failed:
-        failed = {step.server: LACKS_IT for step in outcome.missing}
+        failed = {step.name: LACKS_IT for step in outcome.missing}
     return Report(every, failed)
 
 
