@@ -1,5 +1,6 @@
 """Attacks from outside: by strangers, through a proxy, and by viewers that have lost rights."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from h2.events import ResponseReceived
 
 from access.support import ALL_ROLES, Given, everything
 from broker.certificates import Certificates
-from broker.support import PATIENCE_S, running_broker
+from broker.support import PATIENCE_S, connected, running_broker
 from console.access_support import Site, auth_file, guarded, open_site, running_console
 from trio_nsq.client.connection.tls import TLSFiles
 from trio_nsq.secret import NO_SECRET
@@ -135,3 +136,80 @@ async def test_a_stream_ends_with_the_rights(tmp_path: Path) -> None:
                     async for _ in pieces:
                         pass
             assert (await web.client.head(path)).status_code == 404
+
+
+async def test_secrets_of_addresses_are_not_shown(tmp_path: Path) -> None:
+    lookupd = "http://name:hidden-secret@127.0.0.1:1"
+    options = {"lookupd_http_addresses": (lookupd,), "auth_file": auth_file(tmp_path).path}
+    async with open_site(tmp_path, **options) as site, site.browser() as browser:
+        await browser.log_in("admin")
+        await browser.post("/create", {"topic": "clicks", "channel": "archive"})
+        change = {"typed": "clicks/archive", "messages": "0", "channels": "0"}
+        shown = await browser.post("/topics/clicks/archive/delete", change)
+        assert shown.status_code == 303
+        pages = [await browser.get(shown.headers["location"])]
+        for path in (
+            "/",
+            "/lookup",
+            "/nodes",
+            "/health",
+            "/topics/clicks",
+            "/topics/clicks/delete",
+            "/api/topics",
+        ):
+            pages.append(await browser.get(path))
+        headers = {"Authorization": "Bearer admin-secret"}
+        pages.append(await browser.client.post("/api/topics", content=b'{"topic": "t"}', headers=headers))
+        for page in pages:
+            assert "hidden-secret" not in page.text, page.url
+        assert "127.0.0.1:1" in pages[0].text
+        await site.await_audited("action")
+        assert "hidden-secret" not in site.audit.read_text()
+
+
+async def test_messages_do_not_leave_the_topics_of_a_token_of_the_console(tmp_path: Path) -> None:
+    """The brokers cannot check it: they see the console's own credentials."""
+    file = auth_file(tmp_path)
+    file.add_token("web", Given(["manage"], ["clicks", "failed"]))
+    async with open_site(tmp_path, auth_file=file.write()) as site:
+        async with site.browser() as admin, site.browser() as web:
+            await admin.log_in("admin")
+            for topic, channel in (("orders", "billing"), ("clicks", "archive")):
+                await admin.post("/create", {"topic": topic, "channel": channel})
+            await web.log_in("web")
+            path = "/topics/clicks/archive/settings"
+            for target, status in (("orders", 422), ("failed", 200)):
+                fields = {"dead_letter_topic": target, "was_dead_letter_topic": ""}
+                answer = await web.post(path, {**fields, "max_attempts": "3", "was_max_attempts": ""})
+                assert answer.status_code == status, target
+            assert (
+                "publish or manage on topic orders"
+                in (await web.post(path, {"dead_letter_topic": "orders"})).text
+            )
+
+
+async def test_dead_letters_are_requeued_to_topics_of_the_token_only(tmp_path: Path) -> None:
+    file = auth_file(tmp_path)
+    file.add_token("web", Given(["read", "manage"], ["failed"]))
+    settings = b'{"max_attempts": 1, "dead_letter_topic": "failed"}'
+    async with running_broker(tmp_path / "d") as broker, connected(str(broker.tcp_address)) as client:
+        await client.subscribe("orders", "billing", 1)
+        async with httpx.AsyncClient() as http:
+            where = f"http://{broker.http_address}/channel/settings?topic=orders&channel=billing"
+            assert (await http.put(where, content=settings)).status_code == 200
+            await http.post(f"http://{broker.http_address}/pub?topic=orders", content=b"x")
+            await client.send(b"REQ %s 0\n" % (await client.message()).id)
+            while not (letters := await _letters(http, str(broker.http_address))):
+                await trio.lowlevel.checkpoint()
+        async with running_console(tmp_path, broker, auth_file=file.write()) as site, site.browser() as web:
+            await web.log_in("web")
+            chosen = {"action": "requeue-selected", "letter": f"{broker.http_address} {letters[0]}"}
+            for fields in (chosen, {"action": "requeue-all"}, {"action": "requeue-all", "to": "topic"}):
+                answer = await web.post("/dead-letters/failed", fields)
+                assert answer.status_code == 403, fields
+                assert "publish or manage on topic orders" in answer.text
+
+
+async def _letters(http: httpx.AsyncClient, address: str) -> list[str]:
+    answer = await http.get(f"http://{address}/dead_letters/messages?topic=failed&channel=dead-letters")
+    return [json.loads(line)["id"] for line in answer.text.splitlines()] if answer.status_code == 200 else []

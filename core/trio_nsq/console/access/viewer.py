@@ -45,6 +45,14 @@ class Viewer:
         return self.rights.sees(topic)
 
 
+def may_send_to(viewer: Viewer, topic: str, channel: str = "") -> bool:
+    """Whether a viewer may have messages of another topic put into a topic, or into a channel of it.
+
+    Brokers check it, too, but not for viewers that use the console's own credentials.
+    """
+    return viewer.allows("publish", topic) or viewer.allows("manage", topic, channel)
+
+
 def viewer_of(request: HTTPConnection) -> Viewer:
     """Return the viewer of a request."""
     viewer = request.state.viewer

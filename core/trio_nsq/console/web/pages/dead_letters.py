@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ....wording import count_of
 from ...access.changes import note_nothing_changed
-from ...access.viewer import Forbidden, require, viewer_of
+from ...access.viewer import Forbidden, Viewer, may_send_to, require, viewer_of
 from ...actions import commands, dead_letters, impact, targets
 from ...actions.dead_letters import CHANNEL, REASONS, VERBS, Counted, Filter, Letter, Origin, Progress
 from ...actions.report import Report
@@ -147,6 +147,8 @@ async def _act(request: Request, topic: str, found: targets.Targets, sent: Form)
     to = "topic" if sent.get("to") == "topic" else "channel"
     query = {"origin": chosen.origin or None, "reason": chosen.reason or None}
     back = path_of(request, "dead_letter_topic", query, topic=topic)
+    if verb == "requeue" and viewer.token is None:
+        await _check_origins(request, viewer, topic, found.addresses, chosen, to)
     starts = dict(_starts(sent.getlist("start"), found.addresses))
     addresses = list(ids) if ids is not None else list(starts) or found.addresses
     by_broker: dict[str, int] = {}
@@ -185,6 +187,29 @@ async def _act(request: Request, topic: str, found: targets.Targets, sent: Form)
     count = sum(each.done for each in done.values())
     title = f"{count_of(count, 'dead letter')} of {topic} {VERBS[verb]}"
     return finished(request, back, title, report, continuation)
+
+
+async def _check_origins(
+    request: Request, viewer: Viewer, topic: str, addresses: Sequence[str], chosen: Filter, to: str
+) -> None:
+    """Check that a viewer may send to the topics that the letters come from. Raises Forbidden.
+
+    Brokers check the viewers whose token they get. Selected letters need it for all letters of the filter: which of
+    them are selected is known to the broker only.
+    """
+    if viewer.allows("publish") or viewer.allows("manage"):
+        return
+    which = Filter(chosen.origin, chosen.reason)
+    counts = await dead_letters.count(console_of(request).upstream, addresses, None, topic, which)
+    for counted in counts.values.values():
+        for origin in counted.by_origin:
+            channel = "" if to == "topic" else origin.channel
+            if origin.topic and not may_send_to(viewer, origin.topic, channel):
+                raise Forbidden(
+                    f"This needs the role publish or manage on topic {origin.topic}. Filter by origin."
+                )
+    if counts.errors or not all(each.is_complete for each in counts.values.values()):
+        raise Forbidden("It is not known where all these dead letters come from. Filter by origin.")
 
 
 def _question(

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....setting_texts import DEFAULT
 from ....wording import count_of
-from ...access.viewer import Viewer, require
+from ...access.viewer import Viewer, may_send_to, require
 from ...actions import commands, impact, settings, targets
 from ...actions.run import record_action
 from ...actions.settings import Preview
@@ -30,6 +31,9 @@ async def show(request: Request) -> View | Response:
     viewer = require(request, "manage", topic, channel)
     sent = await form(request)
     assignments, errors = settings.changes_of(channel, sent)
+    for name, text in assignments:
+        if name == "dead_letter_topic" and text not in ("", DEFAULT) and not may_send_to(viewer, text):
+            errors[name] = f"this needs the role publish or manage on topic {text}"
     if errors or not assignments:
         problem = "" if errors else "Nothing was changed: all values are as before."
         return await _page(request, viewer, topic, channel, found, sent, errors, problem)
