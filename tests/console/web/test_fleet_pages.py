@@ -239,3 +239,15 @@ async def test_topic_that_was_created_since_the_last_poll_has_a_page() -> None:
         asked = broker.asked.count("/stats")
         assert (await client.get("/topics/new")).status_code == 200
         assert broker.asked.count("/stats") == asked
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/topics/clicks", "/topics/clicks/archive", "/counter", "/nodes", "/api/counter"]
+)
+async def test_halves_of_surrogate_pairs_in_answers_of_brokers_are_shown_as_replaced(path: str) -> None:
+    bad = "\ud800"
+    clicks = topic("clicks", channel("archive", clients=[{"client_id": bad}]), channel(bad), unavailable=bad)
+    async with fleet(clicks, topic(bad, channel(bad, message_count=1))) as client:
+        answer = await client.get(path)
+    assert answer.status_code == 200
+    assert path == "/nodes" or "\ufffd" in answer.text or path == "/topics/clicks/archive"

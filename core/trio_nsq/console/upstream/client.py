@@ -1,6 +1,7 @@
 """HTTP requests to brokers and discovery services, with deadlines."""
 
 import json
+import re
 import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -27,12 +28,29 @@ MAX_ANSWER_BYTES = 64 * MIB
 _MAX_REASON = 300
 _MAX_AT_ONCE = 64
 """Requests at the same time, of one call of `on_all`."""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NO_PARAMETERS: Mapping[str, str] = {}
 _HEADERS = {
     "Accept": "application/vnd.nsq; version=1.0",
     "Accept-Encoding": "identity",  # the size of a compressed answer is unknown before decompression
     "User-Agent": f"trio-nsq-admin/{__version__}",
 }
+
+
+def decode_answer(data: bytes) -> Any:
+    """Decode JSON of a server. Escaped halves of surrogate pairs become U+FFFD: they cannot be written as UTF-8.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
+    value = decode_json(data)
+    if _SURROGATE.search(data) is None:
+        return value
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return decode_json(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
 
 
 class UpstreamError(NSQError):
@@ -70,7 +88,7 @@ class Answer:
     def json(self) -> Any:
         """Return the decoded body. Raises UpstreamError."""
         try:
-            return decode_json(self.body)
+            return decode_answer(self.body)
         except ValueError:
             raise UpstreamError(self.address, "its answer is not JSON: it is not a broker") from None
 
@@ -304,8 +322,8 @@ async def _read(response: httpx.Response, address: str) -> bytes:
 def _refusal(address: str, status: int, body: bytes) -> UpstreamError:
     """Return the error for an answer whose status is not 200."""
     try:
-        message = json.loads(body[:10_000])["message"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        message = decode_answer(body[:10_000])["message"]
+    except (ValueError, KeyError, TypeError):
         message = ""
     if isinstance(message, str) and message:
         code, _, text = message.partition(": ")

@@ -8,8 +8,7 @@ import httpx
 import trio
 
 from ...protocol.limits import MIB
-from ...untrusted_json import decode_json
-from .client import Upstream, UpstreamError
+from .client import Upstream, UpstreamError, decode_answer
 
 MAX_BYTES = 16 * MIB
 
@@ -56,7 +55,7 @@ class Lines:
             self.is_cut = True
             return
         try:
-            found = decode_json(line)
+            found = decode_answer(line)
         except ValueError:
             found = None
         if not isinstance(found, dict):
