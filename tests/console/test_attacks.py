@@ -14,6 +14,8 @@ from access.support import ALL_ROLES, Given, everything
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, connected, running_broker
 from console.access_support import Site, auth_file, guarded, open_site, running_console
+from console.fleet.fake_brokers import FakeBroker, fake_brokers
+from console.web.support import visited
 from trio_nsq.client.connection.tls import TLSFiles
 from trio_nsq.secret import NO_SECRET
 
@@ -213,3 +215,10 @@ async def test_dead_letters_are_requeued_to_topics_of_the_token_only(tmp_path: P
 async def _letters(http: httpx.AsyncClient, address: str) -> list[str]:
     answer = await http.get(f"http://{address}/dead_letters/messages?topic=failed&channel=dead-letters")
     return [json.loads(line)["id"] for line in answer.text.splitlines()] if answer.status_code == 200 else []
+
+
+async def test_redirection_to_the_base_path_has_no_foreign_host() -> None:
+    broker = FakeBroker()
+    async with fake_brokers(broker), visited(broker, base_path="/nsq") as client:
+        answer = await client.get("/nsq", headers={"Host": "evil.example"})
+    assert (answer.status_code, answer.headers["Location"]) == (307, "/nsq/")

@@ -106,7 +106,13 @@ def make_app(console: Console) -> ASGIApp:
     base = console.options.base_path.rstrip("/")
     images_from = Graphite(console.options).origin
     guarded = AccessMiddleware(app, console.access, partial(refusal, error=_error), images_from)
-    return Starlette(routes=[Mount(base, guarded)]) if base else guarded
+    if not base:
+        return guarded
+    # Starlette's own redirection has the Host header in it, which was not checked.
+    first_page = Route(base, lambda request: Response(status_code=307, headers={"Location": f"{base}/"}))
+    outside = Starlette(routes=[first_page, Mount(base, guarded)])
+    outside.router.redirect_slashes = False
+    return outside
 
 
 def _specificity(page: Page) -> list[bool]:
