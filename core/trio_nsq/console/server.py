@@ -155,6 +155,8 @@ async def _serve_http(
     config.accesslog = None
     config.errorlog = logging.getLogger("trio_nsq.console.http")
     config.errorlog.setLevel(logging.WARNING)
+    # The form parser logs each malformed form; the viewer gets the reason.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     config.h11_max_incomplete_size = _MAX_HEADERS_BYTES
     config.keep_alive_timeout = _KEEP_ALIVE_S
     config.graceful_timeout = _STOP_S
