@@ -48,12 +48,15 @@ def test_change_after_a_preview(site: Site) -> None:
         found = in_force(broker, "set")
         assert (found["retention_time_ms"], found["max_bytes"]) == (7 * 86_400_000, 10 * 2**30)
         assert (
-            f"{broker.http_address} 7d set 0 default 0 default 0 default 10GiB set reject default"
+            f"{broker.http_address} 7d set 0 (off) default 0 (off) default 0 (off) default 10GiB set reject default"
             in done.text
         )
         assert f"{broker.http_address} : changed" in done.text
     back = site.send(site.post(path, filled(site.get(path), retention_time="default")))
-    assert f"{site.fleet.ours[0].http_address} 0 default 0 default 0 default 0 default 10GiB set" in back.text
+    assert (
+        f"{site.fleet.ours[0].http_address} 0 (off) default 0 (off) default 0 (off) default 0 (off) default 10GiB set"
+        in back.text
+    )
     assert in_force(site.fleet.ours[1], "set")["retention_time_ms"] == 0
 
 

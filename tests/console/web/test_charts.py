@@ -14,6 +14,7 @@ from trio_nsq.console.web.charts import (
     nice_top,
     sparkline,
 )
+from trio_nsq.console.web.formats import short
 
 GAP = math.nan
 MINUS = "\N{MINUS SIGN}"
@@ -167,7 +168,14 @@ def test_chart_has_its_values_for_the_tooltip() -> None:
 
 def test_chart_leaves_out_the_time_before_the_first_value() -> None:
     found = figure(Line("In", [GAP] * 90 + [1.0] * 30))
-    assert texts(found, "axis-x")[0] == f"{MINUS}30 min"
+    assert texts(found, "axis-x")[0] == f"{MINUS}40 min"
+
+
+@pytest.mark.parametrize("known", [1, 21, 47, 94, 120])
+def test_labels_of_the_time_axis_are_round(known: int) -> None:
+    found = figure(Line("In", [GAP] * (120 - known) + [1.0] * known), step_s=30)
+    minutes = [float(text.removeprefix(MINUS).split()[0]) for text in texts(found, "axis-x")[:-1]]
+    assert all(each * 2 == int(each * 2) for each in minutes)
 
 
 def test_chart_without_values_shows_some_time() -> None:
@@ -178,3 +186,20 @@ def test_chart_without_values_shows_some_time() -> None:
 def test_charts_text_cannot_be_markup() -> None:
     found = ET.fromstring(chart("<b>", [Line("<i>", [1.0])], step_s=1, text=lambda value: "<u>"))
     assert not [each for each in found.iter() if each.tag in ("i", "u")]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.25, "0.25"),
+        (0.5, "0.5"),
+        (2.5, "2.5"),
+        (40, "40"),
+        (250, "250"),
+        (2500, "2.5k"),
+        (1e6, "1M"),
+    ],
+)
+def test_short_numbers(value: float, text: str) -> None:
+    assert short(value) == text

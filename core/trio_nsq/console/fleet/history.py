@@ -37,6 +37,23 @@ class Series:
     depth: list[float]
     oldest_s: list[float]
 
+    def until_now(
+        self, in_rate: float | None, out_rate: float | None, depth: int, oldest_age_ms: int | None
+    ) -> "Series":
+        """Return the series with newer last values, so that a chart agrees with the numbers beside it.
+
+        None: unknown; the last value stays.
+        """
+        oldest_s = None if oldest_age_ms is None else oldest_age_ms / 1000
+        newest = (in_rate, out_rate, depth, oldest_s)
+        lines = (self.rate_in, self.rate_out, self.depth, self.oldest_s)
+        return Series(
+            *(
+                line if value is None else [*line[:-1], value]
+                for line, value in zip(lines, newest, strict=True)
+            )
+        )
+
 
 class _Count(NamedTuple):
     """The numbers of a topic or channel at one time. A tuple, because a big fleet needs many of them at once."""

@@ -139,10 +139,14 @@ def describe(line: Line, text: Callable[[float], str]) -> str:
 
 
 def _without_beginning(lines: Sequence[Line]) -> list[Line]:
-    """Leave out the time before the first value of any line, but show a sixth of the time at least."""
+    """Leave out the time before the first value of any line: show a sixth, a third, two thirds, or all.
+
+    Of an hour these are 10, 20, 40 and 60 minutes, so that the labels of the axis are round.
+    """
     count = max((len(line.values) for line in lines), default=0)
     gaps = (next((i for i, v in enumerate(line.values) if not math.isnan(v)), count) for line in lines)
-    start = min(min(gaps, default=0), count - count // 6)
+    wanted = count - min(gaps, default=0)
+    start = count - next(part for part in (count // 6, count // 3, count * 2 // 3, count) if part >= wanted)
     return [replace(line, values=line.values[start:]) for line in lines]
 
 

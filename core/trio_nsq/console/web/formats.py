@@ -25,7 +25,9 @@ def short(value: float) -> str:
     for limit, divisor, unit in ((1000, 1, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (1e12, 1e9, "G")):
         if abs(value) < limit:
             count = value / divisor
-            return f"{count:.1f}".removesuffix(".0") + unit if abs(count) < 100 else f"{count:.0f}{unit}"
+            digits = 0 if abs(count) >= 100 else 1 if abs(count) >= 1 else 2
+            text = f"{count:.{digits}f}"
+            return (text.rstrip("0").rstrip(".") if digits else text) + unit
     return f"{value:.0e}"
 
 

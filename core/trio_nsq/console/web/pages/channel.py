@@ -48,7 +48,11 @@ async def channel(request: Request) -> View:
         ),
         "client_errors": clients.errors,
         "may_read": may_read,
-        "charts": charts(console.history.series(topic, name)),
+        "charts": charts(
+            console.history.series(topic, name).until_now(
+                state.sum.in_rate, state.sum.out_rate, state.sum.depth, state.sum.oldest_age_ms
+            )
+        ),
         "latencies": latencies(
             channel_raw(
                 {address: snapshot.brokers[address].topics[topic].raw for address in state.parts}, name

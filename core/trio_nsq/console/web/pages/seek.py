@@ -1,4 +1,4 @@
-"""Time travel: moves a channel to another position, after a dry run on every broker."""
+"""Seek: moves a channel to another position, after a dry run on every broker."""
 
 from dataclasses import replace
 from typing import Any
@@ -105,7 +105,7 @@ def _question(
         here,
         here,
         "Move the channel",
-        crumbs=[*crumbs_of(request, topic, channel), ("Time travel", here)],
+        crumbs=[*crumbs_of(request, topic, channel), ("Seek", here)],
         head=["Broker", "From sequence", "To sequence", "Delivered again", "Skipped", "In flight", "Limit"],
         rows=[
             [

@@ -39,17 +39,24 @@ async def topic(request: Request) -> View:
     channels = listing(
         request, "topic", state.channels.values(), _CHANNELS, name=lambda each: each.name, default="name"
     )
-    history = console.history
+    history, row = console.history, row_of(state)
     brokers = console.watcher.snapshot.brokers
     raw = {address: brokers[address].topics[name].raw for address in state.parts}
     context = {
         "topic": name,
         "state": state,
-        "row": row_of(state),
+        "row": row,
         "listing": channels,
         "brokers": {address: brokers[address] for address in state.parts},
         "raw": raw,
-        "charts": charts(history.series(name)),
+        "depths": {
+            address: part.depth
+            + sum(each.parts[address].depth for each in state.channels.values() if address in each.parts)
+            for address, part in state.parts.items()
+        },
+        "charts": charts(
+            history.series(name).until_now(row.in_rate, row.out_rate, row.depth, row.oldest_age_ms)
+        ),
         "sparks": {
             each.name: sparkline(history.depth(name, each.name), "depth, last hour", "depth")
             for each in channels.rows
