@@ -83,6 +83,11 @@ def test_every_option_is_encoded_as_in_nsqd(tmp_path: Path, flags: list[str]) ->
         for key in KEYS + NO_KEYS:
             expected = answer(theirs, key)
             assert expected[0] == (200 if key in KEYS else 400), key
+            if key in ("tcp_address", "http_address") and not any(
+                flag.startswith(f"--{key}=") for flag in flags
+            ):
+                assert expected[2].decode() == getattr(theirs, key)
+                expected = (*expected[:2], getattr(ours, key).encode())
             if key == "data_path":
                 expected = (*expected[:2], str(tmp_path / "ours").encode())
             if key == "https_address" and "--https-address=" not in flags:

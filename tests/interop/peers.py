@@ -140,13 +140,16 @@ class Child:
 # ------------------------------------------------------------------------------------------------ brokers
 
 # Below the ports that the kernel gives to connections and to servers without a port of their own: the port of a server
-# that is down stays free. Each worker of the tests has its own.
+# that is down stays free. Each worker of the tests has its own. Only even ones: commands try the port after the
+# TCP port for HTTP.
 _WORKER_PORTS = 2500
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
 _untried_ports = itertools.cycle(
-    range(10_000 + _worker * _WORKER_PORTS, 10_000 + (_worker + 1) * _WORKER_PORTS)
+    range(10_000 + _worker * _WORKER_PORTS, 10_000 + (_worker + 1) * _WORKER_PORTS, 2)
 )
-for _ in range(os.getpid() * 37 % _WORKER_PORTS):  # other runs of the tests on this machine begin elsewhere
+for _ in range(
+    os.getpid() * 37 % (_WORKER_PORTS // 2)
+):  # other runs of the tests on this machine begin elsewhere
     next(_untried_ports)
 
 

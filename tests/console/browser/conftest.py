@@ -1,4 +1,7 @@
-"""Fixtures of the tests in a browser: one Chromium, one fleet and one console for all of them, visitors for each."""
+"""Fixtures of the tests in a browser: a Chromium, a fleet and a console for each file, visitors for each test.
+
+They end with the file: while Playwright runs, asyncio cannot, which other tests of the same process need.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,9 +14,9 @@ from console.browser.support import Visitor, running_browser
 from interop.peers import RunningConsole, qcli_admin
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Headless Chromium, started once for each process of the test run."""
+    """Headless Chromium."""
     with running_browser() as running:
         yield running
 
@@ -37,14 +40,14 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visitor]]:
     assert not problems, "\n".join(problems)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lively(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivelyFleet]:
     """Two brokers of ours, a real nsqd, `qcli lookupd` and a real nsqlookupd. No test ends or stops one of them."""
     with lively_fleet(tmp_path_factory.mktemp("lively")) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def console(lively: LivelyFleet) -> Iterator[RunningConsole]:
     """A console that knows the discovery services. Every viewer may do everything."""
     with qcli_admin(

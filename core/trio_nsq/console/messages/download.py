@@ -77,7 +77,10 @@ class RangeDownload(Response):
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     async for piece in answer.aiter_raw():
                         silence.deadline = math.inf  # a slow client is none of the broker's fault
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                        # Cancelled here, the library's generators would not finish; the next piece is cancelled
+                        # instead. The connection limits the time of a send.
+                        with trio.CancelScope(shield=True):
+                            await send({"type": "http.response.body", "body": piece, "more_body": True})
                         silence.deadline = trio.current_time() + SILENCE_S
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except UpstreamError as exc:
