@@ -122,7 +122,7 @@ class Access:
 
     @property
     def can_log_in(self) -> bool:
-        """Whether there is somebody who knows tokens."""
+        """Whether a broker or the auth file of the console can check a token."""
         return self._policy is not None or self._brokers.required
 
     async def identify(self, incoming: Incoming) -> Identified:

@@ -10,6 +10,7 @@ from ...fleet.rows import TopicRow, topic_row
 from ...fleet.snapshot import BrokerState, Snapshot
 from ..listing import Column, listing
 from ..page import NotFound, Page, View
+from .topics import COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,7 @@ _BROKERS: dict[str, Column[BrokerRow]] = {
     "latency": Column(lambda row: row.state.latency_s),
     "started": Column(lambda row: row.state.start_time_s or None),
 }
-_TOPICS: dict[str, Column[TopicRow]] = {
-    "name": Column(lambda row: row.name, descending=False),
-    "channels": Column(lambda row: row.channels),
-    "depth": Column(lambda row: row.depth),
-    "in_flight": Column(lambda row: row.in_flight),
-    "deferred": Column(lambda row: row.deferred),
-    "in": Column(lambda row: row.in_rate),
-    "out": Column(lambda row: row.out_rate),
-    "oldest": Column(lambda row: row.oldest_age_ms),
-    "messages": Column(lambda row: row.messages),
-    "clients": Column(lambda row: row.clients),
-}
+_TOPICS: dict[str, Column[TopicRow]] = {**COLUMNS, "clients": Column(lambda row: row.clients)}
 
 
 def broker_rows(snapshot: Snapshot, viewer: Viewer) -> list[BrokerRow]:

@@ -9,7 +9,7 @@ from ..charts import sparkline
 from ..listing import Column, listing
 from ..page import Page, View
 
-_COLUMNS: dict[str, Column[TopicRow]] = {
+COLUMNS: dict[str, Column[TopicRow]] = {
     "name": Column(lambda row: row.name, descending=False),
     "channels": Column(lambda row: row.channels),
     "depth": Column(lambda row: row.depth),
@@ -19,15 +19,16 @@ _COLUMNS: dict[str, Column[TopicRow]] = {
     "out": Column(lambda row: row.out_rate),
     "oldest": Column(lambda row: row.oldest_age_ms),
     "messages": Column(lambda row: row.messages),
-    "brokers": Column(lambda row: row.brokers),
 }
+"""Those of every table of topics."""
 
 
 async def topics(request: Request) -> View:
     """All topics that the viewer sees, with their numbers."""
     viewer, console = viewer_of(request), console_of(request)
     rows = [row for row in console.rows.topics(console.watcher.snapshot) if viewer.sees(row.name)]
-    found = listing(request, "topics", rows, _COLUMNS, name=lambda row: row.name, default="name")
+    columns: dict[str, Column[TopicRow]] = {**COLUMNS, "brokers": Column(lambda row: row.brokers)}
+    found = listing(request, "topics", rows, columns, name=lambda row: row.name, default="name")
     history = console.history
     sparks = {row.name: sparkline(history.rate_in(row.name), "messages in, last hour") for row in found.rows}
     return View("topics.html", {"listing": found, "sums": sum_up(rows), "sparks": sparks})
