@@ -32,6 +32,7 @@ LAYERS = (
         "trio_nsq.protocol",
         "trio_nsq.pacing",
         "trio_nsq._version",
+        "trio_nsq.checksum",
         "trio_nsq.edit_file",
         "trio_nsq.extras",
         "trio_nsq.folder_locks",

@@ -11,6 +11,7 @@ import trio
 from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
 from ..admission import Admission
+from ..checksum import crc32
 from ..log import DiskLog, Log, MemoryLog, is_disk_full
 from ..protocol import is_ephemeral
 from ..reactor import Poller
@@ -167,7 +168,5 @@ class Server:
 def default_node_id() -> int:
     """Derive the node id (0..1023) from the host name, as nsqd does."""
     from hashlib import md5
-
-    from zlib_ng.zlib_ng import crc32
 
     return crc32(md5(socket.gethostname().encode(), usedforsecurity=False).digest()) % 1024

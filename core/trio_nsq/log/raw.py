@@ -7,8 +7,7 @@ records is missing in the log, or was not requested.
 
 from collections.abc import Iterable
 
-from zlib_ng.zlib_ng import crc32
-
+from ..checksum import crc32
 from .errors import LogError
 from .records import HEADER_BYTES, MAGIC, RawRecord, RecordBatch, decode_header, decode_payload
 from .segment.format import MAGIC as FILE_MAGIC

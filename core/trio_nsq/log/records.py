@@ -24,8 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from struct import Struct
 
-from zlib_ng.zlib_ng import crc32
-
+from ..checksum import crc32
 from ..protocol.bulk import MAX_INT32
 from ..protocol.messages import MessageSet, read_sizes
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from struct import Struct
 from typing import IO, NamedTuple
 
-from zlib_ng.zlib_ng import crc32
-
+from ..checksum import crc32
 from .diskqueue import QueueMessage
 
 _KEY = Struct(">8sQIIHHIQ")

@@ -28,8 +28,7 @@ from errno import EBADMSG, EFBIG, EIO, ENOSPC, EUCLEAN
 from pathlib import Path
 from typing import Any
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ...folder_locks import lock_holder
 from ...log import Files, LogReadError, OpenFiles, is_disk_full, reasonable_limit
 from ...log.files import NO_FILE, temporary_of

@@ -17,8 +17,8 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import trio
-from zlib_ng.zlib_ng import crc32
 
+from ...checksum import crc32
 from ...log import LogError, LogReadError
 from ...log.interface import LogFileFacts
 from ...wording import count_of

@@ -23,8 +23,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ...folder_locks import lock_holder
 from ...log import Files
 from ...protocol.errors import NSQError

@@ -7,8 +7,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ...log import Files
 from .checkpoint import OpenFileRecord, take_lock
 

@@ -27,8 +27,7 @@ from pathlib import Path
 from struct import Struct, error
 from typing import NamedTuple
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ...protocol import pack_messages
 from ..errors import LogReadError, LogWriteError
 from ..files import Files, LogFile, OpenFiles

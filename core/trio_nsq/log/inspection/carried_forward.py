@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from errno import EIO
 from pathlib import Path
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ..disk.carried_forward import FILE_NAME, read_index
 from ..errors import LogReadError
 from ..files import NO_FILE, Files

@@ -12,8 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ..errors import LogReadError, NotASegmentError, UnusableSegmentError
 from ..files import NO_FILE, Files
 from ..files.tolerant_reader import Window

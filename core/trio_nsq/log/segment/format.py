@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ..errors import NotASegmentError
 
 SUFFIX = ".log"

@@ -22,8 +22,7 @@ from functools import partial
 from pathlib import Path
 from struct import Struct
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ..errors import DamagedSegmentError, ForeignSegmentError, LogReadError, NotASegmentError
 from ..files import Files
 from ..records import HEADER_BYTES, decode_header

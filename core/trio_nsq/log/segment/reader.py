@@ -9,8 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ..errors import LogReadError, LogWriteError, ReadWouldWaitError
 from ..files import Files, LogFile, OpenFiles, TolerantReader
 from ..files.tolerant_reader import Window

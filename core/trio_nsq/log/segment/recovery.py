@@ -9,8 +9,7 @@ skip it. Recovery makes the other records of its batch unreadable too, so that n
 
 import logging
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ..errors import LogWriteError
 from ..files import Files
 from ..records import HEADER_BYTES, RecordHeader, encode_spoiled

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ..records import HEADER_BYTES, MAGIC, RecordHeader, decode_header
 
 Read = Callable[[int, int], bytes]

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
 
-from zlib_ng.zlib_ng import crc32
-
+from ...checksum import crc32
 from ...client.reading.broker_log import Bounds
 from ...log import DiskLog, Files, OpenFiles, reasonable_limit
 from ...log.gaps import Span
