@@ -28,6 +28,7 @@ from trio_nsq.spark.export.columns import DICTIONARY_COLUMNS, schema_of
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
+from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime import java
 from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.spark.runtime.spark_engine import open_spark
@@ -71,9 +72,10 @@ def body(number: int) -> bytes:
 
 def export_rate(engine: Engine, address: str, messages: int, folder: Path, ranges: int) -> float:
     """Return the messages per second of an export, from the plan to the last rename."""
+    place = BrokerPlace(address, TOPIC)
     begun_s = time.perf_counter()
-    with open_export(ExportRequest(TOPIC, str(folder), min_ranges=ranges), [address]) as job:
-        job.run(engine, job.plan([address]), lambda *_: None)
+    with open_export(ExportRequest(TOPIC, str(folder), min_ranges=ranges), [place]) as job:
+        job.run(engine, job.plan([place]), lambda *_: None)
     elapsed_s = time.perf_counter() - begun_s
     assert job.result.messages == messages, job.result
     return messages / elapsed_s

@@ -23,6 +23,7 @@ from trio_nsq.client.connection.tls import TLSFiles
 from trio_nsq.secret import Secret
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.request import ExportRequest
+from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.replay.job import open_job
 from trio_nsq.spark.replay.request import ReplayRequest
 from trio_nsq.spark.runtime.java import find_java_home
@@ -86,9 +87,10 @@ def use_tasks(spark: SparkSession, folder: Path, secret: str, plain: dict[str, s
     """Export and replay as `qcli to-parquet` and `qcli replay` do."""
     engine = SparkEngine(spark.sparkContext, "qcli to-parquet")
     tls, address = TLSFiles(plain["tlsRootCaFile"]), plain["nsqdHttpAddress"]
-    request = ExportRequest(plain["topic"], str(folder / "export"), tls=tls, secret=Secret(secret))
-    with open_export(request, [address]) as export:
-        export.run(engine, export.plan([address]), lambda *_: None)
+    request = ExportRequest(plain["topic"], str(folder / "export"))
+    place = BrokerPlace(address, plain["topic"], tls, secret=Secret(secret))
+    with open_export(request, [place]) as export:
+        export.run(engine, export.plan([place]), lambda *_: None)
         assert export.result.messages == 2
     (folder / "files").mkdir()
     pq.write_table(pa.table({"body": [b"one"]}), folder / "files" / "a.parquet")

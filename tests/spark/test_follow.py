@@ -23,6 +23,7 @@ from spark.support import (
 from trio_nsq.client.reading.broker_log import BrokerLog
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.request import ExportRequest
+from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import Advance, Done, Task, run_inline
 
 
@@ -88,8 +89,9 @@ def test_channel_does_not_move_past_missing_ranges(
     def all_but_one(tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
         run_inline([task for index, task in enumerate(tasks) if index != fails], finish, advance)
 
-    with open_export(request, [qcli.http_address]) as job:
-        job.run(all_but_one, job.plan([qcli.http_address]), lambda *_: None)
+    place = BrokerPlace(qcli.http_address, topic)
+    with open_export(request, [place]) as job:
+        job.run(all_but_one, job.plan([place]), lambda *_: None)
     assert depth(broker, topic) == left
     said = export(qcli, topic, tmp_path, "--channel", "archive")
     assert (said["messages"], depth(broker, topic)) == (10, 0)
@@ -142,10 +144,11 @@ def test_rounds_continue_after_restarts_of_broker_and_export(tmp_path: Path) -> 
 def test_follow_without_a_channel_continues(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(10))
     request = ExportRequest(topic, str(tmp_path), first="-1h")
-    with open_export(request, [qcli.http_address]) as job:
+    place = BrokerPlace(qcli.http_address, topic)
+    with open_export(request, [place]) as job:
         for end in (10, 10, 25):
             qcli.publish(topic, numbers(end - bounds_end(job.result.messages), job.result.messages))
-            tasks = job.plan([qcli.http_address])
+            tasks = job.plan([place])
             job.run(run_inline, tasks, lambda *_: None)
             assert job.result.messages == end
     assert len(parquet_files(tmp_path)) == 2
@@ -162,16 +165,17 @@ def test_missing_messages_are_reported(tmp_path: Path) -> None:
         qcli = cli_of(broker)
         broker.create("t", "c")
         request = ExportRequest("t", str(tmp_path / "a"))
-        with open_export(request, [qcli.http_address]) as job:
+        place = BrokerPlace(qcli.http_address, "t")
+        with open_export(request, [place]) as job:
             qcli.publish("t", numbers(10))
-            job.run(run_inline, job.plan([qcli.http_address]), lambda *_: None)
+            job.run(run_inline, job.plan([place]), lambda *_: None)
             for start in range(10, 1010, 100):
                 qcli.publish("t", [b"%d" % n + b"x" * 1000 for n in range(start, start + 100)])
             broker.http("POST", "/channel/empty", topic="t", channel="c")
             log = BrokerLog(qcli.http_address, "t")
             until(lambda: log.bounds().first > 10)
             kept = log.bounds().first
-            job.run(run_inline, job.plan([qcli.http_address]), lambda *_: None)
+            job.run(run_inline, job.plan([place]), lambda *_: None)
         assert (job.result.missing, job.result.damaged) == (kept - 10, False)
         assert job.result.gaps == [(broker.http_address, 10, kept, "discarded")]
         assert column(tmp_path / "a", "seq") == [*range(10), *range(kept, 1010)]

@@ -3,6 +3,7 @@
 import stat
 import subprocess
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from spark.support import column, export, leftovers, numbers, rows
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.request import ExportRequest
+from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import Engine
 from trio_nsq.spark.runtime.java import NoJava, find_java_home, java_home, java_version
 from trio_nsq.spark.runtime.spark_engine import write_zip
@@ -26,8 +28,9 @@ def test_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_pat
     bodies = [b"%09d" % n * 10 for n in range(20_000)]
     qcli.publish(topic, bodies)
     told: list[int] = []
-    with open_export(ExportRequest(topic, str(tmp_path), min_ranges=6), [qcli.http_address]) as job:
-        tasks = job.plan([qcli.http_address])
+    place = BrokerPlace(qcli.http_address, topic)
+    with open_export(ExportRequest(topic, str(tmp_path), min_ranges=6), [place]) as job:
+        tasks = job.plan([place])
         assert len(tasks) == 6
         job.run(engine, tasks, lambda messages, _: told.append(messages))
     assert (job.result.messages, job.result.files) == (20_000, 6)
@@ -40,12 +43,11 @@ def test_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_pat
 @pytest.mark.slow
 def test_errors_of_tasks_keep_their_type(engine: Engine, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(100))
-    request = ExportRequest(topic, str(tmp_path), min_ranges=2, patience_s=0)
-    with open_export(request, [qcli.http_address]) as job:
-        first, second = job.plan([qcli.http_address])
-        gone = type(second)(
-            **{name: getattr(second, name) for name in second.__slots__} | {"address": "127.0.0.1:1"}
-        )
+    request = ExportRequest(topic, str(tmp_path), min_ranges=2)
+    place = BrokerPlace(qcli.http_address, topic)
+    with open_export(request, [place]) as job:
+        first, second = job.plan([place])
+        gone = replace(second, log=BrokerPlace("127.0.0.1:1", topic, patience_s=0))
         with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1 cannot be reached"):
             job.run(engine, [first, gone], lambda *_: None)
     assert job.result.ranges == 1

@@ -68,7 +68,7 @@ def request_for(folder: Path, spool: Path, partition: PartitionBy = PartitionBy.
 
 def export_all(job: ExportJob, engine: Engine = run_inline) -> None:
     assert job.spool is not None
-    job.run(engine, job.plan(job.spool.labels), lambda *_: None)
+    job.run(engine, job.plan(job.spool.places), lambda *_: None)
 
 
 def test_record_round_trip() -> None:
@@ -203,7 +203,7 @@ def test_exported_messages_are_not_exported_again(tmp_path: Path) -> None:
     with open_export(request, ()) as job:
         assert job.spool is not None
         job.spool.store([batch(0, 20)])
-        for task in job.plan(job.spool.labels):
+        for task in job.plan(job.spool.places):
             run_inline([task], lambda _: None, lambda *_: None)
     with open_export(request, ()) as job:
         assert job.spool is not None

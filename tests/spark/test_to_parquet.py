@@ -31,6 +31,7 @@ from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
+from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import run_inline
 from trio_nsq.spark.storage import ArrowStorage, LocalStorage
 
@@ -240,8 +241,9 @@ def request_for(qcli: Cli, topic: str, folder: Path, **more: object) -> ExportRe
 def test_results_of_a_killed_run_count(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """Two of three ranges are done, the third has its file and no result, and a fourth is half written."""
     qcli.publish(topic, [b"%09d" % n for n in range(400)])
-    with open_export(request_for(qcli, topic, tmp_path, min_ranges=4), [qcli.http_address]) as job:
-        tasks = job.plan([qcli.http_address])
+    place = BrokerPlace(qcli.http_address, topic)
+    with open_export(request_for(qcli, topic, tmp_path, min_ranges=4), [place]) as job:
+        tasks = job.plan([place])
         assert len(tasks) == 4
         for task in tasks[:3]:
             task.run()
@@ -260,8 +262,9 @@ def test_results_of_a_killed_run_count(qcli: Cli, topic: str, tmp_path: Path) ->
 def test_complete_files_are_not_replaced(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """The messages of a range without a result may be gone from the broker, so its complete files must stay."""
     qcli.publish(topic, numbers(10))
-    with open_export(request_for(qcli, topic, tmp_path), [qcli.http_address]) as job:
-        (task,) = job.plan([qcli.http_address])
+    place = BrokerPlace(qcli.http_address, topic)
+    with open_export(request_for(qcli, topic, tmp_path), [place]) as job:
+        (task,) = job.plan([place])
         first = task.run()
         path = tmp_path / first.files[0]
         (tmp_path / "_nsq" / topic / "done" / f"{path.stem}.json").unlink()
@@ -313,7 +316,8 @@ def test_unreadable_manifest(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_p
 
 def test_one_export_at_a_time(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(10))
-    with open_export(request_for(qcli, topic, tmp_path), [qcli.http_address]):
+    place = BrokerPlace(qcli.http_address, topic)
+    with open_export(request_for(qcli, topic, tmp_path), [place]):
         result = to_parquet(topic, tmp_path)
     assert (result.code, result.err) == (1, f"Error: Another export of topic {topic} writes to {tmp_path}.\n")
 
@@ -376,7 +380,7 @@ def test_export_to_a_file_system_of_pyarrow(qcli: Cli, topic: str, tmp_path: Pat
     arrow = ArrowStorage(pyarrow.fs.LocalFileSystem(), str(tmp_path / "a"))
     for _ in range(2):
         job = ExportJob(request_for(qcli, topic, tmp_path / "a", min_ranges=3), arrow)
-        for task in job.plan([qcli.http_address]):
+        for task in job.plan([BrokerPlace(qcli.http_address, topic)]):
             task.run(storage=arrow)
         job.run(run_inline, [], lambda *_: None)
     assert job.result.skipped_ranges == 3
@@ -386,7 +390,9 @@ def test_export_to_a_file_system_of_pyarrow(qcli: Cli, topic: str, tmp_path: Pat
 
 def test_tasks_can_be_pickled(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(5))
-    task = ExportTask(ExportRequest(topic, str(tmp_path)), Layout(), qcli.http_address, Span(0, 5))
+    task = ExportTask(
+        ExportRequest(topic, str(tmp_path)), Layout(), BrokerPlace(qcli.http_address, topic), Span(0, 5)
+    )
     done = pickle.loads(pickle.dumps(task)).run()
     assert pickle.loads(pickle.dumps(done)) == done
     assert (done.messages, json.loads(done.to_bytes())["broker"]) == (5, qcli.http_address)

@@ -24,6 +24,7 @@ from trio_nsq.log.gaps import Span
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
+from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.storage import LocalStorage
 
 
@@ -196,7 +197,7 @@ def test_interrupt_waits_for_the_writing_thread(qcli: Cli, topic: str, tmp_path:
     """
     qcli.publish(topic, [b"x" * 1000] * 2000)
     request = ExportRequest(topic, str(tmp_path), row_group_bytes=1 << 20)
-    task = ExportTask(request, Layout(), qcli.http_address, Span(0, 2000))
+    task = ExportTask(request, Layout(), BrokerPlace(qcli.http_address, topic), Span(0, 2000))
     storage = InterruptingStorage(tmp_path)
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(0.5)  # the new thread runs until it waits

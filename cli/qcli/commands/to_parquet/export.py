@@ -23,7 +23,11 @@ def export(options: ToParquetOptions) -> int:
         addresses = find_brokers(options)
         if not options.consume:
             note_new_channel(options, addresses)
-            run = ExportRun(stack.enter_context(open_export(request, addresses)), options, stack)
+            run = ExportRun(
+                stack.enter_context(open_export(request, [options.place(each) for each in addresses])),
+                options,
+                stack,
+            )
         else:
             from .spool_run import SpoolExportRun, check_reachable
 

@@ -16,6 +16,7 @@ from trio_nsq.protocol.address import format_address
 from trio_nsq.spark.export.job import ExportJob
 from trio_nsq.spark.export.request import ExportRequest, ExportResult
 from trio_nsq.spark.export.task import ExportTask
+from trio_nsq.spark.logs import LogPlace
 from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.wording import count_of
 
@@ -122,11 +123,11 @@ class ExportRun:
         self._round(addresses)
 
     def _round(self, addresses: Sequence[str]) -> None:
-        self._export(addresses)
+        self._export([self._options.place(address) for address in addresses])
 
-    def _export(self, addresses: Sequence[str]) -> None:
+    def _export(self, places: Sequence[LogPlace]) -> None:
         """Plan an export and run it."""
-        tasks = self.job.plan(addresses)
+        tasks = self.job.plan(places)
         self._report_gaps()
         if not tasks:
             self.job.run(lambda *_: None, [], lambda *_: None)

@@ -24,6 +24,7 @@ from ...framework.positions import check_range
 if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import JsonType
     from trio_nsq.spark.export.request import ExportRequest
+    from trio_nsq.spark.logs import BrokerPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,6 @@ class ToParquetOptions:
         from trio_nsq.spark.export.request import ExportRequest
 
         body = BodyFormat.TEXT if self.text else BodyFormat.JSON if self.as_json else BodyFormat.BINARY
-        connecting = ConnectOptions.of_command()
         level = self.compression_level
         if level is None and self.compression == "zstd":
             level = 1
@@ -188,7 +188,12 @@ class ToParquetOptions:
             compression_level=level,
             row_group_bytes=self.row_group_bytes,
             target_bytes=self.target_bytes,
-            tls=connecting.tls_files(),
             spool=self.spool,
-            secret=connecting.secret,
         )
+
+    def place(self, address: str) -> BrokerPlace:
+        """Return the place of the topic's log on a broker."""
+        from trio_nsq.spark.logs import BrokerPlace
+
+        connecting = ConnectOptions.of_command()
+        return BrokerPlace(address, self.topic, connecting.tls_files(), secret=connecting.secret)

@@ -91,7 +91,7 @@ class SpoolExportRun(ExportRun):
 
     def _export_spool(self) -> None:
         if self._spool.messages:
-            self._export(self._spool.labels)
+            self._export(self._spool.places)
 
     def _pause(self, until_s: float, failing: bool) -> None:
         if failing:  # else receiving took the time

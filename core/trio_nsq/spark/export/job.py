@@ -5,14 +5,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import cast
 
-from ...client.reading.broker_log import Bounds, BrokerLog, LogReplaced, broker_label
+from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
 from ...log.records import RecordBatch
+from ..logs import ChannelLog, LogPlace
 from ..ranges import BrokerRanges, covered_up_to, subtract
 from ..runtime.engine import Advance, Engine
-from ..spool.records import SpooledRows
-from ..spool.spool import NsqdLog, Spool
+from ..spool.records import SpooledRows, SpoolPlace
+from ..spool.spool import Spool
 from ..storage import LocalStorage, Storage, StorageError, local_path, lock_file, make_folder, storage_at
 from .json_columns import infer_columns
 from .layout import BodyFormat, Layout, LayoutError, PartitionBy, safe_name
@@ -27,10 +29,10 @@ _FALLBACK_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _BrokerSpan:
-    """The part of one broker's log to export."""
+class _WantedSpan:
+    """The part of one log to export."""
 
-    address: str
+    place: LogPlace
     span: Span | None
     bounds: Bounds
     channel_at: int
@@ -51,8 +53,8 @@ class ExportJob:
         self._storage = storage
         self._path = manifest_path(request.topic)
         self._manifest = self._read_manifest()
-        self._wanted: list[_BrokerSpan] = []
-        self._next: dict[str, int] = {}  # by address: where the next round starts
+        self._wanted: list[_WantedSpan] = []
+        self._next: dict[str, int] = {}  # by label: where the next round starts
         self._saved = b""
         self._merge_results()
         self.remove_temporary_files()
@@ -123,13 +125,13 @@ class ExportJob:
 
     # ------------------------------------------------------------------ the plan
 
-    def plan(self, addresses: Sequence[str]) -> list[ExportTask]:
-        """Request the bounds of the brokers' logs, and store the ranges to export in the manifest.
+    def plan(self, places: Sequence[LogPlace]) -> list[ExportTask]:
+        """Request the bounds of logs, and store the ranges to export in the manifest.
 
         Without a channel, the second and later plans continue at the end of the previous one.
 
         Args:
-            addresses: The brokers; with a spool, its `labels`.
+            places: The logs; with a spool, its `places`.
 
         Raises:
             BrokerUnreachable, RequestRefused: A broker does not answer.
@@ -138,7 +140,7 @@ class ExportJob:
             ManifestError: The manifest cannot be used.
         """
         request = self.request
-        self._wanted = [self._resolve(address) for address in addresses]
+        self._wanted = [self._resolve(place) for place in places]
         if self._manifest is None:
             self._manifest = Manifest(request.topic, self._new_layout())
         else:
@@ -151,22 +153,17 @@ class ExportJob:
         self._save_manifest()
         return tasks
 
-    def _log(self, address: str) -> BrokerLog | NsqdLog:
-        if self.spool is not None:
-            return self.spool.log(address)
-        return self.request.log(address)
-
-    def _resolve(self, address: str) -> _BrokerSpan:
-        """Determine the sequences of one broker to export."""
-        request, log = self.request, self._log(address)
-        if isinstance(log, BrokerLog):  # a spool checks its logs itself
-            self._check_same_log(address, log)
+    def _resolve(self, place: LogPlace) -> _WantedSpan:
+        """Determine the sequences of one log to export."""
+        request, log = self.request, place.open()
+        if not isinstance(place, SpoolPlace):  # a spool checks its logs itself
+            self._check_same_log(place)
         channel_at = 0
         if request.channel is not None:
             log.bounds()  # fails if the topic does not exist: `open_channel` would create it
-            first = channel_at = log.open_channel(request.channel)
-        elif address in self._next:
-            first = self._next[address]
+            first = channel_at = _with_channels(place).open_channel(request.channel)
+        elif place.label in self._next:
+            first = self._next[place.label]
         elif request.first.isdecimal():
             first = int(request.first)
         else:
@@ -174,35 +171,34 @@ class ExportJob:
         bounds = log.bounds(request.end)
         if first < bounds.first:
             # Retention has deleted these messages; some may have been exported before.
-            for lost in subtract(Span(first, bounds.first), self._ranges_of(address).planned):
-                self.result.add_gap(broker_label(address), lost, "discarded")
+            for lost in subtract(Span(first, bounds.first), self._ranges_of(place.label).planned):
+                self.result.add_gap(place.label, lost, "discarded")
         span = Span(max(first, bounds.first), bounds.at)
-        return _BrokerSpan(address, span if span.length > 0 else None, bounds, channel_at)
+        return _WantedSpan(place, span if span.length > 0 else None, bounds, channel_at)
 
-    def _ranges_of(self, address: str) -> BrokerRanges:
+    def _ranges_of(self, label: str) -> BrokerRanges:
         """Return the ranges of a broker in the manifest; empty for a new broker."""
-        return self._brokers.get(broker_label(address)) or BrokerRanges()
+        return self._brokers.get(label) or BrokerRanges()
 
-    def _check_same_log(self, address: str, log: BrokerLog) -> None:
+    def _check_same_log(self, place: LogPlace) -> None:
         """Check that the messages in the folder are from this log. Raises LogReplaced."""
-        ranges = self._ranges_of(address)
+        ranges = self._ranges_of(place.label)
         if not ranges.planned:
             return
+        log = place.open()
         bounds, last = log.bounds(), ranges.last
         replaced = ranges.end > bounds.end
         if last is not None and bounds.first <= last.sequence < bounds.end:
             replaced |= log.id_at(last.sequence) not in (None, last.id)
         if replaced:
             raise LogReplaced(
-                f"topic {self.request.topic} of the broker at {address} is not the one that was exported to "
+                f"topic {self.request.topic} of the broker at {place.label} is not the one that was exported to "
                 f"{self.request.place} before: it was deleted and recreated, or lost its last messages. Choose another "
                 "folder"
             )
 
-    def _plan_broker(self, manifest: Manifest, wanted: _BrokerSpan) -> list[ExportTask]:
-        request, label = self.request, broker_label(wanted.address)
-        log = self._log(wanted.address)
-        folder = log.folder if isinstance(log, NsqdLog) else None
+    def _plan_broker(self, manifest: Manifest, wanted: _WantedSpan) -> list[ExportTask]:
+        request, label = self.request, wanted.place.label
         mean_bytes = wanted.bounds.mean_bytes or _FALLBACK_BYTES
         per_range = max(1, int(request.target_bytes / mean_bytes))
         if wanted.span is not None:
@@ -213,7 +209,7 @@ class ExportJob:
                     self.result.skipped_messages += span.common(wanted.span)
         spans = manifest.plan(label, wanted.span, per_range)
         self.result.planned_bytes += int(sum(span.length for span in spans) * mean_bytes)
-        return [ExportTask(request, manifest.layout, wanted.address, span, folder) for span in spans]
+        return [ExportTask(request, manifest.layout, wanted.place, span) for span in spans]
 
     # ------------------------------------------------------------------ columns
 
@@ -229,7 +225,7 @@ class ExportJob:
             if wanted.span is None:
                 continue
             end = min(wanted.span.end, wanted.span.first + SAMPLE_MESSAGES)
-            for found in self._log(wanted.address).read(Span(wanted.span.first, end)):
+            for found in wanted.place.open().read(Span(wanted.span.first, end)):
                 if isinstance(found, RecordBatch):
                     yield from found.messages.bodies()
                 elif isinstance(found, SpooledRows):
@@ -274,12 +270,17 @@ class ExportJob:
                 finish(result)
         channel = self.request.channel
         for wanted in self._wanted:
-            address = wanted.address
-            self._next[address] = max(wanted.bounds.at, self._next.get(address, 0))
+            label = wanted.place.label
+            self._next[label] = max(wanted.bounds.at, self._next.get(label, 0))
             first = max(wanted.channel_at, wanted.bounds.first)
-            to = covered_up_to(first, self._ranges_of(address).done)
+            to = covered_up_to(first, self._ranges_of(label).done)
             if channel is not None and to > wanted.channel_at:
-                self._log(address).move_channel(channel, to)
+                _with_channels(wanted.place).move_channel(channel, to)
+
+
+def _with_channels(place: LogPlace) -> ChannelLog:
+    """Open a log whose channels have positions: only those are exported by channel."""
+    return cast(ChannelLog, place.open())
 
 
 def _describe(layout: Layout) -> str:
@@ -296,11 +297,11 @@ def _describe(layout: Layout) -> str:
 
 
 @contextmanager
-def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[ExportJob]:
+def open_export(request: ExportRequest, places: Sequence[LogPlace]) -> Iterator[ExportJob]:
     """Open a folder for an export. A local folder is locked against other exports on this machine.
 
     Args:
-        addresses: The brokers, which must all have the topic; empty with a spool.
+        places: The logs, which must all have the topic; empty with a spool.
 
     Raises:
         BrokerUnreachable, RequestRefused: A broker does not have the topic.
@@ -308,8 +309,8 @@ def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Ex
         LayoutError: The request has a spool, and the folder has another layout.
         ManifestError, StorageError, OSError: The folder cannot be used, or another export writes to it.
     """
-    for address in addresses:
-        request.log(address).bounds()
+    for place in places:
+        place.open().bounds()
     storage = storage_at(request.place)
     with ExitStack() as stack:
         if isinstance(storage, LocalStorage):

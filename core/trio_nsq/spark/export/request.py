@@ -4,11 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from ...client.connection.reconnect import PATIENCE_S
-from ...client.connection.tls import TLSFiles
-from ...client.reading.broker_log import BrokerLog
 from ...log.gaps import Span
-from ...secret import NO_SECRET, Secret
 from .layout import JsonType, Layout
 from .manifest import RangeResult
 
@@ -33,8 +29,6 @@ class ExportRequest:
         row_group_bytes: The approximate size of the bodies in a row group.
         target_bytes: The approximate size of a range in the log; at least 1.
         min_ranges: Split each broker's log into at least this many ranges, so that every worker has work.
-        patience_s: How long to wait for an unreachable broker.
-        secret: For brokers that require authentication. If it is a file, tasks read it where they run.
         spool: The folder of a spool to export instead of brokers' logs; requires a channel. None: no spool.
     """
 
@@ -50,14 +44,7 @@ class ExportRequest:
     row_group_bytes: int = 64 * MIB
     target_bytes: int = 256 * MIB
     min_ranges: int = 1
-    tls: TLSFiles = field(default_factory=TLSFiles)
-    patience_s: float = PATIENCE_S
     spool: Path | None = None
-    secret: Secret = NO_SECRET
-
-    def log(self, address: str) -> BrokerLog:
-        """Return the topic's log on a broker."""
-        return BrokerLog(address, self.topic, self.tls, self.patience_s, self.secret)
 
 
 @dataclass(slots=True)

@@ -6,18 +6,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...client.reading.batches import Found, is_for_all_channels
-from ...client.reading.broker_log import broker_label
 from ...log.gaps import Gap, Span
 from ...log.records import RecordBatch
+from ..logs import LogPlace
 from ..runtime.engine import Advance
-from ..spool.records import Spooled, SpooledRows, read_spool
+from ..spool.records import Spooled, SpooledRows, SpoolPlace, read_spool
 from ..storage import Storage, naming_file, storage_at
 from .columns import DICTIONARY_COLUMNS, TableBuilder
 from .layout import Layout, PartitionBy, partition_folder, partition_key, range_name
@@ -33,19 +32,17 @@ class ExportTask:
     """A range to export. Can be pickled.
 
     Attributes:
-        address: The HTTP address of the broker.
-        spool: The folder of an nsqd's log in a spool, to read instead of the broker; None: no spool.
+        log: The log to read.
     """
 
     request: ExportRequest
     layout: Layout
-    address: str
+    log: LogPlace
     span: Span
-    spool: Path | None = None
 
     @property
     def broker(self) -> str:
-        return broker_label(self.address)
+        return self.log.label
 
     @property
     def messages(self) -> int:
@@ -81,11 +78,11 @@ class ExportTask:
         return result
 
     def _read(self) -> Iterator[Found | Spooled]:
-        if self.spool is not None:
+        if isinstance(self.log, SpoolPlace):
             partition = self.layout.partition
             key_of = None if partition is PartitionBy.NONE else partial(partition_key, partition)
-            return read_spool(self.spool, self.span, key_of)
-        return self.request.log(self.address).read(self.span)
+            return read_spool(self.log.folder, self.span, key_of)
+        return self.log.open().read(self.span)
 
     def _write(self, files: "_RangeFiles", advance: Advance | None) -> RangeResult:
         span = self.span

@@ -11,9 +11,9 @@ received together are one record of the log. Its metadata has these columns, one
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...log.files import Files
 from ...log.gaps import Gap, Span, gaps
@@ -25,6 +25,9 @@ from ...log.segment.index import big_endian, native
 from ...log.selection import Selection
 from ...protocol.errors import NSQError
 from ...protocol.messages import pack_messages
+
+if TYPE_CHECKING:
+    from .spool import NsqdLog
 
 _METADATA_BYTES = 18
 """Bytes per message."""
@@ -108,6 +111,28 @@ def rows_of(batch: RecordBatch) -> SpooledRows:
         native(metadata[16 * count :], "H"),
         batch.messages.bodies(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolPlace:
+    """The messages of one nsqd in a spool, see `LogPlace`.
+
+    Attributes:
+        label: The nsqd, `host:port`.
+        folder: The folder of its log, which tasks read with `read_spool`.
+        log: The open log, in the process that has the spool open.
+    """
+
+    label: str
+    folder: Path
+    log: "NsqdLog | None" = field(default=None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SpoolPlace, (self.label, self.folder)
+
+    def open(self) -> "NsqdLog":
+        assert self.log is not None, "only the process that has the spool open plans its export"
+        return self.log
 
 
 def read_spool(folder: Path, span: Span, key_of: Callable[[int], int] | None = None) -> Iterator[Spooled]:

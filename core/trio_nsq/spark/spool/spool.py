@@ -27,7 +27,7 @@ from ...log.gaps import Span
 from ...protocol.errors import NSQError
 from ..ranges import BrokerRanges
 from ..storage import lock_file, make_folder
-from .records import Spooled, SpooledRows, parse_ids, read_spool, record_of, rows_of
+from .records import Spooled, SpooledRows, SpoolPlace, parse_ids, read_spool, record_of, rows_of
 
 WINDOW = 100_000
 """Redeliveries of at least this many of the last messages of each nsqd are detected."""
@@ -292,6 +292,11 @@ class Spool(AbstractContextManager["Spool"]):
     def labels(self) -> list[str]:
         """The nsqds with a log in the spool, as `host:port`."""
         return list(self._logs)
+
+    @property
+    def places(self) -> list[SpoolPlace]:
+        """The logs of `labels`, to be exported."""
+        return [SpoolPlace(label, log.folder, log) for label, log in self._logs.items()]
 
     @property
     def messages(self) -> int:
