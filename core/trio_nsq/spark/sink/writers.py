@@ -20,10 +20,11 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from ..options import OptionError
+from ..versions import StreamArrowWriter
 from .options import BATCH_OPTIONS, STREAM_OPTIONS, SinkOptions, parse_job_id, parse_options
 from .task import SinkError, SinkTask, TaskResult, publish
 
@@ -67,7 +68,7 @@ class NsqWriter(DataSourceArrowWriter):
         _log.warning("nsq: the write failed: %s. %s.", _describe(messages), again)
 
 
-class NsqStreamWriter(DataSourceStreamArrowWriter):
+class NsqStreamWriter(StreamArrowWriter):
     """Writes a stream. Arguments and errors as for `NsqWriter`."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:

@@ -22,16 +22,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from ...client.errors import RequestRefused
 from ...client.reading.broker_log import Bounds
 from ...log.gaps import Span
+from ..versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from .options import ReadOptions, SourceError, position_on
 from .partitions import (
     NsqPartition,
