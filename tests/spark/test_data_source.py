@@ -1,6 +1,8 @@
 """Tests for batch reads with the data source `nsq`."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,20 @@ def test_lost_messages_are_an_error(tmp_path: Path) -> None:
         late = reader(**options, startingTimestamp=str((NOON_NS + 10 * HOUR_NS) // 10**6))
         assert [each.span for each in late.partitions()] == [Span(10, 30)]
         assert list(late.read(None)) == []
+
+
+@pytest.mark.parametrize(("body_bytes", "count"), [(1_000_000, 400), (10_000_000, 40)])
+def test_memory_does_not_grow_with_the_bodies(tmp_path: Path, body_bytes: int, count: int) -> None:
+    """A task needs less than 256 MiB, whatever the bodies; all of them are 400 MB."""
+    sizes = ("--max-msg-size=10000000", "--max-body-size=40000100")
+    with qcli_serve(tmp_path / "data", "--sync=interval", *sizes) as broker:
+        for _ in range(count // 4):  # records of four bodies
+            broker.post("/mpub", b"\n".join([b"x" * body_bytes] * 4), topic="t")
+        options = json.dumps({"topic": "t", "nsqdHttpAddress": broker.http_address})
+        program = Path(__file__).with_name("memory_program.py")
+        done = subprocess.run(
+            [sys.executable, str(program), options], capture_output=True, timeout=300, check=True
+        )
+    found = json.loads(done.stdout)
+    assert found["rows"] == count
+    assert found["bytes"] < 256 * 1024 * 1024

@@ -8,11 +8,14 @@ from pyspark.sql.datasource import InputPartition
 from ...client.reading.batches import is_for_all_channels
 from ...client.reading.broker_log import BrokerLog, LogReplaced
 from ...log.gaps import Gap, Span
+from ...protocol.limits import MIB
 from ..ranges import split
 from .options import ReadOptions, SourceError
 
 BATCH_ROWS = 10_000
-"""The rows of an Arrow batch; larger batches are not faster."""
+"""The most rows of an Arrow batch; larger batches are not faster."""
+BATCH_BYTES = 8 * MIB
+"""About the most bytes of an Arrow batch; a row may be larger. A task holds a few batches, and Spark's JVM too."""
 
 
 class NsqPartition(InputPartition):
@@ -73,7 +76,9 @@ def read_partition(
     builder = TableBuilder(options.topic, partition.broker, Layout())
 
     def batches() -> Iterator[Any]:
-        yield from builder.table().select(columns).to_batches(max_chunksize=BATCH_ROWS)
+        table = builder.table().select(columns)
+        fitting = len(table) * BATCH_BYTES // max(1, table.nbytes)  # one record may be larger
+        yield from table.to_batches(max_chunksize=max(1, min(BATCH_ROWS, fitting)))
 
     for found in options.log(partition.broker).read(span):
         if isinstance(found, Gap):
@@ -88,7 +93,7 @@ def read_partition(
                 raise log_replaced(options, partition.broker)
         if is_for_all_channels(found):
             builder.add(found)
-        if len(builder) >= BATCH_ROWS:
+        if len(builder) >= BATCH_ROWS or builder.body_bytes >= BATCH_BYTES:
             yield from batches()
     if len(builder):
         yield from batches()
