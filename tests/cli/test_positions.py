@@ -7,7 +7,7 @@ import pytest
 
 from cli.support import Cli, all_contexts
 from qcli.framework.positions import BrokerPosition, position
-from trio_nsq.broker.positions import parse_position
+from trio_nsq.log.positions import parse_position
 
 
 def convert(text: str) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 
 import trio
 
+from ..log.positions import Position
 from .dead_letters import DEAD_LETTERS, refuse_loop
 from .delivery import Delivery
 from .errors import DeletedError
-from .positions import Position
 from .readers import Readers
 from .state.broker import Broker
 from .state.channel import Channel

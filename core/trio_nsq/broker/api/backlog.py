@@ -13,7 +13,7 @@ from ...http import HTTPError, Request, Response, given
 from ...log import RecordBatch
 from ...log.gaps import Gap
 from ...log.interface import READ_BYTES
-from ..positions import EARLIEST, Position, parse_position
+from ...log.positions import EARLIEST, Position, parse_position
 from ..readers import Readers
 from ..server import Server
 from ..state.batch import Batch

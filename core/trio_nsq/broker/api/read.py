@@ -14,10 +14,10 @@ from ...durations import parse_duration_ns
 from ...http import HTTPError, Request, Response
 from ...log import Log, RecordBatch
 from ...log.gaps import Gap
+from ...log.positions import EARLIEST, LATEST, Position, parse_position
 from ...log.raw import encode_raw
 from ...log.records import RawRecord
 from ...log.selection import Selection
-from ..positions import EARLIEST, LATEST, Position, parse_position
 from ..readers import Reading
 from ..server import Server
 from ..state.topic import Topic

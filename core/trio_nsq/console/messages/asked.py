@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from ...broker.positions import parse_position
 from ...durations import parse_long_duration_ms
+from ...log.positions import parse_position
 from .cursor import parse_cursor, time_position
 from .paging import Start
 from .search import KINDS

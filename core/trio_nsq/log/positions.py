@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from ..durations import parse_duration_ns
-from ..log import Log
-from ..log.interface import sequence_at
+from .interface import Log, sequence_at
 
 FORMS = "a sequence, earliest, latest, -DURATION such as -1h30m, or @TIME: Unix seconds or RFC 3339"
 

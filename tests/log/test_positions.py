@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from log.support import batch
-from trio_nsq.broker.positions import EARLIEST, LATEST, Position, parse_position
 from trio_nsq.durations import parse_duration_ns
 from trio_nsq.log import MemoryLog
+from trio_nsq.log.positions import EARLIEST, LATEST, Position, parse_position
 
 SECOND = 10**9
 NOW = 1_700_000_000 * SECOND
