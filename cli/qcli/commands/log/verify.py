@@ -71,9 +71,10 @@ def command(path: Path, form: str) -> int:
 
 
 def _total_bytes(found: Iterable[Place]) -> int:
-    from trio_nsq.log.inspection.verify import segment_bytes
+    from trio_nsq.log import Files
+    from trio_nsq.log.inspection.segments import segment_bytes
 
-    return sum(segment_bytes(segment) for place in found for segment in place.segments()[0])
+    return sum(segment_bytes(segment, Files()) for place in found for segment in place.segments()[0])
 
 
 def _verify(place: Place, progress: Progress | None) -> LogReport:

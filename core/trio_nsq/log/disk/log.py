@@ -17,10 +17,8 @@ from ..segment.identity import Identity
 from ..segment.reader import Segment
 from ..segment.writer import SegmentWriter
 from .carried_forward import CarriedForwardSegment, records_to_carry
-from .opening import OpenedFolder
+from .opening import DEFAULT_SEGMENT_BYTES, OpenedFolder
 
-DEFAULT_SEGMENT_BYTES = 100 * 1024 * 1024
-"""The default of nsqd's max-bytes-per-file."""
 _MAX_HINTS = 1024
 _BASE = attrgetter("base_sequence")
 

@@ -18,6 +18,8 @@ from .carried_forward import CarriedForwardSegment
 
 logger = logging.getLogger("trio_nsq.log")
 
+DEFAULT_SEGMENT_BYTES = 100 * 1024 * 1024
+"""The default of nsqd's max-bytes-per-file."""
 _MIN_MESSAGE_BYTES = 4
 """The size field of an empty message."""
 
@@ -149,7 +151,7 @@ class OpenedFolder:
         """
         last = self.segments[-1] if self.segments else None
         if last is None or base_in_name(unusable[-1].path) > last.base_sequence:
-            end = max(map(self._end_of, unusable))
+            end = max(end_of_unusable(error, self._segment_bytes) for error in unusable)
             if last is not None:
                 recover(self._files, last).seal()  # it may have been the last one written to
                 end = max(end, last.next_sequence)
@@ -166,13 +168,6 @@ class OpenedFolder:
             except OSError as exc:
                 raise LogWriteError(error.path, exc) from exc
             logger.error("%s: set aside as %s: %s", error.path, aside.name, reason)
-
-    def _end_of(self, error: UnusableSegmentError) -> int:
-        """Return a sequence above all that an unusable file, or the file that it replaced, can have contained."""
-        size = error.size
-        if isinstance(error, ForeignSegmentError):
-            size = max(size, self._segment_bytes)
-        return base_in_name(error.path) + 1 + size // _MIN_MESSAGE_BYTES
 
     def _check_other_files(self, names: set[str]) -> None:
         """Remove the files that no segment needs, and build missing indexes.
@@ -191,3 +186,15 @@ class OpenedFolder:
                     segment.make_index()
                 except LogReadError as exc:
                     logger.warning("%s: continuing without an index, look-ups read more", exc)
+
+
+def end_of_unusable(error: UnusableSegmentError, segment_bytes: int = DEFAULT_SEGMENT_BYTES) -> int:
+    """Return a sequence above all that an unusable file, or the file that it replaced, can have contained.
+
+    Args:
+        segment_bytes: The size after which the log begins a new segment.
+    """
+    size = error.size
+    if isinstance(error, ForeignSegmentError):
+        size = max(size, segment_bytes)
+    return base_in_name(error.path) + 1 + size // _MIN_MESSAGE_BYTES

@@ -19,6 +19,8 @@ from ..files.tolerant_reader import Window
 from ..records import HEADER_BYTES, RecordHeader, decode_header, find_headers
 from ..segment.format import FILE_HEADER_BYTES, SUFFIX, base_in_name, decode_file_header
 from ..segment.identity import Identity, find_header
+from ..segment.index import SUFFIX as INDEX_SUFFIX
+from ..segment.index import SparseIndex
 from .findings import NOT_SERVED, Finding, Kind
 
 _READ_BYTES = 4 * 1024 * 1024
@@ -80,12 +82,16 @@ def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[F
 
 
 def scan_segment(
-    segment: SegmentPath, files: Files, wanted: Callable[[RecordHeader], bool] | None = None
+    segment: SegmentPath,
+    files: Files,
+    wanted: Callable[[RecordHeader], bool] | None = None,
+    first_sequence: int = 0,
 ) -> Iterator[ScannedRecord | Finding]:
     """Yield every record of a segment, in order, and findings about damage.
 
     Args:
         wanted: Whether to read and check the payload that belongs to a header; None: all payloads.
+        first_sequence: If the segment's index tells where this sequence is, the records before it are not read.
 
     Raises:
         LogReadError: The operating system failed to read. Bad blocks and paths that are not files are findings.
@@ -106,9 +112,27 @@ def scan_segment(
         yield Finding(Kind.DAMAGE, path, 0, 0, f"{exc.strerror}; {NOT_SERVED}", base, messages)
         return
     try:
-        yield from _Scan(segment, files, fd, wanted).run()
+        yield from _Scan(segment, files, fd, wanted, first_sequence).run()
     except OSError as exc:
         raise LogReadError(path, exc) from exc
+    finally:
+        files.close(fd)
+
+
+def segment_bytes(segment: SegmentPath, files: Files) -> int:
+    """Return the size of a segment; 0 if a broker has deleted it, or it is not a file. Raises LogReadError."""
+    try:
+        fd = files.open_read_only(segment.path)
+    except FileNotFoundError:
+        return 0
+    except OSError as exc:
+        if exc.errno in NO_FILE:
+            return 0
+        raise LogReadError(segment.path, exc) from exc
+    try:
+        return files.size(fd)
+    except OSError as exc:
+        raise LogReadError(segment.path, exc) from exc
     finally:
         files.close(fd)
 
@@ -131,9 +155,15 @@ class _Scan:
     """One scan of an open file, see `scan_segment`."""
 
     def __init__(
-        self, segment: SegmentPath, files: Files, fd: int, wanted: Callable[[RecordHeader], bool] | None
+        self,
+        segment: SegmentPath,
+        files: Files,
+        fd: int,
+        wanted: Callable[[RecordHeader], bool] | None,
+        first_sequence: int,
     ) -> None:
         self._path = segment.path
+        self._first_sequence = first_sequence
         self._is_last = segment.limit is None
         self._limit = _NO_LIMIT if segment.limit is None else segment.limit
         self._files = files
@@ -169,6 +199,8 @@ class _Scan:
         offset = 0
         try:
             offset = yield from self._check_file_header()
+            if offset < self._end:
+                offset = self._skip_to_first(offset)
             while offset < self._end:
                 header = self._header(offset)
                 if header is None:
@@ -187,6 +219,21 @@ class _Scan:
         if self._left:
             what = "messages are missing at the end: the file was truncated, or the next file is missing"
             yield self._damage(self._end, self._end, what, self._left)
+
+    def _skip_to_first(self, offset: int) -> int:
+        """Return an offset at or before the first record to read: `offset`, unless an index has a later one."""
+        if self._first_sequence <= self._expected:
+            return offset
+        try:
+            data = self._files.content(self._path.with_suffix(INDEX_SUFFIX), self._end)
+        except OSError:
+            return offset
+        index = SparseIndex.decode(data, self._seed, self._end)
+        entry = index.entry_before(self._first_sequence) if index is not None else None
+        if entry is None:
+            return offset
+        self._expected, offset = entry
+        return offset
 
     # ------------------------------------------------------------------ reading
 

@@ -57,7 +57,8 @@ def select_records(
             continue
         if base_in_name(segment.path) >= selection.end_sequence:
             return
-        for found in scan_segment(segment, files, selection.touches if payloads else lambda _: False):
+        wanted = selection.touches if payloads else lambda _: False
+        for found in scan_segment(segment, files, wanted, selection.first_sequence):
             if isinstance(found, Finding):
                 if _concerns(selection, found):
                     yield found

@@ -1,15 +1,14 @@
 """Verification of a log, with or without a running broker: all headers, all checksums, no missing sequences."""
 
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import DamagedSegmentError, ForeignSegmentError, LogReadError
-from ..files import NO_FILE, Files
+from ..files import Files
 from ..segment.format import SUFFIX, base_in_name
 from .findings import Finding, Kind
-from .segments import SegmentPath, find_identity, scan_segment, segment_paths
+from .segments import SegmentPath, find_identity, scan_segment, segment_bytes, segment_paths
 
 Progress = Callable[[int], None]
 """Called repeatedly with the number of bytes checked since the last call."""
@@ -94,21 +93,8 @@ def verify_segment(path: Path, *, files: Files | None = None, progress: Progress
     return report
 
 
-def segment_bytes(segment: SegmentPath) -> int:
-    """Return the size of a segment; 0 if a broker has deleted it, or it is not a file. Raises LogReadError."""
-    try:
-        status = segment.path.stat()
-        return status.st_size if stat.S_ISREG(status.st_mode) else 0
-    except FileNotFoundError:
-        return 0
-    except OSError as exc:
-        if exc.errno in NO_FILE:
-            return 0
-        raise LogReadError(segment.path, exc) from exc
-
-
 def _verify_segment(report: LogReport, segment: SegmentPath, files: Files, progress: Progress | None) -> None:
-    size = segment_bytes(segment)
+    size = segment_bytes(segment, files)
     base_sequence = base_in_name(segment.path)
     if not report.segments:
         report.first_sequence = base_sequence

@@ -50,8 +50,13 @@ class SparseIndex:
 
     def find(self, sequence: int) -> int | None:
         """Return the offset of the last entry at or before `sequence`; None if there is none."""
+        entry = self.entry_before(sequence)
+        return entry[1] if entry is not None else None
+
+    def entry_before(self, sequence: int) -> tuple[int, int] | None:
+        """Return the last entry at or before `sequence`, as its sequence and its offset; None if there is none."""
         index = bisect_right(self._sequences, sequence) - 1
-        return self._offsets[index] if index >= 0 else None
+        return (self._sequences[index], self._offsets[index]) if index >= 0 else None
 
     def estimate(self, sequence: int, end_sequence: int) -> int:
         """Estimate the offset of a sequence in a segment that ends before `end_sequence`."""
