@@ -1,6 +1,6 @@
 """Helpers for the tests of Spark and Parquet.
 
-- brokers and messages: `cli_of`, `numbers`, `write_log`, `bodies_in`, `count_in`, `until`
+- brokers and messages: `cli_of`, `numbers`, `write_log`, `bodies_in`, `count_in`, `discard`, `until`
 - exports: `export`, `run_in_process`, and their results: `parquet_files`, `rows`, `column`, `leftovers`
 - replays: `replay`, `replayed`, `planned`, `jobs_of`, and input files: `write_parquet`, `as_export`
 - processes of Spark to kill: `command_of`, `jvm_of`, `workers_of`
@@ -98,6 +98,17 @@ def write_log(
         log.append([batch], sync=False)
         sequence += len(bodies)
     log.close()
+
+
+def discard(broker: Broker, topic: str, start: int) -> tuple[int, int]:
+    """Publish 300 messages or more, and let retention delete the first. Returns the new bounds of the log."""
+    broker.create(topic, "c")
+    for first in range(start, start + 300, 100):
+        cli_of(broker).publish(topic, [b"%d" % n + b"x" * 1000 for n in range(first, first + 100)])
+    broker.http("POST", "/channel/empty", topic=topic, channel="c")
+    log = BrokerLog(broker.http_address, topic)
+    until(lambda: log.bounds().first > start)
+    return log.bounds().first, log.bounds().end
 
 
 # ---------------------------------------------------------------------- exports

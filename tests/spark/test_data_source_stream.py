@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
-from spark.support import HOUR_NS, NOON_NS, cli_of, numbers, until, write_log
+from spark.support import HOUR_NS, NOON_NS, cli_of, discard, numbers, write_log
 from trio_nsq.client.errors import BrokerUnreachable
-from trio_nsq.client.reading.broker_log import BrokerLog, LogReplaced
+from trio_nsq.client.reading.broker_log import LogReplaced
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
@@ -31,6 +30,7 @@ from trio_nsq.spark.source.readers import (
     parse_offset,
     share_limit,
 )
+from trio_nsq.spark.versions import ReadAllAvailable
 
 Row = tuple[str, int]
 
@@ -311,17 +311,6 @@ def test_unreachable_broker_is_retried(tmp_path: Path) -> None:
             BrokerUnreachable, match=f"the broker at {broker.http_address} cannot be reached: "
         ):
             Query(query.checkpoint, **options, patienceMs="150").plan()
-
-
-def discard(broker: Broker, topic: str, start: int) -> tuple[int, int]:
-    """Let retention delete published messages. Returns the new bounds of the log."""
-    broker.create(topic, "c")
-    for first in range(start, start + 300, 100):
-        cli_of(broker).publish(topic, [b"%d" % n + b"x" * 1000 for n in range(first, first + 100)])
-    broker.http("POST", "/channel/empty", topic=topic, channel="c")
-    log = BrokerLog(broker.http_address, topic)
-    until(lambda: log.bounds().first > start)
-    return log.bounds().first, log.bounds().end
 
 
 def test_retention_passes_the_checkpoint(tmp_path: Path) -> None:

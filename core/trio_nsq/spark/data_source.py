@@ -14,6 +14,8 @@ from pyspark.sql.types import StructType
 from .sink.writers import NsqStreamWriter, NsqWriter
 from .source.options import ReadMode, ReadOptions, schema_of_columns
 from .source.readers import NsqReader, NsqStreamReader
+from .source.without_limits import StreamReaderWithoutLimits
+from .versions import HAS_READ_LIMITS
 
 
 class NsqDataSource(DataSource):
@@ -31,7 +33,8 @@ class NsqDataSource(DataSource):
         return NsqReader(ReadOptions.parse(self.options, ReadMode.BATCH), schema.names)
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
-        return NsqStreamReader(ReadOptions.parse(self.options, ReadMode.STREAM), schema.names)
+        reader = NsqStreamReader if HAS_READ_LIMITS else StreamReaderWithoutLimits
+        return reader(ReadOptions.parse(self.options, ReadMode.STREAM), schema.names)
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
         return NsqWriter(self.options, schema, overwrite)

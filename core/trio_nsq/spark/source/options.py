@@ -32,6 +32,7 @@ from ..options import (
     parse_number,
     parse_patience,
 )
+from ..versions import HAS_READ_LIMITS, VERSION
 
 _TYPES = {
     "topic": StringType(),
@@ -71,6 +72,8 @@ _OPTIONS: dict[str, ReadMode | None] = {
     **dict.fromkeys(ACCESS_OPTIONS),
 }
 """The options, each with the mode it is for; None: both."""
+_LIMITS = {"maxOffsetsPerTrigger"}
+"""The options that need `HAS_READ_LIMITS`."""
 _SPELLINGS = {name.lower(): name for name in _OPTIONS}
 _SPARKS_OWN = "path"
 """Spark adds this option for `load("...")`; it is ignored."""
@@ -162,6 +165,10 @@ def _check_names(options: Mapping[str, str], use: ReadMode) -> None:
         only = _OPTIONS[_SPELLINGS[lower]]
         if only not in (None, use):
             raise OptionError(f"the option {_SPELLINGS[lower]} is for {only.value} only")
+        if _SPELLINGS[lower] in _LIMITS and not HAS_READ_LIMITS:
+            raise OptionError(
+                f"the option {_SPELLINGS[lower]} needs Spark 4.2 or newer; this is Spark {VERSION}"
+            )
 
 
 def _position(options: Mapping[str, str], which: str, default: str) -> str:

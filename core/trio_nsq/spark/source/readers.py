@@ -226,6 +226,13 @@ class NsqStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
 
     def _new_broker(self, broker: str) -> tuple[Bounds, BrokerOffset]:
         """Return the bounds of a log that is new to the query, and its starting position."""
+        bounds, first = self._start_of_new(broker)
+        left = without_lost(self._options, broker, Span(first, bounds.end), bounds.first)
+        first = bounds.end if left is None else left.first
+        return bounds, BrokerOffset(first, first)
+
+    def _start_of_new(self, broker: str) -> tuple[Bounds, int]:
+        """Return the bounds of a log that is new to the query, and the sequence to start at, retained or not."""
         options = self._options
         try:
             bounds, first = self._start_on(broker)
@@ -240,9 +247,7 @@ class NsqStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
             raise SourceError(
                 f"topic {options.topic} on {broker} ends before message {bounds.end}, and the query starts at {first}"
             )
-        left = without_lost(options, broker, Span(first, bounds.end), bounds.first)
-        first = bounds.end if left is None else left.first
-        return bounds, BrokerOffset(first, first)
+        return bounds, first
 
     def _advance(self, broker: str, position: BrokerOffset, count: int) -> BrokerOffset:
         sequence = position.sequence + count
