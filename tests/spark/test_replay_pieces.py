@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from cli.support import Cli
 from spark.support import as_export, bodies_in, numbers, planned, write_parquet
 from trio_nsq.spark.replay.files import (
-    FileStamp,
     ReplayColumns,
     ReplayFile,
     ReplayFileError,
@@ -27,6 +26,7 @@ from trio_nsq.spark.replay.pieces import row_groups_from_json, row_groups_to_jso
 from trio_nsq.spark.replay.request import ReplayRequest
 from trio_nsq.spark.replay.rows import RowReader, pack_bits, unpack_bits
 from trio_nsq.spark.runtime.engine import run_inline
+from trio_nsq.spark.storage import StoredFile
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=100), st.data())
@@ -44,7 +44,7 @@ def sources(draw: st.DrawFn) -> ReplayFiles:
     groups = st.tuples(st.integers(1, 50), st.integers(0, 100 * 1024 * 1024))
     files = draw(st.lists(st.lists(groups, max_size=8), max_size=8))
     made = tuple(
-        ReplayFile(FileStamp(f"{n:02d}", 1, 1), tuple(RowGroup(*each) for each in groups), frozenset())
+        ReplayFile(StoredFile(f"{n:02d}", 1, "1"), tuple(RowGroup(*each) for each in groups), frozenset())
         for n, groups in enumerate(files)
     )
     return ReplayFiles("/x", made, ReplayColumns("body"), frozenset())

@@ -25,7 +25,7 @@ from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import BrokerPlace
-from trio_nsq.spark.storage import LocalStorage
+from trio_nsq.spark.storage import LocalStorage, NewFile
 
 
 def test_usage_errors(to_parquet: ToParquet, topic: str, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ class InterruptingStorage(LocalStorage):
         super().__init__(path)
         self.noticed, self.begun = threading.Event(), threading.Event()
 
-    def create(self, name: str) -> tuple[str, Any]:
+    def create(self, name: str) -> NewFile:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         self.noticed.wait(0.2)  # times out if the main thread waits for this thread
         try:

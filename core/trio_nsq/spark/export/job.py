@@ -15,7 +15,7 @@ from ..ranges import BrokerRanges, covered_up_to, subtract
 from ..runtime.engine import Advance, Engine
 from ..spool.records import SpooledRows, SpoolPlace
 from ..spool.spool import Spool
-from ..storage import LocalStorage, Storage, StorageError, local_path, lock_file, make_folder, storage_at
+from ..storage import Storage, StorageError, local_path, storage_at
 from .json_columns import infer_columns
 from .layout import BodyFormat, Layout, LayoutError, PartitionBy, safe_name
 from .manifest import Manifest, ManifestError, RangeResult, manifest_path, results_folder
@@ -52,6 +52,7 @@ class ExportJob:
         self.spool: Spool | None = None
         self._storage = storage
         self._path = manifest_path(request.topic)
+        self._version: str | None = None  # of the manifest
         self._manifest = self._read_manifest()
         self._wanted: list[_WantedSpan] = []
         self._next: dict[str, int] = {}  # by label: where the next round starts
@@ -75,18 +76,19 @@ class ExportJob:
     # ------------------------------------------------------------------ the manifest
 
     def _read_manifest(self) -> Manifest | None:
-        data = self._storage.read(self._path)
-        if data is None:
+        found = self._storage.read(self._path)
+        if found is None:
             return None
+        self._version = found.version
         try:
-            manifest = Manifest.from_bytes(data)
+            manifest = Manifest.from_bytes(found.data)
         except ManifestError as exc:
             raise ManifestError(
-                f"the manifest {self._path} in {self.request.place} cannot be used: {exc}"
+                f"the manifest {self._path} in {self._storage.shown} cannot be used: {exc}"
             ) from exc
         if manifest.topic != self.request.topic:
             raise ManifestError(
-                f"the folder {self.request.place} has topic {manifest.topic}, and the files of "
+                f"the folder {self._storage.shown} has topic {manifest.topic}, and the files of "
                 f"{self.request.topic} would have the same names: choose another folder"
             )
         return manifest
@@ -95,7 +97,7 @@ class ExportJob:
         assert self._manifest is not None
         data = self._manifest.to_bytes()
         if data != self._saved:
-            self._storage.write(self._path, data)
+            self._version = self._storage.replace(self._path, data, self._version)
             self._saved = data
 
     def _merge_results(self) -> list[RangeResult]:
@@ -105,23 +107,21 @@ class ExportJob:
         names = self._storage.names(results_folder(self.request.topic))
         results = []
         for name in names:
-            if name.endswith(".json") and (data := self._storage.read(name)) is not None:
-                results.append(RangeResult.from_bytes(data))
+            if name.endswith(".json") and (found := self._storage.read(name)) is not None:
+                results.append(RangeResult.from_bytes(found.data))
                 self._manifest.mark_done(results[-1])
         if names:
             self._save_manifest()
-            for name in names:
-                self._storage.discard(name)
+            self._storage.remove(names)
         return results
 
     def remove_temporary_files(self) -> None:
         """Remove the unfinished files of killed tasks, but not those of another topic's export."""
-        ours = tuple(f".{safe_name(self.request.topic)}-{safe_name(label)}-" for label in self._brokers)
-        manifest_folder = self._path.rpartition("/")[0] + "/"
-        for name in self._storage.temporary_names():
-            # An unfinished file of messages is named after its range and has no partition folder yet.
-            if name.startswith((manifest_folder, *ours)):
-                self._storage.discard(name)
+        ours = (f"{safe_name(self.request.topic)}-{safe_name(label)}-" for label in self._brokers)
+        manifest_folder = self._path.rpartition("/")[0]
+        self._storage.remove_unfinished(
+            [f"{manifest_folder}/", f"{results_folder(self.request.topic)}/", *ours]
+        )
 
     # ------------------------------------------------------------------ the plan
 
@@ -193,8 +193,8 @@ class ExportJob:
         if replaced:
             raise LogReplaced(
                 f"topic {self.request.topic} of the broker at {place.label} is not the one that was exported to "
-                f"{self.request.place} before: it was deleted and recreated, or lost its last messages. Choose another "
-                "folder"
+                f"{self._storage.shown} before: it was deleted and recreated, or lost its last messages. Choose "
+                "another folder"
             )
 
     def _plan_broker(self, manifest: Manifest, wanted: _WantedSpan) -> list[ExportTask]:
@@ -243,7 +243,7 @@ class ExportJob:
             )
         if not same:
             raise LayoutError(
-                f"the folder {self.request.place} has files with {_describe(there)}, and all files need the same "
+                f"the folder {self._storage.shown} has files with {_describe(there)}, and all files need the same "
                 "layout: use these options, or choose another folder"
             )
 
@@ -312,12 +312,13 @@ def open_export(request: ExportRequest, places: Sequence[LogPlace]) -> Iterator[
     for place in places:
         place.open().bounds()
     storage = storage_at(request.place)
+
+    def if_held(holder: str) -> StorageError:
+        return StorageError(f"another export of topic {request.topic} writes to {storage.shown}: {holder}")
+
     with ExitStack() as stack:
-        if isinstance(storage, LocalStorage):
-            lock = Path(storage.path_of(manifest_path(request.topic))).with_name("lock")
-            make_folder(lock.parent)
-            if_held = StorageError(f"another export of topic {request.topic} writes to {request.place}")
-            stack.enter_context(lock_file(lock, if_held))
+        lock = PurePosixPath(manifest_path(request.topic)).with_name("lock")
+        stack.enter_context(storage.hold(str(lock), if_held))
         job = ExportJob(request, storage)
         if request.spool is not None:
             stack.enter_context(job.open_spool(request.spool))

@@ -17,7 +17,7 @@ from ...log.records import RecordBatch
 from ..logs import LogPlace
 from ..runtime.engine import Advance
 from ..spool.records import Spooled, SpooledRows, SpoolPlace, read_spool
-from ..storage import Storage, naming_file, storage_at
+from ..storage import NewFile, Storage, naming_file, storage_at
 from .columns import DICTIONARY_COLUMNS, TableBuilder
 from .layout import Layout, PartitionBy, partition_folder, partition_key, range_name
 from .manifest import RangeResult, result_path
@@ -65,7 +65,7 @@ class ExportTask:
         storage = storage or storage_at(self.request.place)
         path = result_path(self.request.topic, self.broker, self.span)
         if (existing := storage.read(path)) is not None:
-            return RangeResult.from_bytes(existing)
+            return RangeResult.from_bytes(existing.data)
         files = _RangeFiles(storage, self)
         try:
             result = self._write(files, advance)
@@ -74,7 +74,8 @@ class ExportTask:
             files.discard()
             raise
         result = replace(result, files=files.names, file_bytes=files.file_bytes)
-        storage.write(path, result.to_bytes())
+        if not storage.put_new(path, result.to_bytes()) and (existing := storage.read(path)) is not None:
+            return RangeResult.from_bytes(existing.data)  # of another attempt
         return result
 
     def _read(self) -> Iterator[Found | Spooled]:
@@ -130,7 +131,7 @@ class _RangeFiles:
     Attributes:
         builder: Collects the messages that are not written yet.
         names: The final names of the files, after `publish`.
-        file_bytes: The size of the complete files.
+        file_bytes: The size of the files, after `publish`.
     """
 
     def __init__(self, storage: Storage, task: ExportTask) -> None:
@@ -144,9 +145,9 @@ class _RangeFiles:
         self._name = range_name(topic, broker, task.span)
         self._key: int | None = None  # the current partition
         self._files_of: dict[int, int] = {}  # complete files, by partition
-        self._complete: list[tuple[str, str]] = []  # temporary and final names
-        self._temporary = ""
-        self._file: Any = None
+        self._complete: list[tuple[str, NewFile]] = []  # with their final names
+        self._file_name = ""
+        self._file: NewFile | None = None
         self._writer: Any = None
         self._tables: list[Any] = []
         self._group_bytes = 0
@@ -179,24 +180,17 @@ class _RangeFiles:
             return
         self._writing = self._thread.submit(self._complete_file)
         self._wait()
-        assert self._key is not None
-        number = self._files_of[self._key] = self._files_of.get(self._key, 0) + 1
-        part = f"-{number}" if number > 1 else ""
-        folder = partition_folder(self._partition, self._key)
-        self._complete.append((self._temporary, f"{folder}{self._name}{part}.parquet"))
-        self._temporary = ""
 
     def publish(self) -> None:
         """Give the files their final names.
 
         Existing files are not replaced: they are complete, and may have messages that are no longer retained.
         """
-        new = [(temporary, name) for temporary, name in self._complete if not self._storage.exists(name)]
-        for temporary in {temporary for temporary, _ in self._complete} - {temporary for temporary, _ in new}:
-            self._storage.discard(temporary)
-        self._storage.publish(new)
         self._thread.shutdown()
-        self.names = [name for _, name in self._complete]
+        for name, file in self._complete:
+            size = file.size if file.publish() else self._storage.size(name)
+            self.file_bytes += size or 0
+        self.names = [name for name, _ in self._complete]
         self._complete.clear()
 
     def discard(self) -> None:
@@ -205,13 +199,13 @@ class _RangeFiles:
         with self._lock:
             self._discarded = True
             # Closed here: their finalizers would report an error again, for example on a full disk.
-            for each in (self._writer, self._file):
-                with suppress(Exception):
-                    if each is not None:
-                        each.close()
-        for temporary in (self._temporary, *(temporary for temporary, _ in self._complete)):
-            if temporary:
-                self._storage.discard(temporary)
+            with suppress(Exception):
+                if self._writer is not None:
+                    self._writer.close()
+            if self._file is not None:
+                self._file.discard()
+            for _, file in self._complete:
+                file.discard()
 
     def _flush(self) -> None:
         """Convert the added messages to a table; write a row group if it is large enough."""
@@ -231,7 +225,7 @@ class _RangeFiles:
     def _wait(self) -> None:
         writing, self._writing = self._writing, None
         if writing is not None:
-            with naming_file(f"{self._request.place}/{self._name}.parquet"):
+            with naming_file(self._storage.url_of(f"{self._name}.parquet")):
                 writing.result()
 
     # These run in the thread, where signals do not interrupt them:
@@ -241,7 +235,8 @@ class _RangeFiles:
             if self._discarded:
                 return
             if self._writer is None:
-                self._temporary, self._file = self._storage.create(f"{self._name}.parquet")
+                self._file_name = self._next_name()
+                self._file = self._storage.create(self._file_name)
                 self._writer = pq.ParquetWriter(
                     self._file,
                     self.builder.schema,
@@ -255,6 +250,14 @@ class _RangeFiles:
         with self._lock:
             if self._discarded:
                 return
+            assert self._file is not None
             self._writer.close()
-            self.file_bytes += self._storage.complete(self._temporary, self._file)
+            self._file.close()
+            self._complete.append((self._file_name, self._file))
             self._writer = self._file = None
+
+    def _next_name(self) -> str:
+        assert self._key is not None
+        number = self._files_of[self._key] = self._files_of.get(self._key, 0) + 1
+        part = f"-{number}" if number > 1 else ""
+        return f"{partition_folder(self._partition, self._key)}{self._name}{part}.parquet"

@@ -5,18 +5,18 @@ are used.
 """
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.fs
 import pyarrow.parquet as pq
 
 from ...protocol.errors import NSQError
 from ..export.layout import MESSAGE_COLUMNS, UNPARSED
-from ..storage import arrow_system, local_path, not_utf8
+from ..storage import Storage, StoredFile, local_path, not_utf8, shown_place, split_place, storage_at
 
 BODY, TIME = "body", "ts_ns"
 _SUFFIXES = (".parquet", ".pq", ".parq")
@@ -44,24 +44,11 @@ class RowGroup(NamedTuple):
     last_ns: int | None = None
 
 
-class FileStamp(NamedTuple):
-    """The identity of a file, to detect changes.
-
-    Attributes:
-        name: The name, relative to the folder.
-        mtime_ns: The modification time; 0 if the file system has none.
-    """
-
-    name: str
-    size_bytes: int
-    mtime_ns: int
-
-
 @dataclass(frozen=True, slots=True)
 class ReplayFile:
     """A file, as described by its footer."""
 
-    stamp: FileStamp
+    stamp: StoredFile
     groups: tuple[RowGroup, ...]
     topics: frozenset[str]
 
@@ -102,13 +89,13 @@ class ReplayFiles:
     topics: frozenset[str]
 
 
-def list_files(place: str) -> tuple[str, list[FileStamp]]:
+def list_files(place: str) -> tuple[str, list[StoredFile]]:
     """List the Parquet files of a folder and its subfolders, or a single file of any name.
 
     Names that start with a dot or an underscore are ignored, like in Spark and pyarrow.
 
     Args:
-        place: A path, or a URI, see `arrow_system`.
+        place: A path, or a URI, see `storage_at`.
 
     Returns:
         The folder, and the files ordered by name.
@@ -119,35 +106,27 @@ def list_files(place: str) -> tuple[str, list[FileStamp]]:
     """
     if (local := local_path(place)) is not None:
         place = str(local.absolute())
-    system, path = arrow_system(place)
-    path = path.rstrip("/")
+    shown = shown_place(place)
     try:
-        info = system.get_file_info(path)
-        if info.is_file:
-            folder, _, name = place.rstrip("/").rpartition("/")
-            return folder or "/", [_stamp(info, name)]
-        if not info.type == pyarrow.fs.FileType.Directory:
-            raise ReplayFileError(f"{place} does not exist")
-        found = system.get_file_info(pyarrow.fs.FileSelector(path, recursive=True))
+        found = storage_at(place).files()
     except OSError as exc:
-        raise ReplayFileError(f"the folder {place} cannot be read: {exc.strerror or exc}") from exc
-    place = place.rstrip("/")
-    try:
-        stamps = [
-            _stamp(each, each.path.removeprefix(f"{path}/"))
-            for each in found
-            if each.is_file and each.path.lower().endswith(_SUFFIXES)
-        ]
-    except UnicodeDecodeError as exc:
-        raise not_utf8(exc.object) from exc
-    stamps = [each for each in stamps if not any(part.startswith(_HIDDEN) for part in each.name.split("/"))]
-    if not stamps:
-        raise ReplayFileError(f"{place} has no Parquet files (names that end in .parquet)")
-    return place or "/", sorted(stamps)
-
-
-def _stamp(info: Any, name: str) -> FileStamp:
-    return FileStamp(name, info.size or 0, info.mtime_ns or 0)
+        raise ReplayFileError(f"the folder {shown} cannot be read: {exc.strerror or exc}") from exc
+    if found is None:
+        raise ReplayFileError(f"{shown} does not exist")
+    if isinstance(found, StoredFile):
+        folder, name = split_place(place)
+        return folder, [found._replace(name=name)]
+    for name in ("", *(each.name for each in found if each.name.lower().endswith(_SUFFIXES))):
+        try:
+            name.encode()
+            place.encode()
+        except UnicodeEncodeError:
+            raise not_utf8(os.fsencode(f"{place}/{name}".rstrip("/"))) from None
+    files = [each for each in found if each.name.lower().endswith(_SUFFIXES)]
+    files = [each for each in files if not any(part.startswith(_HIDDEN) for part in each.name.split("/"))]
+    if not files:
+        raise ReplayFileError(f"{shown} has no Parquet files (names that end in .parquet)")
+    return place.rstrip("/") or "/", sorted(files)
 
 
 def open_files(place: str, body: str | None = None, time: str | None = None) -> ReplayFiles:
@@ -163,12 +142,13 @@ def open_files(place: str, body: str | None = None, time: str | None = None) -> 
         StorageError: The place cannot be used.
     """
     folder, stamps = list_files(place)
-    system, path = arrow_system(folder)
+    storage, shown = storage_at(folder), shown_place(folder)
 
-    def read_footer(stamp: FileStamp) -> tuple[ReplayFile, ReplayColumns]:
-        name = stamp.name if len(stamps) > 1 else f"{folder}/{stamp.name}"
+    def read_footer(stamp: StoredFile) -> tuple[ReplayFile, ReplayColumns]:
+        name = stamp.name if len(stamps) > 1 else f"{shown}/{stamp.name}"
         try:
-            footer = pq.read_metadata(f"{path}/{stamp.name}", filesystem=system)
+            with storage.open_input(stamp.name) as file:
+                footer = pq.read_metadata(file)
             schema = footer.schema.to_arrow_schema()
         except (pa.ArrowException, OSError) as exc:
             raise ReplayFileError(f"the file {name} cannot be read as Parquet: {exc}") from exc
@@ -176,7 +156,7 @@ def open_files(place: str, body: str | None = None, time: str | None = None) -> 
         own = bool(columns.order)
         topics = _topics(footer) if own else frozenset()
         if own and topics is None:
-            topics = frozenset(_read_topics(system, f"{path}/{stamp.name}"))
+            topics = frozenset(_read_topics(storage, stamp.name))
         return ReplayFile(stamp, _row_groups(footer, columns), topics or frozenset()), columns
 
     with ThreadPoolExecutor(min(_READERS, len(stamps))) as readers:
@@ -323,8 +303,9 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _read_topics(system: Any, path: str) -> set[str]:
-    table = pq.read_table(path, columns=["topic"], filesystem=system, partitioning=None)
+def _read_topics(storage: Storage, name: str) -> set[str]:
+    with storage.open_input(name) as file:
+        table = pq.ParquetFile(file).read(columns=["topic"])
     return {_text(each) for each in table["topic"].unique().to_pylist() if each is not None}
 
 
@@ -340,7 +321,8 @@ def select_topics(files: ReplayFiles, topics: Sequence[str]) -> ReplayFiles:
     if not topics:
         if len(files.topics) > 1:
             raise ReplayFileError(
-                f"the folder {files.place} has the topics {_names(sorted(files.topics))}: choose with --from-topic"
+                f"the folder {shown_place(files.place)} has the topics {_names(sorted(files.topics))}: choose with "
+                "--from-topic"
             )
         return files
     for topic in topics:
@@ -350,7 +332,9 @@ def select_topics(files: ReplayFiles, topics: Sequence[str]) -> ReplayFiles:
                 if files.topics
                 else "the files are not exports of qcli"
             )
-            raise ReplayFileError(f"the folder {files.place} has no messages of topic {topic}: {there}")
+            raise ReplayFileError(
+                f"the folder {shown_place(files.place)} has no messages of topic {topic}: {there}"
+            )
     wanted = frozenset(topics)
     for file in files.files:
         if file.topics & wanted and file.topics - wanted:

@@ -23,7 +23,7 @@ from ...client.connection.tls import TLSFiles
 from ...protocol.errors import NSQError
 from ...secret import NO_SECRET, Secret
 from ..runtime.engine import Advance, Engine
-from ..storage import LocalStorage, lock_file
+from ..storage import PRIVATE_MODE, LocalStorage, shown_place
 from .files import ReplayColumns, ReplayFileError, ReplayFiles, open_files, select_topics
 from .pieces import Piece, row_groups_from_json, row_groups_to_json, split_into_pieces
 from .request import PieceResult, ReplayRequest, ReplayResult
@@ -66,7 +66,7 @@ class ReplayJob:
         self.result = ReplayResult()
         self.is_complete = False
         self._folder = folder
-        self._storage = LocalStorage(folder)
+        self._storage = LocalStorage(folder, PRIVATE_MODE)
         self._plan: _Plan | None = None
         found = self._storage.read("job.json")
         self.is_new = found is None
@@ -76,7 +76,7 @@ class ReplayJob:
             self.request = request
             self._nonce = secrets.token_hex(4)
         else:
-            self._load(found)
+            self._load(found.data)
             if request is not None and (names := request.differs_from(self.request)):
                 raise JobError(
                     f"the job {name} was started with another {', '.join(names)}: to continue it, give --job {name} "
@@ -97,7 +97,8 @@ class ReplayJob:
             self._nonce = found["nonce"]
             self.is_complete = found["complete"]
             plan = found["plan"]
-            packed = b"" if self.is_complete else self._storage.read("selected.bin") or b""
+            selected = None if self.is_complete else self._storage.read("selected.bin")
+            packed = b"" if selected is None else selected.data
             columns = plan["columns"]
             self._plan = _Plan(
                 plan["place"],
@@ -114,7 +115,7 @@ class ReplayJob:
         plan = self._plan
         packed = [each.selected or b"" for piece in plan.pieces for each in piece]
         if any(packed) and not complete:
-            self._storage.write("selected.bin", b"".join(packed))
+            self._storage.put("selected.bin", b"".join(packed))
         ends = iter(accumulate(map(len, packed)))
         pieces = (
             []
@@ -135,7 +136,7 @@ class ReplayJob:
                 "pieces": pieces,
             },
         }
-        self._storage.write("job.json", json.dumps(found, separators=(",", ":")).encode() + b"\n")
+        self._storage.put("job.json", json.dumps(found, separators=(",", ":")).encode() + b"\n")
 
     # ------------------------------------------------------------------ the plan
 
@@ -157,8 +158,8 @@ class ReplayJob:
             needs_times = request.ordered or request.first_ns is not None or request.end_ns is not None
             if needs_times and files.columns.time is None:
                 raise ReplayFileError(
-                    f"the files in {files.place} are not exports of qcli: choose the column of the publish times with "
-                    "--time-column"
+                    f"the files in {shown_place(files.place)} are not exports of qcli: choose the column of the "
+                    "publish times with --time-column"
                 )
             self._plan = _Plan(
                 files.place, files.columns, sum(file.rows for file in files.files), len(files.files), []
@@ -253,7 +254,7 @@ class ReplayJob:
             return
         self.result.count_left_out()
         self._save(complete=True)
-        self._storage.discard("selected.bin")
+        self._storage.remove(["selected.bin"])
         shutil.rmtree(self._folder / "done", ignore_errors=True)
 
 
@@ -279,7 +280,8 @@ def open_job(jobs: Path, name: str | None, request: ReplayRequest | None) -> Ite
             f"there is no job {name} in {jobs}; start one with 'qcli replay FOLDER TOPIC --job {name}'"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_file(folder / "lock", JobError(f"another process runs the job {name}")):
+    storage = LocalStorage(folder, PRIVATE_MODE)
+    with storage.hold("lock", lambda holder: JobError(f"another process runs the job {name}: {holder}")):
         job = ReplayJob(name, folder, request)
         try:
             yield job

@@ -4,7 +4,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .files import FileStamp, ReplayFiles, RowGroup
+from ..storage import StoredFile
+from .files import ReplayFiles, RowGroup
 from .rows import MIB, RowGroupRange, earliest_time, pack_bits
 
 _PIECE_BYTES = 64 * MIB
@@ -112,8 +113,19 @@ def row_groups_to_json(group: RowGroupRange, bits_end: int) -> list[Any]:
 
 def row_groups_from_json(found: Sequence[Any], packed: bytes) -> RowGroupRange:
     """Parse a range of row groups; `packed` is the content of the file of bits. Raises ValueError, TypeError."""
-    stamp, first_group, end_group, first_row, rows, wanted, body_bytes, bits, first_ns = found
+    (
+        (name, size_bytes, version),
+        first_group,
+        end_group,
+        first_row,
+        rows,
+        wanted,
+        body_bytes,
+        bits,
+        first_ns,
+    ) = found
+    stamp = StoredFile(name, size_bytes, str(version))  # older jobs have an integer
     selected = None if bits is None else packed[slice(*bits)]
     return RowGroupRange(
-        FileStamp(*stamp), first_group, end_group, first_row, rows, wanted, body_bytes, selected, first_ns
+        stamp, first_group, end_group, first_row, rows, wanted, body_bytes, selected, first_ns
     )

@@ -91,16 +91,16 @@ class PieceResult:
     complete: bool = False
 
     def save(self, storage: Storage) -> None:
-        storage.write(_path(self.piece), json.dumps(asdict(self)).encode())
+        storage.put(_path(self.piece), json.dumps(asdict(self)).encode())
 
     @classmethod
     def load(cls, storage: Storage, piece: int) -> "PieceResult | None":
         """Read the file of a piece; None if it is missing or damaged: the piece then restarts."""
-        data = storage.read(_path(piece))
-        if data is None:
+        found = storage.read(_path(piece))
+        if found is None:
             return None
         try:
-            return cls(**json.loads(data))
+            return cls(**json.loads(found.data))
         except (ValueError, TypeError):
             return None
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..storage import arrow_system
-from .files import FileStamp, ReplayColumns, ReplayFileError, times_ns
+from ..storage import StoredFile, storage_at
+from .files import ReplayColumns, ReplayFileError, times_ns
 
 MIB = 1024 * 1024
 CHUNK_BYTES = 4 * MIB
@@ -35,7 +35,7 @@ class RowGroupRange(NamedTuple):
         first_ns: The time of the earliest row, if known.
     """
 
-    stamp: FileStamp
+    stamp: StoredFile
     first_group: int
     end_group: int
     first_row: int
@@ -101,7 +101,7 @@ class RowReader:
         chunk_bytes: int = CHUNK_BYTES,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        self._system, self._path = arrow_system(place)
+        self._storage = storage_at(place)
         self._columns = columns
         self._first_ns, self._end_ns = first_ns, end_ns
         self._has_bounds = first_ns is not None or end_ns is not None
@@ -139,8 +139,8 @@ class RowReader:
             window_bytes += sum(each.nbytes for each in more)
             if window_bytes > self._window_bytes:
                 raise ReplayFileError(
-                    f"{self._path} has row groups of more than {self._window_bytes // MIB} MiB that overlap at "
-                    f"{_moment(group.first_ns)}, too many to sort in memory: rewrite the files sorted by time, or "
+                    f"{self._storage.shown} has row groups of more than {self._window_bytes // MIB} MiB that overlap "
+                    f"at {_moment(group.first_ns)}, too many to sort in memory: rewrite the files sorted by time, or "
                     "replay without --ordered"
                 )
             until = waiting[index + 1].first_ns if index + 1 < len(waiting) else None
@@ -189,13 +189,12 @@ class RowReader:
     def _batches(self, group: RowGroupRange) -> Iterator[tuple[Any, Any, int]]:
         """Yield record batches, their row numbers (None if all rows are selected), and the number of the first row."""
         name = group.stamp.name
-        path = f"{self._path.rstrip('/')}/{name}"
         try:
-            self._check_stamp(group.stamp, path)
+            self._check_stamp(group.stamp)
             selected = None
             if group.selected is not None:
                 selected = unpack_bits(group.selected, group.first_row, group.rows)
-            with self._system.open_input_file(path) as file, pq.ParquetFile(file) as parquet:
+            with self._storage.open_input(name) as file, pq.ParquetFile(file) as parquet:
                 at = 0
                 for number in range(group.first_group, group.end_group):
                     rows = parquet.metadata.row_group(number).num_rows
@@ -241,10 +240,10 @@ class RowReader:
             mask = pc.and_(mask, pc.fill_null(pc.less(times, self._end_ns), False))
         return mask
 
-    def _check_stamp(self, stamp: FileStamp, path: str) -> None:
-        info = self._system.get_file_info(path)
-        if not info.is_file or (info.size or 0, info.mtime_ns or 0) != (stamp.size_bytes, stamp.mtime_ns):
-            what = "was changed" if info.is_file else "was removed"
+    def _check_stamp(self, stamp: StoredFile) -> None:
+        found = self._storage.file(stamp.name)
+        if found != stamp:
+            what = "was removed" if found is None else "was changed"
             raise ReplayFileError(
                 f"the file {stamp.name} {what} after this replay was planned: start a new replay"
             )
@@ -282,9 +281,8 @@ def _moment(time_ns: int | None) -> str:
 def earliest_time(place: str, columns: ReplayColumns, group: RowGroupRange) -> int | None:
     """Read the earliest time of row groups from their rows; None if no row has a time. Raises ReplayFileError."""
     assert columns.time is not None
-    system, path = arrow_system(place)
     try:
-        with system.open_input_file(f"{path.rstrip('/')}/{group.stamp.name}") as file:
+        with storage_at(place).open_input(group.stamp.name) as file:
             numbers = list(range(group.first_group, group.end_group))
             table = pq.ParquetFile(file).read_row_groups(numbers, columns=[columns.time])
         found = [pc.min(times_ns(chunk)).as_py() for chunk in table[columns.time].chunks]

@@ -232,8 +232,11 @@ class Spool(AbstractContextManager["Spool"]):
         if {path.name for path in self.folder.iterdir()} - {_LOCK} and not (self.folder / _ABOUT).exists():
             raise SpoolError(f"{self.folder} is not a spool and not empty: choose another folder")
         self._lock = ExitStack()
-        if_held = SpoolError(f"the spool {self.folder} is used by another export")
-        self._lock.enter_context(lock_file(self.folder / _LOCK, if_held))
+        lock = lock_file(
+            self.folder / _LOCK,
+            lambda holder: SpoolError(f"the spool {self.folder} is used by another export: {holder}"),
+        )
+        self._lock.enter_context(lock)
         try:
             self._check(topic, channel)
             for path in sorted(self.folder.iterdir()):

@@ -1,0 +1,31 @@
+"""The places that exports write to and replays read from: local folders, object stores, and Hadoop's file system.
+
+A file gets its final name only when its content is complete, and no complete file is replaced by accident: see
+`Storage`.
+"""
+
+from .interface import ChangedMeanwhile, Lease, LeaseLost, NewFile, Storage, StorageError, Stored, StoredFile
+from .local import PRIVATE_MODE, LocalStorage, lock_file, make_folder, naming_file, not_utf8
+from .opening import storage_at
+from .places import local_path, shown_place, split_place
+
+__all__ = [
+    "PRIVATE_MODE",
+    "ChangedMeanwhile",
+    "Lease",
+    "LeaseLost",
+    "LocalStorage",
+    "NewFile",
+    "Storage",
+    "StorageError",
+    "Stored",
+    "StoredFile",
+    "local_path",
+    "lock_file",
+    "make_folder",
+    "naming_file",
+    "not_utf8",
+    "shown_place",
+    "split_place",
+    "storage_at",
+]
