@@ -221,7 +221,13 @@ async def test_bounds(tmp_path: Path) -> None:
             "bytes": sum(path.stat().st_size for path in files),
             "segments": len(files),
             "at_sequence": 10,
+            "bytes_from_at": 0,
         }
+        ahead = [
+            (await api.get("/topic/bounds", topic="t", at=at)).json()["bytes_from_at"] for at in range(10)
+        ]
+        assert ahead == sorted(ahead, reverse=True)
+        assert ahead[0] == sum(path.stat().st_size for path in files) > ahead[5] > ahead[9] > 0
 
 
 async def test_reading_changes_no_channel_or_topic(tmp_path: Path) -> None:

@@ -113,7 +113,10 @@ def _bounds(log: Log, at: Position | None) -> dict[str, Any]:
         "bytes": log.size_bytes,
         "segments": len(log.files),
     }
-    return bounds if at is None else bounds | {"at_sequence": at.sequence_in(log)}
+    if at is None:
+        return bounds
+    sequence = at.sequence_in(log)
+    return bounds | {"at_sequence": sequence, "bytes_from_at": log.bytes_from(sequence)}
 
 
 class _Room:

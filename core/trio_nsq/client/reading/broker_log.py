@@ -2,7 +2,7 @@
 
 import ssl
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ...log.gaps import Span, gaps
 from ...log.raw import RawStreamReader
@@ -32,17 +32,26 @@ class Bounds(NamedTuple):
         end: The sequence of the next message.
         size_bytes: The size on disk.
         at: The sequence of the requested position.
+        bytes_from_at: The size on disk from `at` on, estimated; None: unknown, from an older broker.
     """
 
     first: int
     end: int
     size_bytes: int
     at: int
+    bytes_from_at: int | None = None
 
     @property
     def mean_bytes(self) -> float:
         """The mean size of a message; 0 if there are none."""
         return self.size_bytes / (self.end - self.first) if self.end > self.first else 0.0
+
+    @property
+    def bytes_ahead(self) -> int:
+        """The approximate size of the messages from `at` on."""
+        if self.bytes_from_at is None:
+            return round(self.mean_bytes * (self.end - self.at))
+        return self.bytes_from_at
 
 
 def broker_label(address: str) -> str:
@@ -84,7 +93,9 @@ class BrokerLog:
             BrokerUnreachable, RequestRefused: The broker does not answer, or has no such topic.
         """
         names = ("first_sequence", "next_sequence", "bytes", "at_sequence")
-        return Bounds(*self._numbers("GET", "/topic/bounds", {"at": at}, *names))
+        found = self._request_json("GET", "/topic/bounds", {"at": at})
+        ahead = self._numbers_in(found, "bytes_from_at") if "bytes_from_at" in found else []
+        return Bounds(*self._numbers_in(found, *names), *ahead)
 
     def id_at(self, sequence: int) -> str | None:
         """Return the id of a message, 16 hex digits; None if it is not retained. Raises the errors of `bounds`."""
@@ -221,7 +232,15 @@ class BrokerLog:
 
     def _numbers(self, method: str, path: str, params: dict[str, str], *names: str) -> list[int]:
         """Make a request and return these numbers of the JSON answer."""
+        return self._numbers_in(self._request_json(method, path, params), *names)
+
+    def _request_json(self, method: str, path: str, params: dict[str, str]) -> dict[str, Any]:
         found = self._http.request_json(method, path, {"topic": self._topic, **params})
+        if not isinstance(found, dict):
+            raise NotABroker(self._address)
+        return found
+
+    def _numbers_in(self, found: dict[str, Any], *names: str) -> list[int]:
         try:
             return [int(found[name]) for name in names]
         except (ValueError, KeyError, TypeError):
