@@ -152,7 +152,7 @@ def test_follow_without_a_channel_continues(broker: Broker, qcli: Cli, topic: st
             job.run(run_inline, tasks, lambda *_: None)
             assert job.result.messages == end
     assert len(parquet_files(tmp_path)) == 2
-    assert job.result.skipped_ranges == 0
+    assert job.result.skipped_messages == 0
     assert column(tmp_path, "seq") == list(range(25))
 
 

@@ -1,6 +1,7 @@
 """Tests for the manifest of an export."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -34,10 +35,10 @@ def done(first: int, end: int, last_id: str | None = "a" * 16) -> RangeResult:
 
 
 def test_planned_ranges_do_not_change() -> None:
-    manifest = Manifest("clicks", Layout())
+    manifest = Manifest("clicks", [Layout()])
     assert manifest.plan("b", Span(0, 100), 40) == [Span(0, 33), Span(33, 66), Span(66, 100)]
     assert manifest.plan("b", Span(0, 100), 1000) == [Span(0, 33), Span(33, 66), Span(66, 100)]
-    manifest.mark_done(done(33, 66))
+    manifest.mark_done([done(33, 66)])
     assert manifest.plan("b", Span(50, 150), 1000) == [Span(66, 100), Span(100, 150)]
     assert manifest.plan("b", Span(10, 20), 1) == [Span(0, 33)]
     assert list(manifest.ranges_of("b").done) == [Span(33, 66)]
@@ -51,13 +52,13 @@ def test_planned_ranges_do_not_change() -> None:
 def test_ranges_cover_each_sequence_once(
     runs: list[tuple[int, int, int, bool]],
 ) -> None:
-    manifest = Manifest("clicks", Layout())
+    manifest = Manifest("clicks", [Layout()])
     wanted: set[int] = set()
     for first, length, per_range, ends_well in runs:
         span = Span(first, first + length)
         wanted |= set(range(*span))
-        for planned in manifest.plan("b", span, per_range)[:: 1 if ends_well else 2]:
-            manifest.mark_done(done(*planned))
+        planned = manifest.plan("b", span, per_range)[:: 1 if ends_well else 2]
+        manifest.mark_done([done(*each) for each in planned])
         manifest = Manifest.from_bytes(manifest.to_bytes())
     book = manifest.ranges_of("b")
     numbers = [number for span in [*book.done, *book.pending] for number in range(*span)]
@@ -65,14 +66,20 @@ def test_ranges_cover_each_sequence_once(
 
 
 def test_manifest_round_trip() -> None:
-    manifest = Manifest("clicks", LAYOUT)
+    manifest = Manifest("clicks", [LAYOUT])
     manifest.plan("b", Span(0, 100), 40)
     manifest.plan("c", None, 40)
-    manifest.mark_done(done(0, 33))
-    manifest.mark_done(done(66, 100, None))
+    manifest.mark_done([done(0, 33), done(66, 100, None)])
     assert manifest.ranges_of("b").last == LastMessage(32, "a" * 16)
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
-    found = RangeResult("b", 1, 5, 3, 30, ["x"], 40, [(2, 3, "damaged")], 1, 2, None)
+    found = RangeResult(
+        "b", 1, 5, 3, 30, ["x"], 40, [(2, 3, "damaged")], 1, 2, None, 1, {"a": 3}, {"b": "long"}
+    )
+    manifest.layouts.append(Layout())
+    manifest.commit, manifest.uncommitted = 7, [found, done(0, 33)]
+    manifest.plan("b", Span(100, 140), 40)
+    assert manifest.ranges_of("b").pending == {Span(33, 66): 0, Span(100, 140): 1}
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
     assert RangeResult.from_bytes(found.to_bytes()) == found
 
 
@@ -85,13 +92,52 @@ def test_invalid_manifest(data: bytes) -> None:
 
 
 def test_later_version_is_refused() -> None:
-    found = json.loads(Manifest("clicks", Layout()).to_bytes())
-    with pytest.raises(ManifestError, match="version 2"):
-        Manifest.from_bytes(json.dumps(found | {"version": 2}).encode())
+    found = json.loads(Manifest("clicks", [Layout()]).to_bytes())
+    with pytest.raises(ManifestError, match="versions up to 2"):
+        Manifest.from_bytes(json.dumps(found | {"version": 3}).encode())
+
+
+def test_version_1_is_read() -> None:
+    """As written by an export before 2026-12: with unmerged ranges and one layout."""
+    brokers = {
+        "b:1": {"done": [[0, 5, 5], [5, 9, 3], [20, 30, 10]], "pending": [[9, 20]], "last": [8, "a" * 16]}
+    }
+    found = {"version": 1, "topic": "clicks", "layout": LAYOUT.to_json(), "brokers": brokers}
+    manifest = Manifest.from_bytes(json.dumps(found).encode())
+    assert (manifest.layouts, manifest.commit, manifest.uncommitted) == ([LAYOUT], 0, [])
+    ranges = manifest.ranges_of("b:1")
+    assert (ranges.done, ranges.pending) == ({Span(0, 9): 8, Span(20, 30): 10}, {Span(9, 20): 0})
+    assert ranges.last == LastMessage(8, "a" * 16)
+    assert manifest.plan("b:1", Span(0, 40), 100) == [Span(9, 20), Span(30, 40)]
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+
+
+def test_results_count_once() -> None:
+    manifest = Manifest("clicks", [Layout()])
+    manifest.plan("b", Span(0, 10), 5)
+    assert manifest.mark_done([done(0, 5), done(0, 5)]) == [done(0, 5)]
+    assert manifest.mark_done([done(0, 5), done(5, 10)]) == [done(5, 10)]
+    assert manifest.mark_done([done(5, 10), done(50, 60)]) == []
+    assert manifest.ranges_of("b").done == {Span(0, 10): 10}
+
+
+def test_a_year_of_rounds_stays_small() -> None:
+    """525,600 rounds, one a minute; now and then, retention is faster than the export."""
+    manifest = Manifest("clicks", [Layout()])
+    begun_s, end = time.process_time(), 0
+    for minute in range(525_600):
+        first = end + 7 * (minute % 50_000 == 0)
+        end = first + 60
+        planned = manifest.plan("b:1", Span(first, end), 1000)
+        manifest.mark_done([RangeResult("b:1", *span, span.length, last_id="a" * 16) for span in planned])
+    assert sum(manifest.ranges_of("b:1").done.values()) == 525_600 * 60
+    assert len(manifest.ranges_of("b:1").done) == 11
+    assert len(manifest.to_bytes()) < 1000
+    assert time.process_time() - begun_s < 60  # it took 5 s
 
 
 def test_brokers_with_the_same_file_names() -> None:
-    manifest = Manifest("clicks", Layout())
+    manifest = Manifest("clicks", [Layout()])
     manifest.ranges_of("a:1")
     with pytest.raises(ManifestError, match="have the same names"):
         manifest.ranges_of("a_1")

@@ -98,10 +98,10 @@ def test_messages_are_exported_and_removed(tmp_path: Path) -> None:
         assert job.spool.store([batch(0, 30), batch(30, 40), batch(0, 20, "other:4150")]) == 0
         assert (job.spool.messages, job.spool.labels) == (60, [NSQD, "other:4150"])
         export_all(job)
-        assert (job.spool.messages, job.result.messages, job.result.skipped_ranges) == (0, 60, 0)
+        assert (job.spool.messages, job.result.messages, job.result.skipped_messages) == (0, 60, 0)
         job.spool.store([batch(40, 50)])
         export_all(job)
-        assert (job.spool.messages, job.result.messages, job.result.skipped_ranges) == (0, 70, 0)
+        assert (job.spool.messages, job.result.messages, job.result.skipped_messages) == (0, 70, 0)
     found = rows(folder).filter(pc.field("broker") == NSQD)
     given = batch(0, 50)
     assert found["body"].to_pylist() == given.bodies

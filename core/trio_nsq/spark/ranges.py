@@ -1,6 +1,6 @@
 """The ranges of a log that are exported."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -20,8 +20,9 @@ class BrokerRanges:
     """The exported and planned ranges of one broker's log."""
 
     done: dict[Span, int] = field(default_factory=dict)
-    """The number of messages in files, by range."""
-    pending: list[Span] = field(default_factory=list)
+    """The number of messages in files, by range; ranges that touch are merged."""
+    pending: dict[Span, int] = field(default_factory=dict)
+    """The index of the layout of its files, by range."""
     last: LastMessage | None = None
 
     @property
@@ -33,6 +34,17 @@ class BrokerRanges:
     def end(self) -> int:
         """The sequence after the last range; 0 if there is none."""
         return max((span.end for span in self.planned), default=0)
+
+
+def merge_adjacent(counts: Mapping[Span, int]) -> dict[Span, int]:
+    """Merge ranges that touch, and add their counts. The ranges must not overlap; the result is in order."""
+    merged: list[tuple[int, int, int]] = []
+    for (first, end), count in sorted(counts.items()):
+        if merged and merged[-1][1] == first:
+            start, _, before = merged.pop()
+            first, count = start, before + count
+        merged.append((first, end, count))
+    return {Span(first, end): count for first, end, count in merged}
 
 
 def subtract(wanted: Span, taken: Iterable[Span]) -> list[Span]:

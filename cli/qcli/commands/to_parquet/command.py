@@ -111,7 +111,7 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
         "pyarrow alone, --engine inline works.",
         "Positions": POSITIONS_NOTE,
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
-        "file_bytes, ranges, elapsed_s, skipped_ranges and skipped_messages (from an earlier run), missing, "
+        "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, "
         "damaged, for_one_channel (copies for one channel, which are not written again), unparsed, repeated "
         "(delivered again by a channel, and not written).",
     },

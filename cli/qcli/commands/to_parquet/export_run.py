@@ -200,11 +200,8 @@ def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) ->
         f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}) in {request.place} in {elapsed_s:.2f} s: "
         f"{rate(outcome.messages / elapsed_s)} messages/s"
     )
-    if outcome.skipped_ranges:
-        text += (
-            f"; {count_of(outcome.skipped_ranges, 'range')} ({count_of(outcome.skipped_messages, 'message')}) "
-            "written before"
-        )
+    if outcome.skipped_messages:
+        text += f"; {count_of(outcome.skipped_messages, 'message')} written before"
     if outcome.unparsed:
         text += f"; {outcome.unparsed:,} in the column unparsed"
     if outcome.for_one_channel:

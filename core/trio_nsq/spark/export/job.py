@@ -105,11 +105,9 @@ class ExportJob:
         if self._manifest is None:
             return []
         names = self._storage.names(results_folder(self.request.topic))
-        results = []
-        for name in names:
-            if name.endswith(".json") and (found := self._storage.read(name)) is not None:
-                results.append(RangeResult.from_bytes(found.data))
-                self._manifest.mark_done(results[-1])
+        saved = [self._storage.read(name) for name in names if name.endswith(".json")]
+        results = [RangeResult.from_bytes(found.data) for found in saved if found is not None]
+        self._manifest.mark_done(results)
         if names:
             self._save_manifest()
             self._storage.remove(names)
@@ -142,7 +140,7 @@ class ExportJob:
         request = self.request
         self._wanted = [self._resolve(place) for place in places]
         if self._manifest is None:
-            self._manifest = Manifest(request.topic, self._new_layout())
+            self._manifest = Manifest(request.topic, [self._new_layout()])
         else:
             self._check_layout(self._manifest.layout)
         tasks: list[ExportTask] = []
@@ -205,11 +203,14 @@ class ExportJob:
             per_range = min(per_range, -(-wanted.span.length // request.min_ranges))
             for span in manifest.ranges_of(label).done:
                 if span.overlaps(wanted.span):
-                    self.result.skipped_ranges += 1
                     self.result.skipped_messages += span.common(wanted.span)
         spans = manifest.plan(label, wanted.span, per_range)
         self.result.planned_bytes += int(sum(span.length for span in spans) * mean_bytes)
-        return [ExportTask(request, manifest.layout, wanted.place, span) for span in spans]
+        pending = manifest.ranges_of(label).pending
+        return [
+            ExportTask(request, manifest.layouts[pending[span]], wanted.place, span, pending[span])
+            for span in spans
+        ]
 
     # ------------------------------------------------------------------ columns
 

@@ -1,8 +1,9 @@
 """The manifest of an exported topic: its planned and exported ranges.
 
-A range is stored before a task exports it, and its bounds never change. If a task that was considered dead still runs,
-it writes the same files with the same content. Each task writes its result to a separate file (`RangeResult`), which
-the job merges into the manifest. In addition to the files with messages, an export folder has
+A range is stored before a task exports it, and its bounds and its layout never change. If a task that was considered
+dead still runs, it writes the same files with the same content. Each task writes its result to a separate file
+(`RangeResult`), which the job merges into the manifest. Finished ranges that touch become one, so that the manifest of
+a continuous export does not grow with each round. In addition to the files with messages, an export folder has
 
     _nsq/TOPIC/manifest.json
     _nsq/TOPIC/done/RANGE.json
@@ -10,16 +11,20 @@ the job merges into the manifest. In addition to the files with messages, an exp
 """
 
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...log.gaps import Span
 from ...protocol.errors import NSQError
-from ..ranges import BrokerRanges, LastMessage, split, subtract
+from ..ranges import BrokerRanges, LastMessage, merge_adjacent, split, subtract
 from .layout import Layout, range_name, safe_name
 
-VERSION = 1
+VERSION = 2
+_READABLE = (1, 2)
+"""Version 1 has one layout, and neither an id nor commits; it is saved as version 2."""
+_ID_BYTES = 8
 FOLDER = "_nsq"
 """Spark, pyarrow and others ignore names that start with an underscore."""
 
@@ -42,6 +47,10 @@ class RangeResult:
         for_one_channel: Messages that were republished to one channel; they are not exported again.
         unparsed: Messages whose body is in the column `unparsed`.
         last_id: The id of the message `end - 1`, 16 hex digits; None if it is missing.
+        layout: The layout of the files, an index into the manifest's.
+        misfits: The number of values that did not fit their column, by field.
+        new_fields: Fields of JSON bodies without a column, with their inferred types; at most 100.
+        widen: Columns that need a wider type for the values of this range, with that type. Then nothing was written.
     """
 
     broker: str
@@ -55,6 +64,10 @@ class RangeResult:
     for_one_channel: int = 0
     unparsed: int = 0
     last_id: str | None = None
+    layout: int = 0
+    misfits: dict[str, int] = field(default_factory=dict)
+    new_fields: dict[str, str] = field(default_factory=dict)
+    widen: dict[str, str] = field(default_factory=dict)
 
     @property
     def span(self) -> Span:
@@ -67,20 +80,40 @@ class RangeResult:
     def from_bytes(cls, data: bytes) -> "RangeResult":
         """Parse the content of a file. Raises ManifestError."""
         try:
-            found = json.loads(data)
-            found["gaps"] = [(first, end, reason) for first, end, reason in found["gaps"]]
-            return cls(**found)
+            return cls.from_json(json.loads(data))
         except (ValueError, KeyError, TypeError) as exc:
             raise ManifestError(f"the result of a range cannot be read: {exc}") from exc
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "RangeResult":
+        """Raises KeyError, TypeError or ValueError if it is not a result."""
+        gaps = [(first, end, reason) for first, end, reason in found["gaps"]]
+        return cls(**found | {"gaps": gaps})
 
 
 @dataclass(slots=True)
 class Manifest:
-    """The manifest of one topic."""
+    """The manifest of one topic.
+
+    Attributes:
+        layouts: The layouts of the files, oldest first; new ranges have the last one. Without a table, files at rest
+            all have the last one.
+        id: A random name of this export, which its commits to a table carry.
+        commit: The number of the last commit to a table; 0 before the first.
+        uncommitted: The results of commit `commit`, until it is known that the table has them.
+    """
 
     topic: str
-    layout: Layout
+    layouts: list[Layout]
     brokers: dict[str, BrokerRanges] = field(default_factory=dict)
+    id: str = field(default_factory=lambda: secrets.token_hex(_ID_BYTES))
+    commit: int = 0
+    uncommitted: list[RangeResult] = field(default_factory=list)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of new ranges."""
+        return self.layouts[-1]
 
     def ranges_of(self, broker: str) -> BrokerRanges:
         """Return the ranges of a broker, which may be new.
@@ -109,24 +142,29 @@ class Manifest:
         if wanted is None:
             return []
         for left in subtract(wanted, ranges.planned):
-            ranges.pending += split(left, messages_per_range)
-        ranges.pending.sort()
-        return [span for span in ranges.pending if span.overlaps(wanted)]
+            ranges.pending |= dict.fromkeys(split(left, messages_per_range), len(self.layouts) - 1)
+        return sorted(span for span in ranges.pending if span.overlaps(wanted))
 
-    def mark_done(self, result: RangeResult) -> None:
-        """Mark a range as exported; idempotent."""
-        ranges = self.ranges_of(result.broker)
-        if result.span in ranges.pending:
-            ranges.pending.remove(result.span)
-        ranges.done[result.span] = result.messages
-        if result.last_id is not None and (ranges.last is None or result.end > ranges.last.sequence):
-            ranges.last = LastMessage(result.end - 1, result.last_id)
+    def mark_done(self, results: Iterable[RangeResult]) -> list[RangeResult]:
+        """Mark ranges as exported. Return the results of those that were pending: others were marked before."""
+        new = []
+        for result in results:
+            ranges = self.ranges_of(result.broker)
+            if ranges.pending.pop(result.span, None) is None:
+                continue
+            new.append(result)
+            ranges.done[result.span] = result.messages
+            if result.last_id is not None and (ranges.last is None or result.end > ranges.last.sequence):
+                ranges.last = LastMessage(result.end - 1, result.last_id)
+        for broker in {result.broker for result in new}:
+            self.brokers[broker].done = merge_adjacent(self.brokers[broker].done)
+        return new
 
     def to_bytes(self) -> bytes:
         brokers = {
             label: {
                 "done": [[*span, messages] for span, messages in sorted(ranges.done.items())],
-                "pending": ranges.pending,
+                "pending": [[*span, layout] for span, layout in sorted(ranges.pending.items())],
                 "last": ranges.last,
             }
             for label, ranges in self.brokers.items()
@@ -134,8 +172,11 @@ class Manifest:
         found = {
             "version": VERSION,
             "topic": self.topic,
-            "layout": self.layout.to_json(),
+            "id": self.id,
+            "layouts": [layout.to_json() for layout in self.layouts],
             "brokers": brokers,
+            "commit": self.commit,
+            "uncommitted": [asdict(result) for result in self.uncommitted],
         }
         return json.dumps(found, separators=(",", ":")).encode() + b"\n"
 
@@ -144,20 +185,41 @@ class Manifest:
         """Parse the content of a file. Raises ManifestError."""
         try:
             found = json.loads(data)
-            if found["version"] != VERSION:
+            if found["version"] not in _READABLE:
                 raise ManifestError(
-                    f"it has version {found['version']}; this program supports only version {VERSION}"
+                    f"it has version {found['version']}; this program supports only versions up to {VERSION}"
                 )
-            brokers = {label: _parse_ranges(ranges) for label, ranges in found["brokers"].items()}
-            return cls(found["topic"], Layout.from_json(found["layout"]), brokers)
+            if found["version"] == 1:
+                _upgrade(found)
+            return cls(
+                found["topic"],
+                [Layout.from_json(layout) for layout in found["layouts"]],
+                {label: _parse_ranges(ranges) for label, ranges in found["brokers"].items()},
+                found["id"],
+                found["commit"],
+                [RangeResult.from_json(result) for result in found["uncommitted"]],
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise ManifestError(f"it cannot be read: {exc!r}") from exc
 
 
+def _upgrade(found: dict[str, Any]) -> None:
+    """Convert the content of version 1."""
+    found |= {
+        "layouts": [found.pop("layout")],
+        "id": secrets.token_hex(_ID_BYTES),
+        "commit": 0,
+        "uncommitted": [],
+    }
+    for ranges in found["brokers"].values():
+        ranges["pending"] = [[first, end, 0] for first, end in ranges["pending"]]
+
+
 def _parse_ranges(found: Mapping[str, Any]) -> BrokerRanges:
     done = {Span(first, end): messages for first, end, messages in found["done"]}
+    pending = {Span(first, end): layout for first, end, layout in found["pending"]}
     last = LastMessage(*found["last"]) if found["last"] else None
-    return BrokerRanges(done, [Span(first, end) for first, end in found["pending"]], last)
+    return BrokerRanges(merge_adjacent(done), pending, last)
 
 
 def manifest_path(topic: str) -> str:

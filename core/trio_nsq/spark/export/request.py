@@ -55,7 +55,7 @@ class ExportResult:
         messages, body_bytes, files, file_bytes, ranges: Exported.
         planned_messages, planned_ranges: Planned.
         planned_bytes: The estimated size of the planned part of the log.
-        skipped_ranges, skipped_messages: Requested, but exported before.
+        skipped_messages: Requested, but exported before.
         missing: Messages that are no longer retained.
         damaged: Whether some of the missing messages are damaged.
         for_one_channel, unparsed: See `RangeResult`.
@@ -71,7 +71,6 @@ class ExportResult:
     planned_messages: int = 0
     planned_ranges: int = 0
     planned_bytes: int = 0
-    skipped_ranges: int = 0
     skipped_messages: int = 0
     missing: int = 0
     damaged: bool = False

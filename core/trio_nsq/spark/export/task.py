@@ -33,12 +33,14 @@ class ExportTask:
 
     Attributes:
         log: The log to read.
+        layout_index: The index of the layout in the manifest.
     """
 
     request: ExportRequest
     layout: Layout
     log: LogPlace
     span: Span
+    layout_index: int = 0
 
     @property
     def broker(self) -> str:
@@ -120,6 +122,7 @@ class ExportTask:
             for_one_channel=for_one_channel,
             unparsed=files.builder.unparsed,
             last_id=last_id,
+            layout=self.layout_index,
         )
 
 
