@@ -9,7 +9,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 from ...client.reading.batches import Found, batches_and_gaps
@@ -32,11 +32,9 @@ from ...log.records import RecordBatch, RecordHeader
 from ...log.segment.format import FILE_HEADER_BYTES, base_in_name
 from ...log.segment.identity import find_header
 from ...log.selection import Selection
-from ...protocol.errors import NSQError
-
-
-class SegmentsError(NSQError):
-    """A place has no segments to read; the text has the reason."""
+from ..storage import Storage
+from .archive import ArchivedName
+from .files import StoredFiles
 
 
 class SegmentLog:
@@ -85,8 +83,13 @@ class SegmentLog:
             sequence = max(first, min(position.value, end))
         else:
             sequence = first if position.kind == "earliest" else end
-        size_bytes = sum(segment_bytes(segment, self._files) for segment in segments)
-        return Bounds(first, end, size_bytes, sequence)
+        sizes = [segment_bytes(segment, self._files) for segment in segments]
+        starts = [*(base_in_name(segment.path) for segment in segments), end]
+        from_at = sum(
+            size * (following - max(start, min(sequence, following))) // max(1, following - start)
+            for size, (start, following) in zip(sizes, pairwise(starts), strict=True)
+        )
+        return Bounds(first, end, sum(sizes), sequence, from_at)
 
     def id_at(self, sequence: int) -> str | None:
         """Return the id of a message, 16 hex digits; None if it cannot be read. Raises the errors of `bounds`."""
@@ -128,7 +131,7 @@ class SegmentLog:
 
     def _segments(self) -> list[SegmentPath]:
         """List the segments, oldest first. Raises the errors of `read`."""
-        segments, _ = segment_paths(self._folder, self._files)
+        segments = self._list()
         if self._incarnation is not None:
             identity, _ = find_identity(self._files, self._folder)
             if identity is not None and identity.incarnation != self._incarnation:
@@ -138,6 +141,9 @@ class SegmentLog:
         if len(segments) > 1 and self._is_unused(segments[-1], segments[-2]):
             return [*segments[:-2], SegmentPath(segments[-2].path, None)]
         return segments
+
+    def _list(self) -> list[SegmentPath]:
+        return segment_paths(self._folder, self._files)[0]
 
     def _is_unused(self, last: SegmentPath, before: SegmentPath) -> bool:
         """Whether the last segment has no record and the one before was written to later, as after a failed write."""
@@ -243,6 +249,26 @@ class SegmentLog:
             batch.clear()
             if found.next_sequence >= span.end:
                 return
+
+
+class ArchivedLog(SegmentLog):
+    """The log of one incarnation of a topic in an archive. Every segment is complete, and its name has its end.
+
+    Args:
+        storage: The folder of the incarnation.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._stored = StoredFiles(storage)
+        super().__init__(Path(storage.shown), self._stored, storage.shown)
+
+    def _list(self) -> list[SegmentPath]:
+        segments = []
+        for path, _ in super()._list():
+            name = ArchivedName.parse(self._stored.stored_name(path.name))
+            if name is not None:
+                segments.append(SegmentPath(path, name.last + 1))
+        return segments
 
 
 def _first_of(segments: Sequence[SegmentPath], span: Span) -> int:

@@ -1,0 +1,127 @@
+"""Where the segments of a topic are: in a copy of a data folder, or in an archive, on a disk or in a bucket."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...protocol.errors import NSQError
+from ..storage import local_path, shown_place, storage_at
+from .archive import ARCHIVED_SUFFIX, parse_incarnation
+from .files import StoredFiles
+from .log import ArchivedLog, SegmentLog
+
+_TOPICS, _TOPIC_SUFFIX = "topics", ".topic"
+_LABEL_DIGITS = 8
+_BROKER = re.compile(r"[^/=]+(?==)")
+
+
+class SegmentsError(NSQError):
+    """A place does not have the segments of a topic; the text has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentsPlace:
+    """The segments of one topic. A `LogPlace`.
+
+    Attributes:
+        label: The value of the column `broker`.
+        folder: The folder of the segments: a path, or the URI of a bucket, see `storage_at`.
+        archived: Whether the segments have the names of an archive.
+    """
+
+    label: str
+    folder: str
+    archived: bool = False
+
+    def open(self) -> SegmentLog:
+        if not self.archived and (local := local_path(self.folder)) is not None:
+            return SegmentLog(local)
+        storage = storage_at(self.folder)
+        if self.archived:
+            return ArchivedLog(storage)
+        return SegmentLog(Path(storage.shown), StoredFiles(storage), storage.shown)
+
+    def __repr__(self) -> str:
+        return f"SegmentsPlace({self.label!r}, {shown_place(self.folder)!r}, {self.archived})"
+
+
+def parse_places(texts: Sequence[str], topic: str) -> list[SegmentsPlace]:
+    """Find the segments of a topic in places given as `[BROKER=]FOLDER`.
+
+    FOLDER is a data folder, the folder of a topic in one, an archive, or the folder of an incarnation in one. Without
+    BROKER the label is the last part of FOLDER; in an archive it continues with the beginning of the incarnation,
+    because every incarnation is a log of its own.
+
+    Raises:
+        SegmentsError: A place has no segments of the topic, or two have the same label.
+        StorageError, OSError: A place cannot be read.
+    """
+    found: list[SegmentsPlace] = []
+    for text in texts:
+        broker = _BROKER.match(text)
+        folder = text[broker.end() + 1 :] if broker is not None else text
+        found += find_places(folder, topic, broker[0] if broker is not None else None)
+    labels = [place.label for place in found]
+    for place in found:
+        if labels.count(place.label) > 1:
+            raise SegmentsError(
+                f"two folders would have the same value {place.label!r} in the column broker: give them as NAME=FOLDER"
+            )
+    return found
+
+
+def find_places(folder: str, topic: str, label: str | None = None) -> list[SegmentsPlace]:
+    """Find the segments of a topic in one folder; see `parse_places`.
+
+    Args:
+        label: The label; None: the last part of the folder.
+    """
+    if (local := local_path(folder)) is not None:
+        folder = str(local.absolute())
+    parts = [part for part in folder.partition("?")[0].split("/") if part]
+    name = label or (parts[-1] if parts else "segments")
+    if parts[-1:] == [f"{topic}{_TOPIC_SUFFIX}"] and _exists(folder):
+        return [SegmentsPlace(label or topic, folder)]
+    if parse_incarnation(parts[-1] if parts else "") is not None and _exists(folder):
+        if parts[-2:-1] != [topic]:
+            raise SegmentsError(f"{shown_place(folder)} is not an archive of topic {topic}")
+        return [SegmentsPlace(label or name[:_LABEL_DIGITS], folder, True)]
+    in_data = _join(folder, _TOPICS, f"{topic}{_TOPIC_SUFFIX}")
+    if _exists(in_data):
+        return [SegmentsPlace(name, in_data)]
+    in_archive = _join(folder, topic)
+    incarnations = {
+        parent
+        for parent, _, file in (each.rpartition("/") for each in _names(in_archive))
+        if file.endswith(ARCHIVED_SUFFIX) and parse_incarnation(parent) is not None
+    }
+    if not incarnations:
+        raise SegmentsError(
+            f"{shown_place(folder)} has no topic {topic}: it has neither {_TOPICS}/{topic}{_TOPIC_SUFFIX}, as a data "
+            f"folder, nor {topic}/INCARNATION/*{ARCHIVED_SUFFIX}, as an archive"
+        )
+    return [
+        SegmentsPlace(f"{name}-{each[:_LABEL_DIGITS]}", _join(in_archive, each), True)
+        for each in sorted(incarnations)
+    ]
+
+
+def _names(folder: str) -> list[str]:
+    """List the files of a folder and its subfolders. Raises StorageError, OSError."""
+    found = storage_at(folder).files()
+    return [file.name for file in found] if isinstance(found, list) else []
+
+
+def _exists(folder: str) -> bool:
+    """Whether a folder exists; in a bucket, whether it has files."""
+    local = local_path(folder)
+    return local.is_dir() if local is not None else bool(_names(folder))
+
+
+def _join(place: str, *names: str) -> str:
+    """Return the place below another one; the options of a URI stay."""
+    if local_path(place) is not None:
+        return str(Path(place, *names))
+    head, mark, options = place.partition("?")
+    return "/".join([head.rstrip("/"), *names]) + mark + options

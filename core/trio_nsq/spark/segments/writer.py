@@ -1,0 +1,177 @@
+"""Copy the closed segments of a topic into an archive.
+
+Each object is written once and whole, under a name that never changes, so that several processes may copy the same
+segments, and a killed one is simply started again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from ...log.errors import LogReadError, NotASegmentError
+from ...log.files import Files
+from ...log.inspection.findings import Finding, Kind
+from ...log.inspection.segments import SegmentPath, find_identity, scan_segment, segment_paths
+from ...log.segment.format import base_in_name
+from ...log.segment.identity import FILE_NAME as INCARNATION_FILE
+from ...log.segment.identity import Identity, find_header
+from ...log.segment.index import SUFFIX as INDEX_SUFFIX
+from ..storage import Storage, naming_file
+from .archive import ARCHIVED_SUFFIX, ArchivedName
+from .log import SegmentLog
+
+_COPY_BYTES = 8 * 1024 * 1024
+_MAX_INDEX_BYTES = 64 * 1024 * 1024
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes copied or skipped since the last call."""
+
+
+@dataclass(slots=True)
+class ArchivedTopic:
+    """The result of archiving one topic.
+
+    Attributes:
+        incarnation: The topic's incarnation, 32 hex digits; None if it has no segment.
+        copied, copied_bytes: The segments that were copied, and their size.
+        present: The number of segments that the archive had before.
+        next_sequence: The sequence after the last archived message.
+        findings: Damage in the copied segments, and files that were not copied.
+    """
+
+    topic: str
+    incarnation: str | None = None
+    copied: int = 0
+    copied_bytes: int = 0
+    present: int = 0
+    next_sequence: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+class TopicArchiver:
+    """Copies the segments of one topic. `archive` may be called again when the broker has closed more segments.
+
+    Args:
+        folder: The topic's folder; a broker may use it.
+        storage_of: Returns the archive's folder of an incarnation, given as 32 hex digits.
+        tail: Whether to copy the last segment, too: of a broker that will not append to it. Otherwise it is copied
+            when the broker has begun another one.
+    """
+
+    def __init__(
+        self, topic: str, folder: Path, storage_of: Callable[[str], Storage], *, tail: bool = False
+    ) -> None:
+        self._topic = topic
+        self._folder = folder
+        self._storage_of = storage_of
+        self._tail = tail
+        self._files = Files()
+
+    def archive(self, progress: Progress | None = None) -> ArchivedTopic:
+        """Copy the segments that the archive does not have.
+
+        Raises:
+            LogReadError: The operating system failed to read a segment.
+            StorageError, OSError: The archive cannot be written.
+        """
+        segments, findings = segment_paths(self._folder, self._files)
+        report = ArchivedTopic(self._topic, findings=findings)
+        identity, finding = find_identity(self._files, self._folder)
+        report.findings += [finding] if finding is not None else []
+        if not segments:
+            return report
+        if identity is None:
+            identity = Identity.derive(self._files, [segment.path for segment in segments])
+        report.incarnation = identity.incarnation.hex()
+        storage = self._storage_of(report.incarnation)
+        listed = storage.files()
+        there = {file.name for file in listed} if isinstance(listed, list) else set()
+        if INCARNATION_FILE not in there:
+            storage.put_new(INCARNATION_FILE, identity.encode())
+        for segment in segments:
+            limit = self._end() if segment.limit is None and self._tail else segment.limit
+            base_sequence = base_in_name(segment.path)
+            if limit is None or limit == base_sequence:
+                continue
+            name = ArchivedName(base_sequence, limit - 1, ARCHIVED_SUFFIX)
+            if str(name) in there:
+                report.present += 1
+            elif not self._copy(segment, name, storage, identity, report, progress):
+                continue
+            report.next_sequence = limit
+        return report
+
+    def _end(self) -> int:
+        return SegmentLog(self._folder).bounds().end
+
+    def _copy(
+        self,
+        segment: SegmentPath,
+        name: ArchivedName,
+        storage: Storage,
+        identity: Identity,
+        report: ArchivedTopic,
+        progress: Progress | None,
+    ) -> bool:
+        """Check and copy a segment and its index; return whether the archive has it now."""
+        path = segment.path
+        try:
+            fd = self._files.open_read_only(path)
+        except FileNotFoundError:
+            report.findings.append(Finding(Kind.NOTE, path, 0, 0, "deleted before it was copied"))
+            return False
+        except OSError as exc:
+            raise LogReadError(path, exc) from exc
+        try:
+            size = self._check_header(fd, path, identity)
+            report.findings += [
+                found for found in scan_segment(segment, self._files) if isinstance(found, Finding)
+            ]
+            self._copy_index(path, name, storage)
+            if self._copy_bytes(fd, size, str(name), storage, progress):
+                report.copied += 1
+                report.copied_bytes += size
+            else:
+                report.present += 1
+            return True
+        except NotASegmentError as exc:
+            what = f"not copied: {exc.reason}"
+            report.findings.append(
+                Finding(Kind.DAMAGE, path, 0, 0, what, name.first, name.last + 1 - name.first)
+            )
+            return False
+        finally:
+            self._files.close(fd)
+
+    def _check_header(self, fd: int, path: Path, identity: Identity) -> int:
+        """Return the size of a segment. Raises LogReadError, and NotASegmentError if it is not one of the topic's."""
+        try:
+            size = self._files.size(fd)
+            find_header(partial(self._files.read, fd), size, path, identity)
+        except OSError as exc:
+            raise LogReadError(path, exc) from exc
+        return size
+
+    def _copy_index(self, path: Path, name: ArchivedName, storage: Storage) -> None:
+        # Before the segment, so that a segment in the archive has its index, if there is one.
+        try:
+            index = self._files.content(path.with_suffix(INDEX_SUFFIX), _MAX_INDEX_BYTES)
+        except OSError:
+            return  # readers do without it
+        storage.put_new(str(name._replace(suffix=INDEX_SUFFIX)), index)
+
+    def _copy_bytes(self, fd: int, size: int, name: str, storage: Storage, progress: Progress | None) -> bool:
+        """Copy a file; return False if the archive has it already."""
+        with naming_file(storage.url_of(name)):
+            file = storage.create(name)
+            try:
+                for offset in range(0, size, _COPY_BYTES):
+                    data = self._files.read_fully(fd, min(_COPY_BYTES, size - offset), offset)
+                    file.write(data)
+                    if progress is not None:
+                        progress(len(data))
+                return file.publish()
+            except BaseException:
+                file.discard()
+                raise

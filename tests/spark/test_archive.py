@@ -1,0 +1,171 @@
+"""Tests for archives of segments: they are read like the folder that was copied, and each object is written once."""
+
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from log.support import HastyFiles, append_each, contents, numbered, segment_files
+from trio_nsq.log import DiskLog, RecordBatch
+from trio_nsq.log.gaps import Gap, Span
+from trio_nsq.log.inspection.findings import Kind
+from trio_nsq.spark.segments.places import SegmentsError, SegmentsPlace, find_places, parse_places
+from trio_nsq.spark.segments.writer import ArchivedTopic, TopicArchiver
+from trio_nsq.spark.storage import LocalStorage
+
+
+def make_log(folder: Path, batches: Sequence[RecordBatch], segment_bytes: int = 500) -> list[RecordBatch]:
+    """Append batches to a log; return its content."""
+    log = DiskLog(folder, segment_bytes=segment_bytes, files=HastyFiles())
+    append_each(log, batches)
+    found = contents(log)
+    log.close()
+    return found
+
+
+def topic_folder(data: Path, topic: str = "t") -> Path:
+    folder = data / "topics" / f"{topic}.topic"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def archive(folder: Path, to: Path, *, tail: bool = False) -> ArchivedTopic:
+    """Copy the topic `t` into an archive."""
+    return TopicArchiver("t", folder, lambda name: LocalStorage(to / "t" / name), tail=tail).archive()
+
+
+def batches_of(place: SegmentsPlace) -> list[RecordBatch]:
+    """Return all records, and check that there is no gap."""
+    log = place.open()
+    bounds = log.bounds()
+    found = list(log.read(Span(bounds.first, bounds.end)))
+    assert not any(isinstance(each, Gap) for each in found)
+    return [each for each in found if isinstance(each, RecordBatch)]
+
+
+def names_in(archive_folder: Path) -> list[str]:
+    return sorted(
+        path.relative_to(archive_folder).as_posix() for path in archive_folder.rglob("*") if path.is_file()
+    )
+
+
+def test_closed_segments_are_copied_once(tmp_path: Path) -> None:
+    folder = topic_folder(tmp_path / "data")
+    batches = make_log(folder, numbered(0, 60))
+    *closed, last = segment_files(folder)
+    report = archive(folder, tmp_path / "a")
+    assert (report.copied, report.present, report.findings) == (len(closed), 0, [])
+    assert report.copied_bytes == sum(path.stat().st_size for path in closed)
+    end = int(last.stem)
+    assert report.next_sequence == end
+    (place,) = find_places(str(tmp_path / "a"), "t")
+    assert batches_of(place) == [each for each in batches if each.next_sequence <= end]
+    first = closed[0]
+    name = f"t/{report.incarnation}/{int(first.stem):020d}-{int(closed[1].stem) - 1:020d}.seg"
+    assert (tmp_path / "a" / name).read_bytes() == first.read_bytes()
+    before = names_in(tmp_path / "a")
+    again = archive(folder, tmp_path / "a")
+    assert (again.copied, again.present, again.next_sequence) == (0, len(closed), end)
+    assert names_in(tmp_path / "a") == before
+
+
+def test_an_archive_keeps_what_retention_deletes(tmp_path: Path) -> None:
+    folder = topic_folder(tmp_path / "data")
+    make_log(folder, numbered(0, 30))
+    archive(folder, tmp_path / "a")
+    for path in segment_files(folder)[:2]:
+        path.unlink()
+    end = DiskLog(folder, files=HastyFiles()).next_sequence
+    make_log(folder, numbered(end, 30))
+    archive(folder, tmp_path / "a", tail=True)
+    (place,) = find_places(str(tmp_path / "a"), "t")
+    assert batches_of(place)[0].base_sequence == 0
+    assert place.open().bounds().end == numbered(end, 30)[-1].next_sequence
+
+
+def test_a_killed_copy_is_continued(tmp_path: Path) -> None:
+    folder = topic_folder(tmp_path / "data")
+    make_log(folder, numbered(0, 60))
+    report = archive(folder, tmp_path / "a")
+    there = tmp_path / "a" / "t" / str(report.incarnation)
+    lost = sorted(there.glob("*.seg"))[1::2]
+    for path in lost:
+        path.unlink()
+    again = archive(folder, tmp_path / "a")
+    assert (again.copied, again.copied + again.present) == (len(lost), report.copied)
+    (place,) = find_places(str(tmp_path / "a"), "t")
+    assert batches_of(place)[-1].next_sequence == report.next_sequence
+
+
+def test_a_missing_segment_is_a_gap(tmp_path: Path) -> None:
+    folder = topic_folder(tmp_path / "data")
+    make_log(folder, numbered(0, 60))
+    report = archive(folder, tmp_path / "a")
+    _, second, third, *_ = sorted((tmp_path / "a" / "t" / str(report.incarnation)).glob("*.seg"))
+    second.unlink()
+    (place,) = find_places(str(tmp_path / "a"), "t")
+    found = [each for each in place.open().read(Span(0, report.next_sequence)) if isinstance(each, Gap)]
+    begin, end = (int(path.name.partition("-")[0]) for path in (second, third))
+    assert found == [Gap(begin, end, "damaged")]
+
+
+def test_a_last_segment_that_was_copied_early_is_replaced_by_the_closed_one(tmp_path: Path) -> None:
+    folder = topic_folder(tmp_path / "data")
+    make_log(folder, numbered(0, 3), 10**6)
+    early = archive(folder, tmp_path / "a", tail=True)
+    (place,) = find_places(str(tmp_path / "a"), "t")
+    assert place.open().bounds().end == early.next_sequence == numbered(0, 3)[-1].next_sequence
+    make_log(folder, numbered(early.next_sequence, 20), 10**6)
+    log = DiskLog(folder, files=HastyFiles())
+    log.roll()
+    expected = contents(log)
+    log.close()
+    assert archive(folder, tmp_path / "a").copied == 1
+    assert batches_of(place) == expected
+
+
+def test_damage_is_copied_and_reported(tmp_path: Path) -> None:
+    folder = topic_folder(tmp_path / "data")
+    make_log(folder, numbered(0, 60))
+    first, second, *_ = segment_files(folder)
+    content = bytearray(first.read_bytes())
+    content[-1] ^= 1
+    first.write_bytes(content)
+    foreign = topic_folder(tmp_path / "data", "other")
+    make_log(foreign, numbered(0, 60))
+    shutil.copy(foreign / second.name, second)
+    report = archive(folder, tmp_path / "a")
+    assert [finding.kind for finding in report.findings] == [Kind.DAMAGE, Kind.DAMAGE]
+    assert "not copied: it belongs to another topic" in report.findings[1].what
+    (place,) = find_places(str(tmp_path / "a"), "t")
+    gaps = [each for each in place.open().read(Span(0, report.next_sequence)) if isinstance(each, Gap)]
+    assert [gap.reason for gap in gaps] == ["damaged"]
+    assert gaps[0].next_sequence == int(segment_files(folder)[2].stem)
+
+
+def test_incarnations_are_separate_logs(tmp_path: Path) -> None:
+    folders = [topic_folder(tmp_path / name) for name in ("one", "two")]
+    for folder in folders:
+        make_log(folder, numbered(0, 60))
+    found = {str(archive(folder, tmp_path / "a").incarnation) for folder in folders}
+    places = find_places(str(tmp_path / "a"), "t")
+    assert {place.label for place in places} == {f"a-{name[:8]}" for name in found}
+    assert all(batches_of(place) for place in places)
+    (place,) = parse_places([f"b:4151={tmp_path / 'a' / 't' / min(found)}"], "t")
+    assert place.label == "b:4151"
+
+
+def test_labels_of_places(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_log(topic_folder(tmp_path / name / "data"), numbered(0, 3))
+    one, two = (str(tmp_path / name / "data") for name in ("one", "two"))
+    labels = partial(map, lambda place: place.label)
+    assert list(labels(parse_places([one], "t"))) == ["data"]
+    assert list(labels(parse_places([f"127.0.0.1:4151={one}", f"b={two}"], "t"))) == ["127.0.0.1:4151", "b"]
+    assert list(labels(parse_places([f"{one}/topics/t.topic"], "t"))) == ["t"]
+    with pytest.raises(SegmentsError, match="give them as NAME=FOLDER"):
+        parse_places([one, two], "t")
+    with pytest.raises(SegmentsError, match=f"{one} has no topic u"):
+        parse_places([one], "u")
