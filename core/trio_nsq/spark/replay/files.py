@@ -46,11 +46,17 @@ class RowGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplayFile:
-    """A file, as described by its footer."""
+    """A file, as described by its footer.
+
+    Attributes:
+        topics: See `ReplayFiles`.
+        names: The names of the columns.
+    """
 
     stamp: StoredFile
     groups: tuple[RowGroup, ...]
     topics: frozenset[str]
+    names: frozenset[str] = frozenset()
 
     @property
     def rows(self) -> int:
@@ -157,7 +163,8 @@ def open_files(place: str, body: str | None = None, time: str | None = None) -> 
         topics = _topics(footer) if own else frozenset()
         if own and topics is None:
             topics = frozenset(_read_topics(storage, stamp.name))
-        return ReplayFile(stamp, _row_groups(footer, columns), topics or frozenset()), columns
+        file = ReplayFile(stamp, _row_groups(footer, columns), topics or frozenset(), frozenset(schema.names))
+        return file, columns
 
     with ThreadPoolExecutor(min(_READERS, len(stamps))) as readers:
         footers = list(readers.map(read_footer, stamps))
@@ -194,7 +201,7 @@ def find_columns(schema: Any, name: str, body: str | None, time: str | None) -> 
     if wanted not in schema.names:
         raise ReplayFileError(_no_body(schema, name, wanted, own=own and body is None))
     kind = schema.field(wanted).type
-    if not _is_bytes(kind):
+    if not is_bytes(kind):
         raise ReplayFileError(
             f"the column {wanted} of {name} has type {kind}; a body must be binary or a string"
         )
@@ -214,9 +221,10 @@ def find_columns(schema: Any, name: str, body: str | None, time: str | None) -> 
     return ReplayColumns(wanted, unparsed, time, order)
 
 
-def _is_bytes(kind: Any) -> bool:
+def is_bytes(kind: Any) -> bool:
+    """Whether an Arrow type has bytes or strings."""
     if pa.types.is_dictionary(kind):
-        return _is_bytes(kind.value_type)
+        return is_bytes(kind.value_type)
     return bool(
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
@@ -228,7 +236,7 @@ def _is_bytes(kind: Any) -> bool:
 
 def _no_body(schema: Any, name: str, wanted: str, *, own: bool) -> str:
     candidates = [
-        each.name for each in schema if _is_bytes(each.type) and each.name not in (*MESSAGE_COLUMNS, UNPARSED)
+        each.name for each in schema if is_bytes(each.type) and each.name not in (*MESSAGE_COLUMNS, UNPARSED)
     ]
     if own:
         return (

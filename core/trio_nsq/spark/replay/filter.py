@@ -1,113 +1,171 @@
-"""Select rows by a condition in Spark SQL. It is evaluated once, when a replay is planned, to one bit per row.
+"""Select rows by a condition in DuckDB's SQL. It is evaluated once, when a replay is planned, to one bit per row.
 
-So a replay that is resumed publishes the same rows, even if the condition has `rand()` or `now()`, and does not need
-Spark again. Bodies do not pass through Spark.
+So a replay that is resumed publishes the same rows, even if the condition has `random()` or `now()`. pyarrow reads the
+rows, only the columns of the condition; DuckDB sees no file and no network. `spark_filter` does the same with Spark.
 """
 
-import logging
-import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from ...protocol.errors import NSQError
-from ..runtime.spark_engine import SparkEngine, SparkFailed
-from ..storage import local_path
-from .files import ReplayFiles
+from ..storage import storage_at
+from .files import ReplayFile, ReplayFiles, is_bytes
+from .rows import MIB, as_binary, open_parquet, read_row_group
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-_BITMAP_ROWS = 32768
-"""The rows of one bitmap of Spark. It has the least significant bit first, like Arrow."""
-_GLOB = re.compile(r"([\\{}\[\]*?])")
-_SETTINGS = {
-    "spark.sql.session.timeZone": "UTC",
-    # Spark has no nanosecond type, and cannot read files with nanoseconds without this; they become integers.
-    "spark.sql.legacy.parquet.nanosAsLong": "true",
-    # Only one bit per row is shuffled.
-    "spark.sql.shuffle.partitions": "4",
+CHUNK_BYTES = 16 * MIB
+"""The approximate size of the values that DuckDB gets at a time."""
+ROW = "trio_nsq_row"
+"""The column with the number of a row in its file."""
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    # With `enable_external_access`: a condition cannot read or write files, use the network, load extensions, or see
+    # the variables of this process.
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "temp_directory": "",
+    "memory_limit": "1GB",
+    "threads": "1",
 }
+_SETTINGS = """
+    SET TimeZone = 'UTC';
+    CREATE MACRO get_json_object(json, path)
+        AS CASE WHEN json_valid(json) THEN json_extract_string(json, path) END;
+    CREATE MACRO regexp_like(text, pattern) AS regexp_matches(text, pattern);
+    CREATE MACRO rand() AS random();
+    SET enable_external_access = false;
+    SET lock_configuration = true;
+"""
+"""The macros are functions of Spark, so that conditions with them have the same result with both."""
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 class FilterError(NSQError):
     """A condition is invalid; the text has the reason."""
 
 
-def select_rows(
-    engine: SparkEngine, files: ReplayFiles, condition: str, settings: Mapping[str, str] | None = None
-) -> dict[str, bytes]:
+def select_rows(files: ReplayFiles, condition: str) -> dict[str, bytes]:
     """Select rows.
 
     Args:
-        condition: A condition as in WHERE. It can use the columns of the files and of Hive-style folders.
-        settings: Additional settings of Spark, by name.
+        condition: A condition as in WHERE. It can use the columns of the files and of Hive-style folders. Binary
+            columns are text; bytes that are not UTF-8 are U+FFFD.
 
     Returns:
         For each file with selected rows, a bitmap of all its rows, least significant bit first.
 
     Raises:
-        FilterError: The condition is invalid.
-        SparkFailed: The evaluation failed.
+        FilterError: The condition is invalid, or its evaluation failed.
+        ReplayFileError, StorageError: A file cannot be read.
     """
-    from pyspark.errors import AnalysisException, ParseException, PySparkException
+    import duckdb
 
-    # Spark would log the error that is raised here, with the stack of the JVM.
-    logging.getLogger("SQLQueryContextLogger").disabled = True
-    session = engine.session()
-    for name, value in {**_SETTINGS, **(settings or {})}.items():
-        session.conf.set(name, value)
-    bitmaps = {file.stamp.name: bytearray((file.rows + 7) // 8) for file in files.files}
-    try:
-        selected = _bitmaps(session, files, condition)
-        for row in selected.collect():
-            name = _name_of(row["file"], bitmaps)
-            at = (row["bucket"] - 1) * _BITMAP_ROWS // 8
-            bits = bitmaps[name]
-            part = bytes(row["bits"])[: len(bits) - at]
-            bits[at : at + len(part)] = part
-    except (AnalysisException, ParseException) as exc:
-        raise FilterError(f"--where cannot be used: {_first_line(exc)}") from exc
-    except Exception as exc:
-        if isinstance(exc, PySparkException) or type(exc).__module__.partition(".")[0] == "py4j":
-            raise SparkFailed(f"Spark could not apply --where: {_first_line(exc)}") from exc
-        raise
-    return {name: bytes(bits) for name, bits in bitmaps.items() if any(bits)}
-
-
-def _bitmaps(session: Any, files: ReplayFiles, condition: str) -> "DataFrame":
-    from pyspark.sql import functions as f
-
-    local = local_path(files.place)
-    # Spark's scheme for S3 differs from pyarrow's.
-    place = files.place.replace("s3://", "s3a://", 1) if local is None else str(local)
-    folder = _escape_glob(place.rstrip("/"))
-    paths = [f"{folder}/{_escape_glob(file.stamp.name)}" for file in files.files]
-    differ = len({file.topics for file in files.files}) > 1
-    frame = session.read.option("basePath", folder).option("mergeSchema", differ).parquet(*paths)
-    index = f.col("_metadata.row_index") + 1
-    rows = frame.where(condition).select(f.col("_metadata.file_path").alias("file"), index.alias("number"))
-    bits = f.bitmap_construct_agg(f.bitmap_bit_position("number")).alias("bits")
-    found: DataFrame = rows.groupBy("file", f.bitmap_bucket_number("number").alias("bucket")).agg(bits)
+    with duckdb.connect(":memory:", config=_CONFIG) as database:
+        try:
+            database.execute(_SETTINGS)
+            # In parentheses, and on lines of its own because of comments: nothing may follow the condition.
+            where = duckdb.SQLExpression(f"(\n{condition}\n)")
+            used = _names_in(database, condition)
+            found = {}
+            for file, folders in zip(files.files, partition_columns(files), strict=True):
+                parts = [
+                    _matches(database.from_arrow(rows).filter(where), rows)
+                    for rows in _read(files, file, used, folders)
+                ]
+                bits = pa.concat_arrays(parts) if parts else pa.array([], pa.bool_())
+                if pc.any(bits).as_py():
+                    found[file.stamp.name] = bytes(bits.buffers()[1])[: (len(bits) + 7) // 8]
+        except duckdb.Error as exc:
+            raise FilterError(f"--where cannot be used: {_sentence(exc)}") from exc
     return found
 
 
-def _escape_glob(path: str) -> str:
-    return _GLOB.sub(r"\\\1", path)
+def _matches(relation: Any, rows: Any) -> Any:
+    """Return whether each of `rows` is in a relation, as a boolean Arrow array."""
+    found = relation.project(ROW).to_arrow_table()[ROW]
+    return pc.is_in(rows[ROW], value_set=found).combine_chunks()
 
 
-def _name_of(uri: str, names: Mapping[str, object]) -> str:
-    """Return the file of a URI from Spark, which has a scheme and escapes some characters."""
-    parts = unquote(uri).split("/")
-    for start in range(len(parts)):
-        if (name := "/".join(parts[start:])) in names:
-            return name
-    raise SparkFailed(f"Spark read the unexpected file {uri}")
+def _names_in(database: Any, condition: str) -> frozenset[str] | None:
+    """Return the names in a condition that may be columns, in lower case; None: all columns."""
+    ((text,),) = database.execute("SELECT json_serialize_sql(?)", [f"SELECT (\n{condition}\n)"]).fetchall()
+    names: set[str] = set()
+    nodes = [json.loads(text)]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            if node.get("class") == "STAR":
+                return None
+            names.update(map(str.lower, node.get("column_names", ())))
+        if isinstance(node, dict | list):
+            nodes += node.values() if isinstance(node, dict) else node
+    return frozenset(names)
 
 
-def _first_line(error: BaseException) -> str:
-    """Return the message of an error, without the position in the plan."""
-    java = getattr(error, "java_exception", None)
-    text = str(error) if java is None else str(java.getMessage())
-    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return re.sub(r" SQLSTATE: \w+.*$", "", re.sub(r"^\[[A-Z0-9_.]+\]\s*", "", line)).rstrip(".;")
+def _read(
+    files: ReplayFiles, file: ReplayFile, used: frozenset[str] | None, folders: dict[str, Any]
+) -> Iterator[Any]:
+    """Yield the rows of a file as tables with the columns of the condition, and the numbers of the rows.
+
+    Columns that only other files have are null.
+    """
+    others = {name for each in files.files for name in each.names} | folders.keys()
+    wanted = [name for name in sorted(others) if used is None or name.lower() in used]
+    with open_parquet(storage_at(files.place), file.stamp) as parquet:
+        there = [name for name in wanted if name in file.names and name not in folders]
+        first = 0
+        for number in range(len(file.groups)):
+            for batch in read_row_group(parquet, number, there, there, CHUNK_BYTES):
+                columns = {name: pa.nulls(len(batch)) for name in wanted}
+                columns |= {name: _as_text(batch.column(name)) for name in there}
+                columns |= {
+                    name: pa.repeat(value, len(batch)) for name, value in folders.items() if name in wanted
+                }
+                columns[ROW] = pa.array(range(first, first + len(batch)), pa.int64())
+                yield pa.table(columns)
+                first += len(batch)
+
+
+def _as_text(column: Any) -> Any:
+    """Convert binary values to text; other columns remain as they are."""
+    if not is_bytes(column.type):
+        return column
+    column = as_binary(column)
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:  # not UTF-8
+        texts = [None if value is None else value.decode(errors="replace") for value in column.to_pylist()]
+        return pa.array(texts, pa.string())
+
+
+def partition_columns(files: ReplayFiles) -> list[dict[str, Any]]:
+    """Return the columns of Hive-style folders, such as `date=2026-11-21/`, as Arrow scalars for each file.
+
+    A column has integers or dates if all its values are, else text, as in Spark.
+    """
+    texts: list[dict[str, str | None]] = []
+    for file in files.files:
+        pairs = (part.split("=", 1) for part in file.stamp.name.split("/")[:-1] if "=" in part)
+        texts.append(
+            {unquote(name): None if value == _NULL_PARTITION else unquote(value) for name, value in pairs}
+        )
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for each in texts for name in each):
+        column = pa.array([each.get(name) for each in texts], pa.string())
+        for kind in (pa.int64(), pa.date32()):
+            try:
+                column = column.cast(kind)
+                break
+            except pa.ArrowInvalid:
+                continue
+        columns[name] = column
+    return [{name: column[index] for name, column in columns.items()} for index in range(len(texts))]
+
+
+def _sentence(error: Exception) -> str:
+    """Return DuckDB's message in one line, without its class and the position."""
+    text = str(error).partition("\n\n")[0].partition(" Error: ")[2] or str(error)
+    return "; ".join(line.strip().rstrip("!.;") for line in text.splitlines() if line.strip())

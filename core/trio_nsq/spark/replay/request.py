@@ -27,7 +27,7 @@ class ReplayRequest:
         body_column, time_column: See `open_files`.
         since, until: The time range as the user gave it; the next run compares it.
         first_ns, end_ns: The time range in Unix nanoseconds, resolved when the job was started.
-        where: A condition in Spark SQL.
+        where: A condition in SQL: DuckDB's, or Spark's if Spark evaluates it.
         match: A regular expression.
         ordered: Replay in the order of time.
         rate: The maximum messages per second.

@@ -5,6 +5,7 @@ The plan of a replay determines the rows: row groups, a time range, and the rows
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..storage import StoredFile, storage_at
+from ..storage import Storage, StoredFile, storage_at
 from .files import ReplayColumns, ReplayFileError, times_ns
 
 MIB = 1024 * 1024
@@ -107,16 +108,17 @@ class RowReader:
         self._has_bounds = first_ns is not None or end_ns is not None
         self._chunk_bytes = chunk_bytes
         self._window_bytes = window_bytes
-        self._names = [columns.body, columns.unparsed]
-        self._names += [columns.time] if ordered or self._has_bounds else []
-        self._names += columns.order if ordered else ()
+        names = [columns.body, columns.unparsed]
+        names += [columns.time] if ordered or self._has_bounds else []
+        names += columns.order if ordered else ()
+        self._names = [name for name in dict.fromkeys(names) if name is not None]
 
     def read(self, groups: Sequence[RowGroupRange]) -> Iterator[Rows]:
         """Read row groups in the given order. Raises ReplayFileError if a file cannot be read or has changed."""
         for group in groups:
             for batch, numbers, first in self._batches(group):
                 if len(batch):
-                    bodies = _as_binary(self._body(batch)).to_pylist()
+                    bodies = as_binary(self._body(batch)).to_pylist()
                     yield Rows(bodies, None, _locator(group.stamp.name, numbers, first))
 
     def read_in_order(self, groups: Sequence[RowGroupRange]) -> Iterator[Rows]:
@@ -159,7 +161,7 @@ class RowReader:
         keys = [("time", "ascending")]
         keys += [(name, "ascending") for name in self._columns.order or ("file_order", "row")]
         ready = table.take(pc.sort_indices(table, sort_keys=keys))
-        rows_at_once = self._rows_at_once(len(ready), ready.nbytes)
+        rows_at_once = _rows_at_once(len(ready), ready.nbytes, self._chunk_bytes)
         for start in range(0, len(ready), rows_at_once):
             part = ready.slice(start, rows_at_once)
             bodies, times = (part[name].to_pylist() for name in ("body", "time"))
@@ -174,7 +176,7 @@ class RowReader:
             rows = pa.array(range(first, first + len(batch))) if numbers is None else numbers
             arrays = {
                 "time": times,
-                "body": _as_binary(self._body(batch)),
+                "body": as_binary(self._body(batch)),
                 "file": pa.repeat(pa.scalar(group.stamp.name), len(batch)),
                 "file_order": pa.repeat(pa.scalar(order), len(batch)),
                 "row": rows,
@@ -188,38 +190,26 @@ class RowReader:
 
     def _batches(self, group: RowGroupRange) -> Iterator[tuple[Any, Any, int]]:
         """Yield record batches, their row numbers (None if all rows are selected), and the number of the first row."""
-        name = group.stamp.name
-        try:
-            self._check_stamp(group.stamp)
-            selected = None
-            if group.selected is not None:
-                selected = unpack_bits(group.selected, group.first_row, group.rows)
-            with self._storage.open_input(name) as file, pq.ParquetFile(file) as parquet:
-                at = 0
-                for number in range(group.first_group, group.end_group):
-                    rows = parquet.metadata.row_group(number).num_rows
-                    mask = None if selected is None else selected.slice(at, rows)
-                    if mask is None or pc.any(mask).as_py():
-                        yield from self._read_group(parquet, number, mask, group.first_row + at)
-                    at += rows
-        except (pa.ArrowException, OSError) as exc:
-            raise ReplayFileError(f"the file {name} cannot be read: {exc}") from exc
+        selected = None
+        if group.selected is not None:
+            selected = unpack_bits(group.selected, group.first_row, group.rows)
+        with open_parquet(self._storage, group.stamp) as parquet:
+            there = set(parquet.schema_arrow.names)
+            names = [name for name in self._names if name in there]
+            at = 0
+            for number in range(group.first_group, group.end_group):
+                rows = parquet.metadata.row_group(number).num_rows
+                mask = None if selected is None else selected.slice(at, rows)
+                if mask is None or pc.any(mask).as_py():
+                    yield from self._read_group(parquet, number, names, mask, group.first_row + at)
+                at += rows
 
     def _read_group(
-        self, parquet: Any, number: int, selected: Any, first: int
+        self, parquet: Any, number: int, names: Sequence[str], selected: Any, first: int
     ) -> Iterator[tuple[Any, Any, int]]:
-        columns = self._columns
-        there = set(parquet.schema_arrow.names)
-        names = list(dict.fromkeys(name for name in self._names if name in there))
-        footer = parquet.metadata.row_group(number)
-        size = sum(
-            footer.column(index).total_uncompressed_size
-            for index in range(footer.num_columns)
-            if footer.column(index).path_in_schema in (columns.body, columns.unparsed)
-        )
         at = 0
-        rows_at_once = self._rows_at_once(footer.num_rows, size)
-        for batch in parquet.iter_batches(rows_at_once, row_groups=[number], columns=names):
+        sized = (self._columns.body, self._columns.unparsed)
+        for batch in read_row_group(parquet, number, names, sized, self._chunk_bytes):
             mask = None if selected is None else selected.slice(at, len(batch))
             if self._has_bounds:
                 in_time = self._in_time(batch)
@@ -240,24 +230,12 @@ class RowReader:
             mask = pc.and_(mask, pc.fill_null(pc.less(times, self._end_ns), False))
         return mask
 
-    def _check_stamp(self, stamp: StoredFile) -> None:
-        found = self._storage.file(stamp.name)
-        if found != stamp:
-            what = "was removed" if found is None else "was changed"
-            raise ReplayFileError(
-                f"the file {stamp.name} {what} after this replay was planned: start a new replay"
-            )
-
     def _body(self, batch: Any) -> Any:
         bodies = batch.column(self._columns.body)
         unparsed = self._columns.unparsed
         if bodies.null_count and unparsed is not None and unparsed in batch.schema.names:
-            return pc.coalesce(_as_binary(bodies), batch.column(unparsed))
+            return pc.coalesce(as_binary(bodies), batch.column(unparsed))
         return bodies
-
-    def _rows_at_once(self, rows: int, size_bytes: int) -> int:
-        mean_bytes = max(1, size_bytes // max(1, rows))
-        return max(1, min(_MAX_CHUNK_ROWS, self._chunk_bytes // mean_bytes))
 
 
 def _locator(name: str, numbers: Any, first: int) -> Callable[[int], tuple[str, int]]:
@@ -268,7 +246,8 @@ def _table_locator(table: Any) -> Callable[[int], tuple[str, int]]:
     return lambda index: (table["file"][index].as_py(), table["row"][index].as_py())
 
 
-def _as_binary(column: Any) -> Any:
+def as_binary(column: Any) -> Any:
+    """Convert bytes or strings to an Arrow array of binary values."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return column if pa.types.is_binary(column.type) else column.cast(pa.binary())
@@ -281,11 +260,54 @@ def _moment(time_ns: int | None) -> str:
 def earliest_time(place: str, columns: ReplayColumns, group: RowGroupRange) -> int | None:
     """Read the earliest time of row groups from their rows; None if no row has a time. Raises ReplayFileError."""
     assert columns.time is not None
-    try:
-        with storage_at(place).open_input(group.stamp.name) as file:
-            numbers = list(range(group.first_group, group.end_group))
-            table = pq.ParquetFile(file).read_row_groups(numbers, columns=[columns.time])
+    with open_parquet(storage_at(place), group.stamp) as parquet:
+        numbers = list(range(group.first_group, group.end_group))
+        table = parquet.read_row_groups(numbers, columns=[columns.time])
         found = [pc.min(times_ns(chunk)).as_py() for chunk in table[columns.time].chunks]
-    except (pa.ArrowException, OSError) as exc:
-        raise ReplayFileError(f"the file {group.stamp.name} cannot be read: {exc}") from exc
     return min((each for each in found if each is not None), default=None)
+
+
+# ---------------------------------------------------------------------- files
+
+
+@contextmanager
+def open_parquet(storage: Storage, stamp: StoredFile) -> Iterator[Any]:
+    """Open a file as a ParquetFile.
+
+    Raises:
+        ReplayFileError: The file has changed since it was listed; or it cannot be read, also inside the block.
+    """
+    try:
+        if (found := storage.file(stamp.name)) != stamp:
+            what = "was removed" if found is None else "was changed"
+            raise ReplayFileError(
+                f"the file {stamp.name} {what} after this replay was planned: start a new replay"
+            )
+        with storage.open_input(stamp.name) as file, pq.ParquetFile(file) as parquet:
+            yield parquet
+    except (pa.ArrowException, OSError) as exc:
+        raise ReplayFileError(f"the file {stamp.name} cannot be read: {exc}") from exc
+
+
+def read_row_group(
+    parquet: Any, number: int, names: Sequence[str], sized: Sequence[str | None], chunk_bytes: int
+) -> Iterator[Any]:
+    """Yield a row group as record batches of limited size.
+
+    Args:
+        names: The columns to read; they exist.
+        sized: The columns that count for `chunk_bytes`.
+    """
+    footer = parquet.metadata.row_group(number)
+    size = sum(
+        footer.column(index).total_uncompressed_size
+        for index in range(footer.num_columns)
+        if footer.column(index).path_in_schema in sized
+    )
+    rows = _rows_at_once(footer.num_rows, size, chunk_bytes)
+    yield from parquet.iter_batches(rows, row_groups=[number], columns=names)
+
+
+def _rows_at_once(rows: int, size_bytes: int, chunk_bytes: int) -> int:
+    mean_bytes = max(1, size_bytes // max(1, rows))
+    return max(1, min(_MAX_CHUNK_ROWS, chunk_bytes // mean_bytes))
