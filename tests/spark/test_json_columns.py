@@ -7,14 +7,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.spark.export.json_columns import infer_columns, parse_bodies
-from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout, LayoutError, PartitionBy
+from trio_nsq.spark.export.json_columns import JsonParser, infer_columns
+from trio_nsq.spark.export.layout import (
+    MAX_COLUMNS,
+    BodyFormat,
+    JsonColumn,
+    JsonType,
+    Layout,
+    LayoutError,
+    name_columns,
+)
 
 T = JsonType
 
 
-def layout(*columns: tuple[str, JsonType], rest: bool = False) -> Layout:
-    return Layout(PartitionBy.NONE, BodyFormat.JSON, tuple(JsonColumn(*each) for each in columns), rest)
+def layout(*columns: tuple[str, JsonType], rest: bool = False, widens: bool = False) -> Layout:
+    json_columns = tuple(JsonColumn(field, kind, field, widens) for field, kind in columns)
+    return Layout(body=BodyFormat.JSON, json_columns=json_columns, keep_rest=rest)
+
+
+def parse(
+    bodies: list[bytes], chosen: Layout
+) -> tuple[list[list[Any]], list[str | None], list[bytes | None]]:
+    """Return the values of each column, of `rest`, and of `unparsed`; timestamps as microseconds."""
+    arrays = JsonParser(chosen).parse(bodies)
+    values = [
+        (each.cast("int64") if column.type is T.TIMESTAMP else each).to_pylist()
+        for column, each in zip(chosen.json_columns, arrays, strict=False)
+    ]
+    rest = arrays[-2].to_pylist() if chosen.keep_rest else [None] * len(bodies)
+    return values, rest, arrays[-1].to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -24,6 +46,7 @@ def layout(*columns: tuple[str, JsonType], rest: bool = False) -> Layout:
         (T.LONG, "-9223372036854775808", -(2**63)),
         (T.DOUBLE, "1", 1.0),
         (T.DOUBLE, "1.5e3", 1500.0),
+        (T.DOUBLE, "1152921504606846976", 2.0**60),
         (T.BOOLEAN, "true", True),
         (T.TIMESTAMP, '"1970-01-01T00:00:01.5Z"', 1_500_000),
         (T.TIMESTAMP, '"1970-01-01T01:00:00+01:00"', 0),
@@ -34,7 +57,7 @@ def layout(*columns: tuple[str, JsonType], rest: bool = False) -> Layout:
     ],
 )
 def test_valid_values(kind: JsonType, text: str, value: object) -> None:
-    values, _, unparsed = parse_bodies([b'{"x": %b}' % text.encode()], layout(("x", kind)))
+    values, _, unparsed = parse([b'{"x": %b}' % text.encode()], layout(("x", kind)))
     assert (values, unparsed) == ([[value]], [None])
 
 
@@ -47,12 +70,32 @@ def test_valid_values(kind: JsonType, text: str, value: object) -> None:
         (T.LONG, b'{"x": 1.0}'),
         (T.LONG, b'{"x": 9223372036854775808}'),
         (T.DOUBLE, b'{"x": 1e999}'),
-        (T.DOUBLE, b'{"x": NaN}'),
+        (T.DOUBLE, b'{"x": true}'),
         (T.DOUBLE, b'{"x": 9007199254740993}'),
         (T.BOOLEAN, b'{"x": 1}'),
         (T.TIMESTAMP, b'{"x": "yesterday"}'),
         (T.TIMESTAMP, b'{"x": 1e300}'),
+        (T.JSON, b'{"x": 1e999}'),
+    ],
+)
+def test_a_value_that_does_not_fit_is_null(kind: JsonType, body: bytes) -> None:
+    """The other columns keep their values, and the body is kept as a whole."""
+    chosen = layout(("x", kind), ("y", T.LONG), rest=True)
+    whole = body[:-1] + b', "y": 1, "z": 2}'
+    values, rest, unparsed = parse([b'{"y": 3}', whole, b'{"x": null}'], chosen)
+    assert (values, rest) == ([[None, None, None], [3, 1, None]], [None, '{"z":2}', None])
+    assert unparsed == [None, whole, None]
+    parser = JsonParser(chosen)
+    parser.parse([whole, whole])
+    parser.parse([whole])
+    assert (parser.unparsed, parser.misfits) == (3, {"x": 3})
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
         (T.JSON, b'{"x": Infinity}'),
+        (T.DOUBLE, b'{"x": NaN}'),
         (T.LONG, b"not JSON"),
         (T.LONG, b"[1]"),
         (T.LONG, b""),
@@ -60,15 +103,55 @@ def test_valid_values(kind: JsonType, text: str, value: object) -> None:
         (T.LONG, b'{"x":' * 100_000),
     ],
 )
-def test_invalid_values_are_kept_unparsed(kind: JsonType, body: bytes) -> None:
-    values, rest, unparsed = parse_bodies([body, b'{"x": null}'], layout(("x", kind), rest=True))
+def test_bodies_that_are_no_objects_are_kept_unparsed(kind: JsonType, body: bytes) -> None:
+    values, rest, unparsed = parse([body, b'{"x": null}'], layout(("x", kind), rest=True))
     assert (values, rest, unparsed) == ([[None, None]], [None, None], [body, None])
 
 
 def test_fields_without_a_column() -> None:
     body = '{"a": 1, "b": "ä", "c": null}'.encode()
-    assert parse_bodies([body], layout(("a", T.LONG), rest=True))[1] == ['{"b":"ä","c":null}']
-    assert parse_bodies([body], layout(("a", T.LONG)))[1] == [None]
+    assert parse([body], layout(("a", T.LONG), rest=True))[1] == ['{"b":"ä","c":null}']
+    assert parse([body], layout(("a", T.LONG)))[1] == [None]
+
+
+def test_a_rest_that_is_no_text_is_null() -> None:
+    body = b'{"a": 1, "b": "\\ud800"}'
+    chosen = layout(("a", T.LONG), rest=True)
+    assert parse([body], chosen) == ([[1]], [None], [body])
+    parser = JsonParser(chosen)
+    parser.parse([body])
+    assert parser.misfits == {"rest": 1}
+
+
+def test_new_fields() -> None:
+    """They have the types that columns would be inferred with, and can become columns."""
+    chosen = layout(("a", T.LONG), rest=True)
+    parser = JsonParser(chosen)
+    parser.parse([b'{"a": 1, "b": 2, "n": null}', b'{"b": 2.5, "c": "x", "A": true, "": 1}', b'{"c": [1]}'])
+    assert parser.new_fields == {"b": "double", "c": "json", "A": "boolean"}
+    more = chosen.with_fields(parser.new_fields | {"a": "string"})
+    assert [(each.field, each.type, each.name) for each in more.json_columns] == [
+        ("a", T.LONG, "a"),
+        ("b", T.DOUBLE, "b"),
+        ("c", T.JSON, "c"),
+        ("A", T.BOOLEAN, "A_2"),
+    ]
+    assert parse([b'{"b": 2, "A": true}'], more)[:2] == ([[None], [2.0], [None], [True]], [None])
+    many = JsonParser(chosen)
+    many.parse([json.dumps({f"k{number}": 1 for number in range(101)}).encode()])
+    assert len(many.new_fields) == 100
+    full = chosen.with_fields({f"k{number}": "long" for number in range(MAX_COLUMNS)})
+    assert len(full.json_columns) == MAX_COLUMNS
+
+
+def test_wider_types() -> None:
+    """A column with an inferred type needs a wider one for a fraction, but not for a value that never fits."""
+    parser = JsonParser(layout(("a", T.LONG), ("b", T.LONG), ("c", T.STRING), widens=True))
+    parser.parse([b'{"a": 1, "b": 1}', b'{"a": 1.5, "b": "x", "c": 1.5}', b'{"b": 18446744073709551617}'])
+    assert parser.widen == {"a": "double"}
+    stated = JsonParser(layout(("a", T.LONG)))
+    stated.parse([b'{"a": 1.5}'])
+    assert (stated.widen, stated.misfits) == ({}, {"a": 1})
 
 
 json_values = st.recursive(
@@ -89,8 +172,8 @@ def test_bodies_can_be_rebuilt(found: list[Any], sampled: int) -> None:
         columns = infer_columns(bodies[:sampled], [])
     except LayoutError:
         return
-    chosen = Layout(PartitionBy.NONE, BodyFormat.JSON, tuple(columns), True)
-    values, rest, unparsed = parse_bodies(bodies, chosen)
+    chosen = Layout(body=BodyFormat.JSON, json_columns=tuple(columns), keep_rest=True)
+    values, rest, unparsed = parse(bodies, chosen)
     for index, each in enumerate(found):
         if unparsed[index] is not None:
             assert unparsed[index] == bodies[index]
@@ -123,12 +206,26 @@ def test_inferred_columns(
     assert [(column.field, column.type) for column in infer_columns(bodies, given)] == expected
 
 
-def test_duplicate_column_names() -> None:
-    assert JsonColumn("TS", T.LONG).name == "body_TS"
-    with pytest.raises(LayoutError, match="share the column"):
-        infer_columns([b'{"a": 1, "A": 2}'], [])
-    with pytest.raises(LayoutError, match="share the column"):
-        infer_columns([], [("ts", None), ("body_ts", None)])
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        (["a", "b c"], ["a", "b c"]),
+        (["user", "User", "USER"], ["user", "User_2", "USER_3"]),
+        (["ts", "Ts", "TS"], ["body_ts", "body_Ts_2", "body_TS_3"]),
+        (["body_ts", "ts"], ["body_ts", "body_ts_2"]),
+        (["hour", "unparsed", "rest", "body"], ["body_hour", "body_unparsed", "body_rest", "body_body"]),
+        (["x", "x_2", "X"], ["x", "x_2", "X_3"]),
+        (["\u00fc", "\u00dc"], ["\u00fc", "\u00dc_2"]),
+    ],
+)
+def test_column_names(fields: list[str], names: list[str]) -> None:
+    """Names are unique for readers that ignore case, too."""
+    assert name_columns(fields) == names
+    columns = infer_columns([json.dumps(dict.fromkeys(fields, 1)).encode()], [])
+    assert [(column.field, column.name) for column in columns] == list(zip(fields, names, strict=True))
+
+
+def test_columns_that_cannot_be_inferred() -> None:
     with pytest.raises(LayoutError, match="no message of the sample"):
         infer_columns([b"x"], [])
     with pytest.raises(LayoutError, match="501 different fields"):

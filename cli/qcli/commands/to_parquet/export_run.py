@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import NoReturn
@@ -184,6 +184,8 @@ class ExportRun:
             write(json_lines([{**head, **fields, "elapsed_s": round(elapsed_s, 3)}]))
         elif not self._options.quiet:
             print_diagnostic(self._heading + _summary(request, outcome, elapsed_s))
+        if outcome.misfits:
+            print_diagnostic(_misfits_warning(outcome.misfits))
 
     def _partial(self, error: Exception) -> Failure:
         """Return the failure after a part of the export was written."""
@@ -211,6 +213,20 @@ def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) ->
     if outcome.missing:
         text += f"; {outcome.missing:,} missing"
     return text
+
+
+_FIELDS_SHOWN = 10
+
+
+def _misfits_warning(misfits: Mapping[str, int]) -> str:
+    """Return the warning about values that are null in their columns."""
+    worst = sorted(misfits.items(), key=lambda each: (-each[1], each[0]))
+    fields = ", ".join(f"{field} ({count:,})" for field, count in worst[:_FIELDS_SHOWN])
+    more = f" and {len(worst) - _FIELDS_SHOWN:,} more" if len(worst) > _FIELDS_SHOWN else ""
+    return (
+        f"Warning: {count_of(sum(misfits.values()), 'value')} did not fit the type of their column, which is null "
+        f"there: {fields}{more}. The column unparsed has the whole bodies."
+    )
 
 
 def find_brokers(options: ToParquetOptions) -> Sequence[str]:

@@ -52,6 +52,7 @@ class ToParquetOptions:
     text: bool
     as_json: bool
     columns: list[tuple[str, JsonType | None]] | None
+    keep_body: bool
     partition_by: str
     target_bytes: int
     row_group_bytes: int
@@ -78,6 +79,10 @@ class ToParquetOptions:
             raise click.UsageError("--text and --json exclude each other.")
         if self.columns and not self.as_json:
             raise click.UsageError("--columns are fields of JSON bodies: say --json.")
+        if self.keep_body and not self.as_json:
+            raise click.UsageError(
+                "--keep-body is for --json: without it, the column body is always written."
+            )
         if self.channel is not None and self.first is not None:
             raise click.UsageError(
                 "--channel and --from exclude each other: the export begins at the channel's position. To move it, use "
@@ -182,7 +187,7 @@ class ToParquetOptions:
             first=self.first or "earliest",
             end=self.end or "latest",
             channel=self.channel,
-            layout=Layout(PartitionBy(self.partition_by), body),
+            layout=Layout(PartitionBy(self.partition_by), body, keep_body=self.keep_body),
             json_fields=self.columns or (),
             compression=self.compression,
             compression_level=level,

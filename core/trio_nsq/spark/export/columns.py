@@ -1,7 +1,7 @@
 """Convert messages to Arrow tables.
 
-Columns are built from buffers, many records at a time, because Python work per message limits the throughput. The
-schema, in order; `topic` to `ts` and a binary `body` are never null:
+Columns are built from buffers, many records at a time, without a Python object for each message: otherwise they limit
+the throughput. The schema, in order; `topic` to `ts` and a binary `body` are never null:
 
     topic      string
     broker     string             the broker's HTTP address, without http://; with a channel its TCP address
@@ -10,34 +10,34 @@ schema, in order; `topic` to `ts` and a binary `body` are never null:
     ts_ns      int64              publish time, Unix nanoseconds
     ts         timestamp[us, UTC] the same, rounded down
     attempts   int32              from a channel: deliveries, including this one; from a log: null
-    body       binary, or string  with JSON: the columns of its fields instead
+    body       binary, or string  with JSON: only if the layout keeps bodies
+    ...                           JSON: the columns of its fields
     rest       string             JSON with inferred columns: an object of the other fields; null if there are none
-    unparsed   binary             text and JSON: the body if it is not valid; otherwise null
+    unparsed   binary             text and JSON: the body if it is not valid or does not fit; otherwise null
 """
 
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...log.records import RecordBatch
 from ...log.segment.index import big_endian
+from ...protocol.messages import MessageSet
 from ..spool.records import SpooledRows
-from .json_columns import parse_bodies
-from .layout import REST, UNPARSED, BodyFormat, JsonType, Layout
+from .json_columns import ARROW_TYPES, JsonParser
+from .layout import BODY, REST, UNPARSED, BodyFormat, Layout
 
-ARROW_TYPES = {
-    JsonType.STRING: pa.string(),
-    JsonType.LONG: pa.int64(),
-    JsonType.DOUBLE: pa.float64(),
-    JsonType.BOOLEAN: pa.bool_(),
-    JsonType.TIMESTAMP: pa.timestamp("us", tz="UTC"),
-    JsonType.JSON: pa.string(),
-}
 DICTIONARY_COLUMNS = ["topic", "broker", "attempts"]
 """Columns with few values. For the others Parquet would build a dictionary and discard it."""
 _ID_DIGITS = 16
+_SIZE_BYTES = 4
+"""The size field before each body of a message set."""
+_MAX_INT32 = 2**31 - 1
+_UINT64 = 2**64 - 1
 
 
 def schema_of(layout: Layout) -> Any:
@@ -51,14 +51,13 @@ def schema_of(layout: Layout) -> Any:
         pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("attempts", pa.int32()),
     ]
-    if layout.body is BodyFormat.BINARY:
-        fields.append(pa.field("body", pa.binary(), nullable=False))
+    if layout.body is BodyFormat.BINARY or layout.keep_body:
+        fields.append(pa.field(BODY, pa.binary(), nullable=False))
     elif layout.body is BodyFormat.TEXT:
-        fields.append(pa.field("body", pa.string()))
-    else:
-        fields += [pa.field(column.name, ARROW_TYPES[column.type]) for column in layout.json_columns]
-        if layout.keep_rest:
-            fields.append(pa.field(REST, pa.string()))
+        fields.append(pa.field(BODY, pa.string()))
+    fields += [pa.field(column.name, ARROW_TYPES[column.type]) for column in layout.json_columns]
+    if layout.keep_rest:
+        fields.append(pa.field(REST, pa.string()))
     if layout.body is not BodyFormat.BINARY:
         fields.append(pa.field(UNPARSED, pa.binary()))
     return pa.schema(fields)
@@ -72,96 +71,146 @@ class TableBuilder:
 
     Attributes:
         body_bytes: The size of the bodies that were added since the last table.
-        unparsed: The number of messages so far whose body is in the column `unparsed`.
     """
 
     def __init__(self, topic: str, broker: str, layout: Layout) -> None:
-        self.body_bytes = 0
-        self.unparsed = 0
         self.schema = schema_of(layout)
         self._topic = topic
         self._broker = broker
         self._layout = layout
+        self._parser = JsonParser(layout)
         self._clear()
 
     def _clear(self) -> None:
         self.body_bytes = 0
-        self._bodies: list[bytes] = []
+        self._count = 0
+        self._sets: list[MessageSet] = []
+        self._bodies: list[bytes] = []  # of a spool
+        # One value a row, or, if there are runs, one a record: a sequence and an id minus the number of its first row.
+        self._run_ends = array("i")
         self._sequences = array("q")
         self._ids = array("Q")
         self._times_ns = array("q")
         self._times_us = array("q")
-        self._attempts = array("i")  # one per body, or empty
+        self._attempts = array("i")  # one a row, or empty
 
     def __len__(self) -> int:
-        return len(self._bodies)
+        return self._count
+
+    @property
+    def unparsed(self) -> int:
+        """The number of messages so far whose body is in the column `unparsed`."""
+        return self._parser.unparsed
+
+    @property
+    def misfits(self) -> Counter[str]:
+        """See `JsonParser`."""
+        return self._parser.misfits
+
+    @property
+    def new_fields(self) -> dict[str, str]:
+        """See `JsonParser`."""
+        return self._parser.new_fields
+
+    @property
+    def widen(self) -> dict[str, str]:
+        """See `JsonParser`."""
+        return self._parser.widen
 
     def add(self, found: RecordBatch | SpooledRows) -> int:
         """Add the messages of a record or of a spool, and return the size of their bodies.
 
         A table cannot have messages of both.
         """
-        bodies: Sequence[bytes]
         if isinstance(found, SpooledRows):
-            bodies = found.bodies
+            self._bodies += found.bodies
             self._sequences.extend(found.sequences)
             self._ids.extend(found.ids)
             self._times_ns.extend(found.times_ns)
             self._times_us.extend([time_ns // 1000 for time_ns in found.times_ns])
             self._attempts.extend(array("i", found.attempts))
+            self._count += len(found)
+            size = sum(map(len, found.bodies))
         else:
-            bodies = found.messages.bodies()
-            count = len(bodies)
-            self._sequences.extend(range(found.base_sequence, found.next_sequence))
-            self._ids.extend(range(found.first_id, found.first_id + count))
-            self._times_ns.extend(array("q", [found.timestamp_ns]) * count)
-            self._times_us.extend(array("q", [found.timestamp_ns // 1000]) * count)
-        size = sum(map(len, bodies))
-        self._bodies += bodies
+            self._sets.append(found.messages)
+            self._sequences.append(found.base_sequence - self._count)
+            self._ids.append((found.first_id - self._count) & _UINT64)
+            self._times_ns.append(found.timestamp_ns)
+            self._times_us.append(found.timestamp_ns // 1000)
+            self._count += found.count
+            self._run_ends.append(self._count)
+            size = found.messages.body_bytes
         self.body_bytes += size
         return size
 
     def table(self) -> Any:
         """Return the messages as a table, and start the next one."""
-        count = len(self._bodies)
+        count = self._count
+        rows = pa.arange(0, count)
         columns = [
             pa.repeat(pa.scalar(self._topic, pa.string()), count),
             pa.repeat(pa.scalar(self._broker, pa.string()), count),
-            _fixed(self._sequences, pa.int64()),
-            _hex(self._ids),
-            _fixed(self._times_ns, pa.int64()),
-            _fixed(self._times_us, pa.timestamp("us", tz="UTC")),
+            self._of_runs(self._sequences, rows),
+            _hex(self._of_runs(self._ids, rows)),
+            self._of_runs(self._times_ns),
+            self._of_runs(self._times_us).cast(pa.timestamp("us", tz="UTC")),
             _fixed(self._attempts, pa.int32()) if self._attempts else pa.nulls(count, pa.int32()),
             *self._body_columns(),
         ]
         self._clear()
         return pa.Table.from_arrays(columns, schema=self.schema)
 
-    def _body_columns(self) -> list[Any]:
-        if self._layout.body is BodyFormat.BINARY:
-            return [pa.array(self._bodies, pa.binary())]
-        if self._layout.body is BodyFormat.TEXT:
-            return self._text_columns()
-        values, rest, unparsed = parse_bodies(self._bodies, self._layout)
-        self.unparsed += len(unparsed) - unparsed.count(None)
-        columns = [
-            pa.array(column_values, ARROW_TYPES[column.type])
-            for column, column_values in zip(self._layout.json_columns, values, strict=True)
-        ]
-        if self._layout.keep_rest:
-            columns.append(pa.array(rest, pa.string()))
-        return [*columns, pa.array(unparsed, pa.binary())]
+    def _of_runs(self, values: "array[int]", rows: Any = None) -> Any:
+        """Return the int64 values of all rows; `rows`, the number of each row, is added to those of records."""
+        array_of = _fixed(values, pa.int64())
+        if not self._run_ends:
+            return array_of
+        runs = pa.RunEndEncodedArray.from_arrays(_fixed(self._run_ends, pa.int32()), array_of)
+        found = pc.run_end_decode(runs)
+        return found if rows is None else pc.add(found, rows)
 
-    def _text_columns(self) -> list[Any]:
-        bodies = pa.array(self._bodies, pa.binary())
+    def _body_columns(self) -> list[Any]:
+        layout = self._layout
+        columns = []
+        if layout.body is not BodyFormat.JSON or layout.keep_body:
+            columns.append(self._binary())
+        if layout.body is BodyFormat.TEXT:
+            columns = self._text_columns(columns[0])
+        elif layout.body is BodyFormat.JSON:
+            columns += self._parser.parse(self._listed())
+        return columns
+
+    def _listed(self) -> list[bytes]:
+        if self._sets:
+            return list(chain.from_iterable(messages.bodies() for messages in self._sets))
+        return self._bodies
+
+    def _binary(self) -> Any:
+        """Return the bodies as an Arrow array, without a Python object for each."""
+        if not self._sets:
+            return pa.array(self._bodies, pa.binary())
+        sizes = array("i")
+        for messages in self._sets:
+            sizes.fromlist(messages.sizes)
+        ends = pc.cumulative_sum_checked(
+            pc.add(_fixed(sizes, pa.int32()), pa.scalar(_SIZE_BYTES, pa.int32()))
+        )
+        offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+        data = b"".join([messages.data for messages in self._sets])
+        buffers = [None, offsets.buffers()[1], pa.py_buffer(data)]
+        return pc.binary_slice(
+            pa.Array.from_buffers(pa.binary(), len(sizes), buffers), _SIZE_BYTES, _MAX_INT32
+        )
+
+    def _text_columns(self, bodies: Any) -> list[Any]:
         try:
-            text = bodies.cast(pa.string())  # checks for UTF-8
+            return [bodies.cast(pa.string()), pa.nulls(len(bodies), pa.binary())]  # checks for UTF-8
         except pa.ArrowInvalid:
-            texts = list(map(_decoded, self._bodies))
-            self.unparsed += texts.count(None)
-            bad = [body if text is None else None for body, text in zip(self._bodies, texts, strict=True)]
-            return [pa.array(texts, pa.string()), pa.array(bad, pa.binary())]
-        return [text, pa.nulls(len(bodies), pa.binary())]
+            bodies = bodies.to_pylist()
+        texts = list(map(_decoded, bodies))
+        self._parser.unparsed += texts.count(None)
+        bad = [body if text is None else None for body, text in zip(bodies, texts, strict=True)]
+        return [pa.array(texts, pa.string()), pa.array(bad, pa.binary())]
 
 
 def _decoded(body: bytes) -> str | None:
@@ -176,9 +225,11 @@ def _fixed(values: "array[int]", kind: Any) -> Any:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def _hex(ids: "array[int]") -> Any:
-    """Convert ids to hexadecimal text."""
+def _hex(ids: Any) -> Any:
+    """Convert an int64 array, the bits of ids, to hexadecimal text."""
     count = len(ids)
-    digits = big_endian(ids).hex().encode()
-    offsets = array("i", range(0, count * _ID_DIGITS + 1, _ID_DIGITS))
-    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(digits))
+    numbers = array("Q")
+    if count:
+        numbers.frombytes(memoryview(ids.buffers()[1])[: 8 * count])
+    digits = pa.py_buffer(big_endian(numbers).hex().encode())
+    return pa.Array.from_buffers(pa.binary(_ID_DIGITS), count, [None, digits]).cast(pa.string())

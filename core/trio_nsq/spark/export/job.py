@@ -3,27 +3,23 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import cast
 
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
-from ...log.records import RecordBatch
 from ..logs import ChannelLog, LogPlace
 from ..ranges import BrokerRanges, covered_up_to, subtract
 from ..runtime.engine import Advance, Engine
-from ..spool.records import SpooledRows, SpoolPlace
+from ..spool.records import SpoolPlace
 from ..spool.spool import Spool
 from ..storage import Storage, StorageError, local_path, storage_at
-from .json_columns import infer_columns
-from .layout import BodyFormat, Layout, LayoutError, PartitionBy, safe_name
+from .layout import safe_name
 from .manifest import Manifest, ManifestError, RangeResult, manifest_path, results_folder
 from .request import ExportRequest, ExportResult
+from .sampling import check_layout, new_layout
 from .task import ExportTask
 
-SAMPLE_MESSAGES = 10_000
-"""The sample size for inferring JSON columns."""
 _FALLBACK_BYTES = 256
 """The assumed size of a message if the log is empty."""
 
@@ -64,7 +60,7 @@ class ExportJob:
         """Open the spool in this folder, so that messages can be stored in it. Raises the errors of `open_export`."""
         assert self.request.channel is not None
         if self._manifest is not None:
-            self._check_layout(self._manifest.layout)
+            check_layout(self._manifest.layout, self.request, self._storage.shown)
         self.spool = Spool(folder, self.request.topic, self.request.channel, self._brokers)
         return self.spool
 
@@ -140,9 +136,10 @@ class ExportJob:
         request = self.request
         self._wanted = [self._resolve(place) for place in places]
         if self._manifest is None:
-            self._manifest = Manifest(request.topic, [self._new_layout()])
+            spans = [(each.place, each.span) for each in self._wanted if each.span is not None]
+            self._manifest = Manifest(request.topic, [new_layout(request, spans)])
         else:
-            self._check_layout(self._manifest.layout)
+            check_layout(self._manifest.layout, request, self._storage.shown)
         tasks: list[ExportTask] = []
         for wanted in self._wanted:
             tasks += self._plan_broker(self._manifest, wanted)
@@ -212,42 +209,6 @@ class ExportJob:
             for span in spans
         ]
 
-    # ------------------------------------------------------------------ columns
-
-    def _new_layout(self) -> Layout:
-        asked = self.request.layout
-        if asked.body is not BodyFormat.JSON:
-            return asked
-        columns = infer_columns(islice(self._sample(), SAMPLE_MESSAGES), self.request.json_fields)
-        return Layout(asked.partition, asked.body, tuple(columns), not self.request.json_fields)
-
-    def _sample(self) -> Iterator[bytes]:
-        for wanted in self._wanted:
-            if wanted.span is None:
-                continue
-            end = min(wanted.span.end, wanted.span.first + SAMPLE_MESSAGES)
-            for found in wanted.place.open().read(Span(wanted.span.first, end)):
-                if isinstance(found, RecordBatch):
-                    yield from found.messages.bodies()
-                elif isinstance(found, SpooledRows):
-                    yield from found.bodies
-
-    def _check_layout(self, there: Layout) -> None:
-        """Check that the request has the layout of the folder. Raises LayoutError."""
-        asked = self.request.layout
-        same = (there.partition, there.body) == (asked.partition, asked.body)
-        if same and asked.body is BodyFormat.JSON and self.request.json_fields:
-            types = {column.field: column.type for column in there.json_columns}
-            fields = dict(self.request.json_fields)
-            same = list(types) == list(fields) and all(
-                kind in (None, types[name]) for name, kind in fields.items()
-            )
-        if not same:
-            raise LayoutError(
-                f"the folder {self._storage.shown} has files with {_describe(there)}, and all files need the same "
-                "layout: use these options, or choose another folder"
-            )
-
     # ------------------------------------------------------------------ running
 
     def run(self, engine: Engine, tasks: Sequence[ExportTask], advance: Advance) -> None:
@@ -282,19 +243,6 @@ class ExportJob:
 def _with_channels(place: LogPlace) -> ChannelLog:
     """Open a log whose channels have positions: only those are exported by channel."""
     return cast(ChannelLog, place.open())
-
-
-def _describe(layout: Layout) -> str:
-    """Return the options of `to-parquet` for this layout."""
-    words = []
-    if layout.body is BodyFormat.TEXT:
-        words.append("--text")
-    if layout.body is BodyFormat.JSON:
-        columns = ",".join(f"{column.field}:{column.type}" for column in layout.json_columns)
-        words.append("--json" if layout.keep_rest else f"--json --columns {columns}")
-    if layout.partition is not PartitionBy.NONE:
-        words.append(f"--partition-by {layout.partition}")
-    return " ".join(words) or "binary bodies and no partitions"
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The layout of exported files: columns, partition folders and names. The first export to a folder determines it."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -47,20 +47,25 @@ UNPARSED = "unparsed"
 """The column of bodies that are not valid text or JSON."""
 REST = "rest"
 """The column of all other JSON fields, as a JSON object."""
-_TAKEN = {*MESSAGE_COLUMNS, UNPARSED, REST, "body", "date", "hour"}
+BODY = "body"
+_TAKEN = {*MESSAGE_COLUMNS, UNPARSED, REST, BODY, "date", "hour"}
+MAX_COLUMNS = 500
+"""The maximum number of columns without a list of fields: of more, the keys of the bodies are probably data."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonColumn:
-    """A field of JSON bodies and its column."""
+    """A field of JSON bodies and its column.
+
+    Attributes:
+        name: The name of the column, see `name_columns`.
+        widens: Whether a long becomes a double, in all files, when the field has fractions: the type was inferred.
+    """
 
     field: str
     type: JsonType
-
-    @property
-    def name(self) -> str:
-        """The name of the column: the name of the field, unless it is reserved."""
-        return f"body_{self.field}" if self.field.lower() in _TAKEN else self.field
+    name: str
+    widens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,43 +75,105 @@ class Layout:
     Attributes:
         json_columns: With `BodyFormat.JSON`, the columns, at least one.
         keep_rest: With `BodyFormat.JSON`, whether the column `rest` has the fields without a column.
+        keep_body: With `BodyFormat.JSON`, whether the column `body` has the bodies too, so that they can be replayed.
     """
 
     partition: PartitionBy = PartitionBy.NONE
     body: BodyFormat = BodyFormat.BINARY
     json_columns: tuple[JsonColumn, ...] = ()
     keep_rest: bool = False
+    keep_body: bool = False
+
+    def with_fields(self, new_fields: Mapping[str, str]) -> "Layout":
+        """Return the layout with a column for each of these fields that has none, up to `MAX_COLUMNS` in total.
+
+        The columns do not widen: a table could not follow.
+
+        Args:
+            new_fields: Types by field, as in `RangeResult.new_fields`.
+        """
+        known = {column.field for column in self.json_columns}
+        fields = [field for field in new_fields if field not in known]
+        fields = fields[: max(0, MAX_COLUMNS - len(known))]
+        names = name_columns(fields, (column.name for column in self.json_columns))
+        more = [
+            JsonColumn(field, JsonType(new_fields[field]), name)
+            for field, name in zip(fields, names, strict=True)
+        ]
+        return replace(self, json_columns=(*self.json_columns, *more))
+
+    def widened(self, fields: Mapping[str, str]) -> "Layout":
+        """Return the layout with these types, by field, for the columns that may be widened."""
+        columns = (
+            replace(column, type=JsonType(fields[column.field]))
+            if column.widens and column.field in fields
+            else column
+            for column in self.json_columns
+        )
+        return replace(self, json_columns=tuple(columns))
+
+    def fixed(self, fields: Iterable[str]) -> "Layout":
+        """Return the layout in which the columns of these fields are not widened any more."""
+        fixed = set(fields)
+        columns = (
+            replace(column, widens=False) if column.field in fixed else column for column in self.json_columns
+        )
+        return replace(self, json_columns=tuple(columns))
 
     def to_json(self) -> dict[str, Any]:
         """Convert to an object of the manifest."""
         return {
             "partition_by": self.partition.value,
             "body": self.body.value,
-            "json_columns": [[column.field, column.type.value] for column in self.json_columns],
+            "json_columns": [
+                [column.field, column.type.value, column.name, column.widens] for column in self.json_columns
+            ],
             "keep_rest": self.keep_rest,
+            "keep_body": self.keep_body,
         }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Layout":
-        """Parse an object of the manifest. Raises ValueError, KeyError, TypeError."""
+        """Parse an object of the manifest. Raises ValueError, KeyError, TypeError.
+
+        Manifests of version 1 have only the field and the type of a column. Without a list of fields (`keep_rest`),
+        their types were inferred.
+        """
+        keep_rest = bool(found["keep_rest"])
+        names = name_columns(column[0] for column in found["json_columns"])
+        columns = []
+        for (field, kind, *more), name in zip(found["json_columns"], names, strict=True):
+            stored, widens = more or (name, keep_rest)
+            columns.append(JsonColumn(field, JsonType(kind), stored, bool(widens)))
         return cls(
             PartitionBy(found["partition_by"]),
             BodyFormat(found["body"]),
-            tuple(JsonColumn(field, JsonType(kind)) for field, kind in found["json_columns"]),
-            bool(found["keep_rest"]),
+            tuple(columns),
+            keep_rest,
+            bool(found.get("keep_body")),
         )
 
 
-def check_columns(columns: Sequence[JsonColumn]) -> None:
-    """Check that column names are unique; Spark ignores case. Raises LayoutError."""
-    seen: dict[str, str] = {}
-    for column in columns:
-        before = seen.setdefault(column.name.lower(), column.field)
-        if before != column.field:
-            raise LayoutError(
-                f"the fields {before!r} and {column.field!r} would share the column {column.name}"
-            )
-        seen[column.name.lower()] = column.field
+def name_columns(fields: Iterable[str], there: Iterable[str] = ()) -> list[str]:
+    """Return the names of the columns of fields: the names of the fields, where possible.
+
+    The name of another column (`ts`, `hour`) gets the prefix `body_`. A name that differs from an earlier one in upper
+    and lower case only, which Spark and others ignore, gets a number: `user`, `User_2`.
+
+    Args:
+        there: The names of columns of other fields.
+    """
+    seen = {name.casefold() for name in there}
+    names = []
+    for field in fields:
+        name = base = f"body_{field}" if field.casefold() in _TAKEN else field
+        number = 1
+        while name.casefold() in seen or name.casefold() in _TAKEN:
+            number += 1
+            name = f"{base}_{number}"
+        seen.add(name.casefold())
+        names.append(name)
+    return names
 
 
 _HOUR_NS = 3600 * 10**9

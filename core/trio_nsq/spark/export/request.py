@@ -1,6 +1,6 @@
 """The request and the result of an export."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class ExportResult:
         skipped_messages: Requested, but exported before.
         missing: Messages that are no longer retained.
         damaged: Whether some of the missing messages are damaged.
-        for_one_channel, unparsed: See `RangeResult`.
+        for_one_channel, unparsed, misfits: See `RangeResult`.
         repeated: Messages that a channel redelivered; they are not exported again.
         gaps: `(broker, first, end, reason)` of missing messages.
     """
@@ -76,6 +76,7 @@ class ExportResult:
     damaged: bool = False
     for_one_channel: int = 0
     unparsed: int = 0
+    misfits: dict[str, int] = field(default_factory=dict)
     repeated: int = 0
     gaps: list[tuple[str, int, int, str]] = field(default_factory=list)
 
@@ -87,6 +88,7 @@ class ExportResult:
         self.file_bytes += done.file_bytes
         self.for_one_channel += done.for_one_channel
         self.unparsed += done.unparsed
+        self.misfits = _sum(self.misfits, done.misfits)
         for first, end, reason in done.gaps:
             self.add_gap(done.broker, Span(first, end), reason)
 
@@ -98,4 +100,11 @@ class ExportResult:
     def merge(self, other: "ExportResult") -> None:
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            setattr(self, each.name, mine or theirs if isinstance(mine, bool) else mine + theirs)
+            if isinstance(mine, dict):
+                setattr(self, each.name, _sum(mine, theirs))
+            else:
+                setattr(self, each.name, mine or theirs if isinstance(mine, bool) else mine + theirs)
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

@@ -121,6 +121,8 @@ class ExportTask:
             gaps=gaps,
             for_one_channel=for_one_channel,
             unparsed=files.builder.unparsed,
+            misfits=dict(files.builder.misfits),
+            new_fields=files.builder.new_fields,
             last_id=last_id,
             layout=self.layout_index,
         )

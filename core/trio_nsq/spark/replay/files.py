@@ -241,7 +241,7 @@ def _no_body(schema: Any, name: str, wanted: str, *, own: bool) -> str:
     if own:
         return (
             f"the file {name} was written with --json, which splits bodies into columns: there is no column {wanted} "
-            "to publish. Choose a column with --body-column, or export the topic without --json"
+            "to publish. Choose a column with --body-column, or export the topic with --keep-body"
         )
     there = _names(candidates) if candidates else "none"
     return (
