@@ -1,0 +1,70 @@
+"""Which table an export writes to, how, and the errors of tables.
+
+This module imports neither pyarrow nor a library of tables.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ...protocol.errors import NSQError
+
+
+class TableError(NSQError):
+    """A table cannot be used; the text has the reason."""
+
+
+class TableBusy(TableError):
+    """Another writer changed the table first; nothing was committed."""
+
+
+class TableUnavailable(TableError):
+    """The table or its catalog cannot be reached now. Whether a commit was applied is unknown; repeat it."""
+
+
+class TableKind(StrEnum):
+    """The formats of tables."""
+
+    DELTA = "delta"
+    ICEBERG = "iceberg"
+
+
+@dataclass(frozen=True, slots=True)
+class TableTarget:
+    """A table to commit exported files to.
+
+    Attributes:
+        catalog, name: Of an Iceberg table: the catalog in the configuration of pyiceberg, and `NAMESPACE.TABLE`; empty
+            for a Delta table, which is the export folder itself.
+    """
+
+    kind: TableKind
+    catalog: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        """Return the option of `to-parquet` for this table."""
+        return f"--iceberg {self.catalog}/{self.name}" if self.kind is TableKind.ICEBERG else "--delta"
+
+    @classmethod
+    def parse(cls, text: str) -> "TableTarget":
+        """Parse the result of `str`. Raises ValueError."""
+        if text == "--delta":
+            return cls(TableKind.DELTA)
+        return cls.iceberg(text.removeprefix("--iceberg "))
+
+    @classmethod
+    def iceberg(cls, text: str) -> "TableTarget":
+        """Parse `CATALOG/NAMESPACE.TABLE`. Raises ValueError."""
+        catalog, slash, name = text.partition("/")
+        if not catalog or not slash or not all(name.split(".")) or "." not in name or "/" in name:
+            raise ValueError(f"{text!r} is not CATALOG/NAMESPACE.TABLE")
+        return cls(TableKind.ICEBERG, catalog, name)
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """How compacted files are written; see `ExportRequest`."""
+
+    compression: str = "zstd"
+    compression_level: int | None = 1
+    row_group_bytes: int = 64 * 1024 * 1024
