@@ -1,8 +1,8 @@
 """The logs that an export reads: where they are, and what planning and reading need of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..client.connection.reconnect import PATIENCE_S
 from ..client.connection.tls import TLSFiles
@@ -49,6 +49,14 @@ class ChannelLog(Log, Protocol):
 
     def move_channel(self, channel: str, sequence: int) -> None:
         """Move a channel durably; its new position may be before `sequence`. Raises the errors of `bounds`."""
+
+
+@runtime_checkable
+class SegmentedLog(Protocol):
+    """A log that is read from its files. Tasks that read whole files read least."""
+
+    def starts(self) -> Sequence[int]:
+        """Return the first sequence of each file, in order. Raises the errors of `bounds`."""
 
 
 class LogPlace(Protocol):

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from ..log.gaps import Span
 
+_JOINED = 4
+"""Files of less than this part of a range are joined."""
+
 
 class LastMessage(NamedTuple):
     """The last exported message; it identifies the log, even if a new topic has the same name."""
@@ -66,12 +69,24 @@ def subtract(wanted: Span, taken: Iterable[Span]) -> list[Span]:
     return left
 
 
-def split(span: Span, max_length: int) -> list[Span]:
+def split(span: Span, max_length: int, starts: Iterable[int] = ()) -> list[Span]:
     """Split a span into as few parts as possible, of about the same length.
 
     Args:
         max_length: The maximum length of a part; at least 1.
+        starts: Where files of the log start, in order. Parts then begin there, so that a task reads whole files; a
+            longer file has several parts, and files of less than a quarter of the maximum are joined.
     """
+    cuts = [span.first, *(start for start in starts if span.first < start < span.end), span.end]
+    parts: list[Span] = []
+    for first, end in pairwise(cuts):
+        if parts and parts[-1].length * _JOINED < max_length and end - parts[-1].first <= max_length:
+            first = parts.pop().first
+        parts += _split_evenly(Span(first, end), max_length)
+    return parts
+
+
+def _split_evenly(span: Span, max_length: int) -> list[Span]:
     parts = -(-span.length // max_length)
     cuts = [span.first + span.length * index // parts for index in range(parts + 1)]
     return [Span(first, end) for first, end in pairwise(cuts)]

@@ -77,6 +77,8 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
         "user,url,ts:timestamp",
         "export from all brokers that have the topic": "qcli to-parquet clicks ./archive --lookupd-http-address "
         "127.0.0.1:4161",
+        "export a backup, without its broker": "qcli to-parquet clicks ./archive --from-segments "
+        "127.0.0.1:4151=./backup/data",
         "consume a channel of an nsqd, at least once": "qcli to-parquet clicks ./archive "
         "--nsqd-tcp-address stock-nsqd:4150 --channel archive",
     },
@@ -131,6 +133,15 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     brief=True,
     help="Consume --channel from this nsqd, at least once. Several: with commas, or repeat the option. Ignored if "
     "--nsqd-http-address is given too, or if the address is from the environment; see --consume.",
+)
+@several(
+    BROKER,
+    "--from-segments",
+    "from_segments",
+    metavar="[BROKER=]FOLDER",
+    help="Read a copy of a broker's data folder instead, or an archive of 'qcli log archive': a path, or a URL such as "
+    "s3://bucket/backup. BROKER is the value of the column broker, by default the name of FOLDER. Several: with "
+    "commas, or repeat the option.",
 )
 @tcp_connection
 @from_option(

@@ -35,7 +35,7 @@ def export(options: ToParquetOptions) -> int:
                 check_reachable(addresses)
             run = SpoolExportRun(stack.enter_context(open_export(request, ())), options, stack)
         channel, name = options.channel or "", f"{options.topic} to {options.folder}"
-        brokers = () if options.consume else addresses
+        brokers = () if options.consume or options.from_segments else addresses
         reports = job_reports(
             brokers, "to-parquet", options.topic, lambda: run.progress, channel=channel, name=name
         )

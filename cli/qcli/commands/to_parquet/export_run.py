@@ -230,7 +230,16 @@ def _misfits_warning(misfits: Mapping[str, int]) -> str:
 
 
 def find_brokers(options: ToParquetOptions) -> Sequence[str]:
-    """Return the brokers' addresses. Raises Failure: discovery services do not answer, or have no broker."""
+    """Return the brokers' addresses, or with --from-segments the folders of their logs.
+
+    Raises Failure: discovery services do not answer, or have no broker.
+    """
+    if options.from_segments:
+        from trio_nsq.spark.segments.places import parse_places
+
+        return [
+            f"{place.label}={place.folder}" for place in parse_places(options.from_segments, options.topic)
+        ]
     lookupds = options.lookupd_addresses
     if not lookupds:
         return options.broker_addresses

@@ -24,7 +24,7 @@ from ...framework.positions import check_range
 if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import JsonType
     from trio_nsq.spark.export.request import ExportRequest
-    from trio_nsq.spark.logs import BrokerPlace
+    from trio_nsq.spark.logs import LogPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,7 @@ class ToParquetOptions:
     lookupd_addresses: tuple[str, ...]
     lookupd_allowed_hosts: tuple[str, ...]
     tcp_addresses: tuple[str, ...]
+    from_segments: tuple[str, ...]
     first: str | None
     end: str | None
     channel: str | None
@@ -100,11 +101,29 @@ class ToParquetOptions:
         if given("every_ms") and not self.follow:
             raise click.UsageError("--every is for --follow: without it there is one round.")
 
+    def _check_segments(self) -> None:
+        """Raises UsageError for options that need a broker."""
+        for flag in given_flags(
+            "nsqd_http_addresses",
+            "lookupd_addresses",
+            "tcp_addresses",
+            "channel",
+            "consume",
+            "spool",
+            "idle_timeout_ms",
+            "max_in_flight",
+        ):
+            raise click.UsageError(f"--from-segments and {flag} exclude each other: it reads no broker.")
+
     def resolve(self) -> ToParquetOptions:
         """Decide whether to consume a channel, on which engine, and with which discovery services.
 
         Raises UsageError: the options contradict each other.
         """
+        engine = "spark" if self.master is not None else self.engine
+        if self.from_segments:
+            self._check_segments()
+            return dataclasses.replace(self, lookupd_addresses=(), engine=engine)
         consume = self._consumes()
         # A broker on the command line replaces services of the environment.
         asks = given("lookupd_addresses") or not given("tcp_addresses", "nsqd_http_addresses")
@@ -116,7 +135,7 @@ class ToParquetOptions:
             consume=consume,
             lookupd_addresses=lookupds,
             spool=self._check_consuming(() if lookupds else self.tcp_addresses) if consume else self.spool,
-            engine="spark" if self.master is not None else self.engine,
+            engine=engine,
         )
 
     def _consumes(self) -> bool:
@@ -196,9 +215,14 @@ class ToParquetOptions:
             spool=self.spool,
         )
 
-    def place(self, address: str) -> BrokerPlace:
-        """Return the place of the topic's log on a broker."""
+    def place(self, address: str) -> LogPlace:
+        """Return the place of the topic's log: a broker, or the folder of a log that `find_brokers` has found."""
         from trio_nsq.spark.logs import BrokerPlace
 
+        if self.from_segments:
+            from trio_nsq.spark.segments.places import parse_places
+
+            (place,) = parse_places([address], self.topic)
+            return place
         connecting = ConnectOptions.of_command()
         return BrokerPlace(address, self.topic, connecting.tls_files(), secret=connecting.secret)

@@ -8,7 +8,7 @@ from typing import cast
 
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
-from ..logs import ChannelLog, LogPlace
+from ..logs import ChannelLog, LogPlace, SegmentedLog
 from ..ranges import BrokerRanges, covered_up_to, subtract
 from ..runtime.engine import Advance, Engine
 from ..spool.records import SpoolPlace
@@ -201,7 +201,9 @@ class ExportJob:
             for span in manifest.ranges_of(label).done:
                 if span.overlaps(wanted.span):
                     self.result.skipped_messages += span.common(wanted.span)
-        spans = manifest.plan(label, wanted.span, per_range)
+        log = wanted.place.open()
+        starts = log.starts() if isinstance(log, SegmentedLog) else ()
+        spans = manifest.plan(label, wanted.span, per_range, starts)
         self.result.planned_bytes += int(sum(span.length for span in spans) * mean_bytes)
         pending = manifest.ranges_of(label).pending
         return [

@@ -12,7 +12,7 @@ a continuous export does not grow with each round. In addition to the files with
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -128,12 +128,15 @@ class Manifest:
             self.brokers[broker] = BrokerRanges()
         return self.brokers[broker]
 
-    def plan(self, broker: str, wanted: Span | None, messages_per_range: int) -> list[Span]:
+    def plan(
+        self, broker: str, wanted: Span | None, messages_per_range: int, starts: Sequence[int] = ()
+    ) -> list[Span]:
         """Plan the part of a span that is not planned yet.
 
         Args:
             wanted: The span; None: nothing to export.
             messages_per_range: The maximum length of a new range.
+            starts: Where files of the log start, see `split`.
 
         Returns:
             The ranges to export, in order: all that are pending and overlap the span.
@@ -142,7 +145,7 @@ class Manifest:
         if wanted is None:
             return []
         for left in subtract(wanted, ranges.planned):
-            ranges.pending |= dict.fromkeys(split(left, messages_per_range), len(self.layouts) - 1)
+            ranges.pending |= dict.fromkeys(split(left, messages_per_range, starts), len(self.layouts) - 1)
         return sorted(span for span in ranges.pending if span.overlaps(wanted))
 
     def mark_done(self, results: Iterable[RangeResult]) -> list[RangeResult]:
