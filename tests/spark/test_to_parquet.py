@@ -34,7 +34,7 @@ from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import run_inline
-from trio_nsq.spark.storage import LocalStorage
+from trio_nsq.spark.storage import LocalStorage, StorageError
 from trio_nsq.spark.storage.hadoop import HadoopStorage
 
 # ---------------------------------------------------------------------- content of files
@@ -382,10 +382,11 @@ def test_export_to_a_file_system_of_pyarrow(qcli: Cli, topic: str, tmp_path: Pat
     qcli.publish(topic, numbers(100))
     arrow = HadoopStorage(f"file://{tmp_path / 'a'}")
     for _ in range(2):
-        job = ExportJob(request_for(qcli, topic, tmp_path / "a", min_ranges=3), arrow)
-        for task in job.plan([BrokerPlace(qcli.http_address, topic)]):
-            task.run(storage=arrow)
-        job.run(run_inline, [], lambda *_: None)
+        with arrow.hold("lock", StorageError) as lease:
+            job = ExportJob(request_for(qcli, topic, tmp_path / "a", min_ranges=3), arrow, lease)
+            for task in job.plan([BrokerPlace(qcli.http_address, topic)]):
+                task.run(storage=arrow)
+            job.run(run_inline, [], lambda *_: None)
     assert job.result.skipped_messages == 100
     assert column(tmp_path / "a", "seq") == list(range(100))
     assert leftovers(tmp_path) == []

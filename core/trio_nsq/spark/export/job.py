@@ -1,6 +1,6 @@
 """Export one topic: plan the ranges, have an engine export them, and update the manifest."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -9,13 +9,13 @@ from typing import cast
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
 from ..logs import ChannelLog, LogPlace, SegmentedLog
-from ..ranges import BrokerRanges, covered_up_to, subtract
+from ..ranges import covered_up_to, subtract
 from ..runtime.engine import Advance, Engine
 from ..spool.records import SpoolPlace
 from ..spool.spool import Spool
-from ..storage import Storage, StorageError, local_path, storage_at
-from .layout import safe_name
-from .manifest import Manifest, ManifestError, RangeResult, manifest_path, results_folder
+from ..storage import Lease, Storage, StorageError, local_path, storage_at
+from .books import Books
+from .manifest import Manifest, RangeResult, manifest_path
 from .request import ExportRequest, ExportResult
 from .sampling import check_layout, new_layout
 from .task import ExportTask
@@ -42,80 +42,28 @@ class ExportJob:
         spool: The spool to export; None: export brokers' logs.
     """
 
-    def __init__(self, request: ExportRequest, storage: Storage) -> None:
+    def __init__(self, request: ExportRequest, storage: Storage, lease: Lease) -> None:
         self.request = request
         self.result = ExportResult()
         self.spool: Spool | None = None
-        self._storage = storage
-        self._path = manifest_path(request.topic)
-        self._version: str | None = None  # of the manifest
-        self._manifest = self._read_manifest()
+        self._books = Books(request.topic, storage, lease)
+        self._shown = storage.shown
         self._wanted: list[_WantedSpan] = []
         self._next: dict[str, int] = {}  # by label: where the next round starts
-        self._saved = b""
-        self._merge_results()
-        self.remove_temporary_files()
+        self._books.settle()
+        self._books.remove_unfinished()
 
     def open_spool(self, folder: Path) -> Spool:
         """Open the spool in this folder, so that messages can be stored in it. Raises the errors of `open_export`."""
         assert self.request.channel is not None
-        if self._manifest is not None:
-            check_layout(self._manifest.layout, self.request, self._storage.shown)
-        self.spool = Spool(folder, self.request.topic, self.request.channel, self._brokers)
+        if self._books.manifest is not None:
+            check_layout(self._books.manifest.layout, self.request, self._shown)
+        self.spool = Spool(folder, self.request.topic, self.request.channel, self._books.brokers)
         return self.spool
 
-    @property
-    def _brokers(self) -> Mapping[str, BrokerRanges]:
-        """The ranges of each broker in the manifest; empty if there is no manifest yet."""
-        return self._manifest.brokers if self._manifest is not None else {}
-
-    # ------------------------------------------------------------------ the manifest
-
-    def _read_manifest(self) -> Manifest | None:
-        found = self._storage.read(self._path)
-        if found is None:
-            return None
-        self._version = found.version
-        try:
-            manifest = Manifest.from_bytes(found.data)
-        except ManifestError as exc:
-            raise ManifestError(
-                f"the manifest {self._path} in {self._storage.shown} cannot be used: {exc}"
-            ) from exc
-        if manifest.topic != self.request.topic:
-            raise ManifestError(
-                f"the folder {self._storage.shown} has topic {manifest.topic}, and the files of "
-                f"{self.request.topic} would have the same names: choose another folder"
-            )
-        return manifest
-
-    def _save_manifest(self) -> None:
-        assert self._manifest is not None
-        data = self._manifest.to_bytes()
-        if data != self._saved:
-            self._version = self._storage.replace(self._path, data, self._version)
-            self._saved = data
-
-    def _merge_results(self) -> list[RangeResult]:
-        """Merge the result files of tasks, including those of a killed run, into the manifest."""
-        if self._manifest is None:
-            return []
-        names = self._storage.names(results_folder(self.request.topic))
-        saved = [self._storage.read(name) for name in names if name.endswith(".json")]
-        results = [RangeResult.from_bytes(found.data) for found in saved if found is not None]
-        self._manifest.mark_done(results)
-        if names:
-            self._save_manifest()
-            self._storage.remove(names)
-        return results
-
     def remove_temporary_files(self) -> None:
-        """Remove the unfinished files of killed tasks, but not those of another topic's export."""
-        ours = (f"{safe_name(self.request.topic)}-{safe_name(label)}-" for label in self._brokers)
-        manifest_folder = self._path.rpartition("/")[0]
-        self._storage.remove_unfinished(
-            [f"{manifest_folder}/", f"{results_folder(self.request.topic)}/", *ours]
-        )
+        """Remove the unfinished files of tasks that were killed or interrupted."""
+        self._books.remove_unfinished()
 
     # ------------------------------------------------------------------ the plan
 
@@ -135,17 +83,18 @@ class ExportJob:
         """
         request = self.request
         self._wanted = [self._resolve(place) for place in places]
-        if self._manifest is None:
+        manifest = self._books.manifest
+        if manifest is None:
             spans = [(each.place, each.span) for each in self._wanted if each.span is not None]
-            self._manifest = Manifest(request.topic, [new_layout(request, spans)])
+            manifest = self._books.start(new_layout(request, spans))
         else:
-            check_layout(self._manifest.layout, request, self._storage.shown)
+            check_layout(manifest.layout, request, self._shown)
         tasks: list[ExportTask] = []
         for wanted in self._wanted:
-            tasks += self._plan_broker(self._manifest, wanted)
+            tasks += self._plan_broker(manifest, wanted)
         self.result.planned_ranges += len(tasks)
         self.result.planned_messages += sum(task.messages for task in tasks)
-        self._save_manifest()
+        self._books.save()
         return tasks
 
     def _resolve(self, place: LogPlace) -> _WantedSpan:
@@ -166,18 +115,14 @@ class ExportJob:
         bounds = log.bounds(request.end)
         if first < bounds.first:
             # Retention has deleted these messages; some may have been exported before.
-            for lost in subtract(Span(first, bounds.first), self._ranges_of(place.label).planned):
+            for lost in subtract(Span(first, bounds.first), self._books.ranges_of(place.label).planned):
                 self.result.add_gap(place.label, lost, "discarded")
         span = Span(max(first, bounds.first), bounds.at)
         return _WantedSpan(place, span if span.length > 0 else None, bounds, channel_at)
 
-    def _ranges_of(self, label: str) -> BrokerRanges:
-        """Return the ranges of a broker in the manifest; empty for a new broker."""
-        return self._brokers.get(label) or BrokerRanges()
-
     def _check_same_log(self, place: LogPlace) -> None:
         """Check that the messages in the folder are from this log. Raises LogReplaced."""
-        ranges = self._ranges_of(place.label)
+        ranges = self._books.ranges_of(place.label)
         if not ranges.planned:
             return
         log = place.open()
@@ -188,7 +133,7 @@ class ExportJob:
         if replaced:
             raise LogReplaced(
                 f"topic {self.request.topic} of the broker at {place.label} is not the one that was exported to "
-                f"{self._storage.shown} before: it was deleted and recreated, or lost its last messages. Choose "
+                f"{self._shown} before: it was deleted and recreated, or lost its last messages. Choose "
                 "another folder"
             )
 
@@ -219,25 +164,19 @@ class ExportJob:
         Raises:
             NSQError, OSError: A task failed.
         """
-        counted: set[tuple[str, Span]] = set()
-
-        def finish(result: RangeResult) -> None:
-            if (result.broker, result.span) not in counted:
-                counted.add((result.broker, result.span))
-                self.result.add(result)
-
+        finished: list[RangeResult] = []
         try:
             if tasks:
-                engine(tasks, finish, advance)
+                engine(tasks, finished.append, advance)
         finally:
-            for result in self._merge_results():
-                finish(result)
+            for result in self._books.settle(finished):
+                self.result.add(result)
         channel = self.request.channel
         for wanted in self._wanted:
             label = wanted.place.label
             self._next[label] = max(wanted.bounds.at, self._next.get(label, 0))
             first = max(wanted.channel_at, wanted.bounds.first)
-            to = covered_up_to(first, self._ranges_of(label).done)
+            to = covered_up_to(first, self._books.ranges_of(label).done)
             if channel is not None and to > wanted.channel_at:
                 _with_channels(wanted.place).move_channel(channel, to)
 
@@ -269,8 +208,8 @@ def open_export(request: ExportRequest, places: Sequence[LogPlace]) -> Iterator[
 
     with ExitStack() as stack:
         lock = PurePosixPath(manifest_path(request.topic)).with_name("lock")
-        stack.enter_context(storage.hold(str(lock), if_held))
-        job = ExportJob(request, storage)
+        lease = stack.enter_context(storage.hold(str(lock), if_held))
+        job = ExportJob(request, storage, lease)
         if request.spool is not None:
             stack.enter_context(job.open_spool(request.spool))
         try:

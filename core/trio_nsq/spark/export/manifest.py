@@ -163,6 +163,15 @@ class Manifest:
             self.brokers[broker].done = merge_adjacent(self.brokers[broker].done)
         return new
 
+    def add_fields(self, results: Iterable[RangeResult]) -> None:
+        """Add a layout with columns for the new fields of these results, if there are any: for a table."""
+        types: dict[str, str] = {}
+        for result in results:
+            types = result.new_fields | types
+        layout = self.layout.with_fields(types)
+        if layout != self.layout:
+            self.layouts.append(layout)
+
     def to_bytes(self) -> bytes:
         brokers = {
             label: {

@@ -1,0 +1,150 @@
+"""The books of an export: its manifest, the results of its tasks, and the commits to its table.
+
+Everything that is planned or done is in the manifest, or in the results that tasks have saved. `Books.settle` brings
+the results into the manifest, and commits their files to the table, if there is one. It may be killed at any step: the
+next call continues there. So each range is planned once, and its files are in the table once.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from ..ranges import BrokerRanges
+from ..storage import Lease, Storage
+from .layout import Layout, safe_name
+from .manifest import Manifest, ManifestError, RangeResult, manifest_path, result_path, results_folder
+
+_READERS = 16
+"""How many results are read at the same time: requests to object stores are slow."""
+
+
+class Table(Protocol):
+    """A table of the files, for example a Delta table."""
+
+    def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> None:
+        """Add the files of exported ranges to the table, once: a repeated call with the same number does nothing."""
+
+
+class Books:
+    """The books of the export of one topic to one place.
+
+    Args:
+        lease: Of the export; nothing is written after it was lost.
+
+    Attributes:
+        manifest: None until `start`, if there was none.
+        table: The table to commit files to; None: the files are all there is.
+
+    Raises:
+        ManifestError: The manifest cannot be used.
+        StorageError, OSError: The place cannot be used.
+    """
+
+    def __init__(self, topic: str, storage: Storage, lease: Lease) -> None:
+        self.table: Table | None = None
+        self._topic = topic
+        self._storage = storage
+        self._lease = lease
+        self._path = manifest_path(topic)
+        self._version: str | None = None  # of the manifest's file
+        self._saved = b""
+        self.manifest = self._read()
+
+    @property
+    def brokers(self) -> Mapping[str, BrokerRanges]:
+        """The ranges of each broker; empty if there is no manifest yet."""
+        return self.manifest.brokers if self.manifest is not None else {}
+
+    def ranges_of(self, label: str) -> BrokerRanges:
+        """Return the ranges of a broker; empty for a new one."""
+        return self.brokers.get(label) or BrokerRanges()
+
+    def _read(self) -> Manifest | None:
+        found = self._storage.read(self._path)
+        if found is None:
+            return None
+        self._version = found.version
+        try:
+            manifest = Manifest.from_bytes(found.data)
+        except ManifestError as exc:
+            raise ManifestError(
+                f"the manifest {self._path} in {self._storage.shown} cannot be used: {exc}"
+            ) from exc
+        if manifest.topic != self._topic:
+            raise ManifestError(
+                f"the folder {self._storage.shown} has topic {manifest.topic}, and the files of {self._topic} would "
+                "have the same names: choose another folder"
+            )
+        return manifest
+
+    def save(self) -> None:
+        """Write the manifest, if it has changed.
+
+        Raises:
+            ChangedMeanwhile, LeaseLost: Another process exports to the place.
+            StorageError, OSError: The manifest cannot be written.
+        """
+        assert self.manifest is not None
+        data = self.manifest.to_bytes()
+        if data != self._saved:
+            self._lease.check()
+            self._version = self._storage.replace(self._path, data, self._version)
+            self._saved = data
+
+    def start(self, layout: Layout) -> Manifest:
+        """Create the manifest; `save` writes it."""
+        self.manifest = Manifest(self._topic, [layout])
+        return self.manifest
+
+    def settle(self, known: Sequence[RangeResult] = ()) -> list[RangeResult]:
+        """Bring the results of tasks into the manifest, also of a killed run, and commit their files to the table.
+
+        Args:
+            known: Results that need not be read, because their tasks have returned them.
+
+        Returns:
+            The results that are new in the manifest.
+
+        Raises:
+            NSQError, OSError: As `save`, or the table cannot be written. The next call continues.
+        """
+        manifest = self.manifest
+        if manifest is None:
+            return []
+        self._commit()  # of a killed run: its number and its files must not change
+        names = self._storage.names(results_folder(self._topic))
+        new = manifest.mark_done(self._results(names, known))
+        if self.table is not None:
+            manifest.add_fields(new)
+            if committed := [result for result in new if result.files]:
+                manifest.commit += 1
+                manifest.uncommitted = committed
+        self.save()
+        self._storage.remove(names)
+        self._commit()
+        return new
+
+    def _results(self, names: Sequence[str], known: Sequence[RangeResult]) -> list[RangeResult]:
+        """Return the known results, and those of the other files."""
+        by_name = {result_path(self._topic, each.broker, each.span): each for each in known}
+        others = [name for name in names if name.endswith(".json") and name not in by_name]
+        with ThreadPoolExecutor(_READERS, "trio-nsq-results") as readers:
+            found = list(readers.map(self._storage.read, others))
+        return [*known, *(RangeResult.from_bytes(each.data) for each in found if each is not None)]
+
+    def _commit(self) -> None:
+        """Commit the results of the manifest that are not known to be in the table."""
+        manifest = self.manifest
+        if self.table is None or manifest is None or not manifest.uncommitted:
+            return
+        self.save()
+        self._lease.check()
+        self.table.commit(manifest.commit, manifest.uncommitted, manifest.layout)
+        manifest.uncommitted = []
+        self.save()
+
+    def remove_unfinished(self) -> None:
+        """Remove the unfinished files of killed tasks, but not those of another topic's export."""
+        ours = (f"{safe_name(self._topic)}-{safe_name(label)}-" for label in self.brokers)
+        folder = self._path.rpartition("/")[0]
+        self._storage.remove_unfinished([f"{folder}/", f"{results_folder(self._topic)}/", *ours])

@@ -1,0 +1,182 @@
+"""Tests for the books of an export: kills between any two of their steps."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from trio_nsq.log.gaps import Span
+from trio_nsq.spark.export.books import Books
+from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout
+from trio_nsq.spark.export.manifest import RangeResult, result_path
+from trio_nsq.spark.storage import ChangedMeanwhile, Lease, LeaseLost, LocalStorage, StorageError
+
+
+class Killed(BaseException):
+    """The process was killed."""
+
+
+class KillingStorage(LocalStorage):
+    """A folder in which the process is killed before or after the call number `kill_at` that changes it."""
+
+    def __init__(self, folder: Path, kill_at: int, *, before: bool) -> None:
+        super().__init__(folder)
+        self._kill_at = kill_at
+        self._before = before
+        self.calls = 0
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        self.calls += 1
+        if self.calls == self._kill_at and self._before:
+            raise Killed
+        yield
+        if self.calls == self._kill_at:
+            raise Killed
+
+    def replace(self, name: str, data: bytes, version: str | None) -> str:
+        with self.step():
+            return super().replace(name, data, version)
+
+    def remove(self, names: Sequence[str]) -> None:  # type: ignore[override]
+        for name in names:
+            with self.step():
+                super().remove([name])
+
+
+class ListTable:
+    """A table that takes each commit once, and checks that their numbers are consecutive."""
+
+    def __init__(self) -> None:
+        self.storage: KillingStorage | None = None
+        self.commits: list[tuple[str, ...]] = []
+        self.layouts: list[Layout] = []
+
+    def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> None:
+        files = tuple(name for result in results for name in result.files)
+        assert self.storage is not None
+        with self.storage.step():
+            if number == len(self.commits):
+                assert self.commits[-1] == files
+            else:
+                assert number == len(self.commits) + 1
+                self.commits.append(files)
+                self.layouts.append(layout)
+
+
+def save_result(storage: LocalStorage, span: Span, **more: object) -> RangeResult:
+    result = RangeResult("b:1", *span, span.length, files=[f"{span.first}.parquet"], **more)  # type: ignore[arg-type]
+    assert storage.put_new(result_path("t", "b:1", span), result.to_bytes())
+    return result
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_table_gets_each_file_once_over_kills(tmp_path: Path, before: bool) -> None:
+    """Two rounds, killed at each step of the first; the tasks of the second saved results before the next start."""
+    for kill_at in range(1, 100):
+        table = ListTable()
+        plain = LocalStorage(tmp_path / str(kill_at))
+        killed = False
+        try:
+            table.storage = KillingStorage(plain.folder, kill_at, before=before)
+            with table.storage.hold("lock", StorageError) as lease:
+                books = Books("t", table.storage, lease)
+                books.table = table
+                books.start(Layout()).plan("b:1", Span(0, 40), 10)
+                books.save()
+                for first in (0, 10):
+                    save_result(plain, Span(first, first + 10))
+                books.settle()
+        except Killed:
+            killed = True
+        table.storage = KillingStorage(plain.folder, 0, before=before)
+        with table.storage.hold("lock", StorageError) as lease:
+            books = Books("t", table.storage, lease)
+            books.table = table
+            if books.manifest is None:
+                books.start(Layout())
+            assert books.manifest is not None
+            books.manifest.plan("b:1", Span(0, 40), 10)
+            books.save()
+            for first in (0, 10, 20, 30):
+                if Span(first, first + 10) in books.ranges_of("b:1").pending and not plain.read(
+                    result_path("t", "b:1", Span(first, first + 10))
+                ):
+                    save_result(plain, Span(first, first + 10))
+            books.settle()
+            assert books.settle() == []
+            assert books.ranges_of("b:1").done == {Span(0, 40): 40}
+            assert books.ranges_of("b:1").pending == {}
+        assert sorted(name for names in table.commits for name in names) == [
+            "0.parquet",
+            "10.parquet",
+            "20.parquet",
+            "30.parquet",
+        ]
+        assert plain.names("_nsq/t/done") == []
+        if not killed:
+            assert kill_at > 6
+            return
+    raise AssertionError("the first run was killed each time")
+
+
+def test_results_of_two_runs_count_once(tmp_path: Path) -> None:
+    """A result whose file was not removed any more, and one of a task that was considered dead."""
+    storage = LocalStorage(tmp_path)
+    with storage.hold("lock", StorageError) as lease:
+        books = Books("t", storage, lease)
+        books.start(Layout()).plan("b:1", Span(0, 20), 10)
+        books.save()
+        known = save_result(storage, Span(0, 10))
+        assert books.settle([known]) == [known]
+        save_result(storage, Span(0, 10))
+        other = save_result(storage, Span(10, 20))
+        assert books.settle() == [other]
+        assert books.ranges_of("b:1").done == {Span(0, 20): 20}
+
+
+def test_new_fields_become_columns_of_a_table(tmp_path: Path) -> None:
+    layout = Layout(body=BodyFormat.JSON, json_columns=(JsonColumn("a", JsonType.LONG, "a"),), keep_rest=True)
+    table = ListTable()
+    table.storage = storage = KillingStorage(tmp_path, 0, before=False)
+    with storage.hold("lock", StorageError) as lease:
+        books = Books("t", storage, lease)
+        books.table = table
+        books.start(layout).plan("b:1", Span(0, 20), 10)
+        books.save()
+        save_result(storage, Span(0, 10), new_fields={"b": "string"})
+        books.settle()
+        assert books.manifest is not None
+        assert [column.name for column in books.manifest.layout.json_columns] == ["a", "b"]
+        books.manifest.plan("b:1", Span(0, 30), 10)
+        assert books.ranges_of("b:1").pending == {Span(10, 20): 0, Span(20, 30): 1}
+    assert table.layouts == [books.manifest.layout]
+
+
+def test_fenced_export_changes_nothing(tmp_path: Path) -> None:
+    """Another process took the lease over, or has changed the manifest."""
+
+    class TakenOver(Lease):
+        lost = False
+
+        def check(self) -> None:
+            if self.lost:
+                raise LeaseLost("another process exports")
+
+    storage, lease = LocalStorage(tmp_path), TakenOver()
+    books = Books("t", storage, lease)
+    books.start(Layout()).plan("b:1", Span(0, 20), 10)
+    books.save()
+    before = storage.read("_nsq/t/manifest.json")
+    save_result(storage, Span(0, 10))
+    lease.lost = True
+    with pytest.raises(LeaseLost):
+        books.settle()
+    lease.lost = False
+    assert storage.read("_nsq/t/manifest.json") == before
+    assert len(storage.names("_nsq/t/done")) == 1
+    storage.put("_nsq/t/manifest.json", b"other")
+    with pytest.raises(ChangedMeanwhile):
+        books.settle()
+    assert len(storage.names("_nsq/t/done")) == 1
