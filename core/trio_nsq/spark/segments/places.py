@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...protocol.errors import NSQError
-from ..storage import local_path, shown_place, storage_at
+from ..storage import Storage, local_path, shown_place, storage_at
 from .archive import ARCHIVED_SUFFIX, parse_incarnation
 from .files import StoredFiles
 from .log import ArchivedLog, SegmentLog
@@ -105,6 +105,11 @@ def find_places(folder: str, topic: str, label: str | None = None) -> list[Segme
         SegmentsPlace(f"{name}-{each[:_LABEL_DIGITS]}", _join(in_archive, each), True)
         for each in sorted(incarnations)
     ]
+
+
+def storage_below(place: str, *names: str) -> Storage:
+    """Return the storage of a folder below a place. Raises StorageError."""
+    return storage_at(_join(place, *names))
 
 
 def _names(folder: str) -> list[str]:

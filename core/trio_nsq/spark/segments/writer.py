@@ -52,6 +52,9 @@ class ArchivedTopic:
 class TopicArchiver:
     """Copies the segments of one topic. `archive` may be called again when the broker has closed more segments.
 
+    Attributes:
+        report: The result of the last call of `archive`, also of one that failed.
+
     Args:
         folder: The topic's folder; a broker may use it.
         storage_of: Returns the archive's folder of an incarnation, given as 32 hex digits.
@@ -62,7 +65,7 @@ class TopicArchiver:
     def __init__(
         self, topic: str, folder: Path, storage_of: Callable[[str], Storage], *, tail: bool = False
     ) -> None:
-        self._topic = topic
+        self.report = ArchivedTopic(topic)
         self._folder = folder
         self._storage_of = storage_of
         self._tail = tail
@@ -76,7 +79,7 @@ class TopicArchiver:
             StorageError, OSError: The archive cannot be written.
         """
         segments, findings = segment_paths(self._folder, self._files)
-        report = ArchivedTopic(self._topic, findings=findings)
+        report = self.report = ArchivedTopic(self.report.topic, findings=findings)
         identity, finding = find_identity(self._files, self._folder)
         report.findings += [finding] if finding is not None else []
         if not segments:
