@@ -6,12 +6,22 @@ from typing import Any
 import deltalake
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
 
+from spark.support import NOON_NS
+from trio_nsq.log.records import RecordBatch
+from trio_nsq.protocol import pack_messages
+from trio_nsq.spark.export.columns import TableBuilder
+from trio_nsq.spark.export.layout import Layout, PartitionBy, partition_folder, partition_key
+from trio_nsq.spark.export.manifest import RangeResult
 from trio_nsq.spark.tables.target import TableKind, TableTarget
 
+HOURS = Layout(PartitionBy.HOUR)
+COUNT = 100
+"""Messages of a range."""
 DELTA, ICEBERG = TableTarget(TableKind.DELTA), TableTarget.iceberg("local/events.clicks")
 
 
@@ -60,3 +70,17 @@ def duckdb_counts(target: TableTarget, folder: Path) -> tuple[int, int, int]:
     found = duckdb.execute(query, [files]).fetchone() if files else (0, 0, 0)
     assert found is not None
     return found[0], found[1], found[2]
+
+
+def write_range(
+    folder: Path, number: int, layout: Layout = HOURS, topic: str = "t", body: bytes = b"x"
+) -> RangeResult:
+    """Write the file of a range as an export does."""
+    first, time_ns = number * COUNT, NOON_NS + number
+    builder = TableBuilder(topic, "b", layout)
+    builder.add(RecordBatch(first, 1000 + first, time_ns, 0, pack_messages([body] * COUNT), b""))
+    place = partition_folder(layout.partition, partition_key(layout.partition, time_ns))
+    name = f"{place}{topic}-b-{first:020d}-{first + COUNT:020d}.parquet"
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(builder.table(), folder / name)
+    return RangeResult("b", first, first + COUNT, COUNT, files=[name])

@@ -12,25 +12,23 @@ import pytest
 
 from spark.support import NOON_NS
 from spark.table_support import (
+    COUNT,
     DELTA,
+    HOURS,
     ICEBERG,
     duckdb_counts,
     files_of,
     iceberg_table,
     table_rows,
     use_catalog,
+    write_range,
 )
-from trio_nsq.log.records import RecordBatch
-from trio_nsq.protocol import pack_messages
-from trio_nsq.spark.export.columns import TableBuilder
 from trio_nsq.spark.export.layout import (
     BodyFormat,
     JsonColumn,
     JsonType,
     Layout,
     PartitionBy,
-    partition_folder,
-    partition_key,
 )
 from trio_nsq.spark.export.manifest import RangeResult
 from trio_nsq.spark.storage import LocalStorage
@@ -38,9 +36,6 @@ from trio_nsq.spark.tables.opening import open_table
 from trio_nsq.spark.tables.table import Compacted, Table
 from trio_nsq.spark.tables.target import TableError, TableTarget
 
-HOURS = Layout(PartitionBy.HOUR)
-COUNT = 100
-"""Messages of a range."""
 DEADLINE_S = 60.0
 
 
@@ -60,20 +55,6 @@ def opened(target: TableTarget, folder: Path, export_id: str = "e1", topic: str 
     return open_table(target, LocalStorage(folder), topic, export_id)
 
 
-def write(
-    folder: Path, number: int, layout: Layout = HOURS, topic: str = "t", body: bytes = b"x"
-) -> RangeResult:
-    """Write the file of a range as an export does."""
-    first, time_ns = number * COUNT, NOON_NS + number
-    builder = TableBuilder(topic, "b", layout)
-    builder.add(RecordBatch(first, 1000 + first, time_ns, 0, pack_messages([body] * COUNT), b""))
-    place = partition_folder(layout.partition, partition_key(layout.partition, time_ns))
-    name = f"{place}{topic}-b-{first:020d}-{first + COUNT:020d}.parquet"
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(builder.table(), folder / name)
-    return RangeResult("b", first, first + COUNT, COUNT, files=[name])
-
-
 def nothing() -> None:
     pass
 
@@ -81,13 +62,13 @@ def nothing() -> None:
 @pytest.mark.parametrize("partition", PartitionBy)
 def test_commit_is_applied_once(target: TableTarget, folder: Path, partition: PartitionBy) -> None:
     layout = Layout(partition)
-    results = [write(folder, 0, layout), write(folder, 1, layout)]
+    results = [write_range(folder, 0, layout), write_range(folder, 1, layout)]
     table = opened(target, folder)
     table.commit(1, results, layout)
     table.commit(1, results, layout)
     opened(target, folder).commit(1, results, layout)
     assert table_rows(target, folder)["seq"].to_pylist() == list(range(2 * COUNT))
-    table.commit(2, [write(folder, 2, layout)], layout)
+    table.commit(2, [write_range(folder, 2, layout)], layout)
     assert duckdb_counts(target, folder) == (3 * COUNT, 3 * COUNT, sum(range(3 * COUNT)))
 
 
@@ -102,7 +83,7 @@ def test_commits_of_two_processes_with_the_same_number(target: TableTarget, fold
 
     with ThreadPoolExecutor(2) as threads:
         for number in range(10):
-            result = write(folder, number)
+            result = write_range(folder, number)
             for done in [threads.submit(commit, table, number + 1, result) for table in tables]:
                 done.result(DEADLINE_S)
             assert duckdb_counts(target, folder)[0] == (number + 1) * COUNT
@@ -111,16 +92,16 @@ def test_commits_of_two_processes_with_the_same_number(target: TableTarget, fold
 def test_two_exports_share_a_table(target: TableTarget, folder: Path) -> None:
     one, other = opened(target, folder), opened(target, folder, "e2", "u")
     for number in range(1, 5):
-        one.commit(number, [write(folder, number)], HOURS)
-        other.commit(number, [write(folder, number, topic="u")], HOURS)
+        one.commit(number, [write_range(folder, number)], HOURS)
+        other.commit(number, [write_range(folder, number, topic="u")], HOURS)
     assert table_rows(target, folder).num_rows == 8 * COUNT
 
 
 def test_number_that_does_not_follow_is_refused(target: TableTarget, folder: Path) -> None:
     table = opened(target, folder)
     with pytest.raises(TableError, match=r"commit 2 .* does not follow commit 0"):
-        table.commit(2, [write(folder, 0)], HOURS)
-    table.commit(1, [write(folder, 0)], HOURS)
+        table.commit(2, [write_range(folder, 0)], HOURS)
+    table.commit(1, [write_range(folder, 0)], HOURS)
     table.check(1, unfinished=False, layout=HOURS)
     table.check(2, unfinished=True, layout=HOURS)
     with pytest.raises(TableError, match=r"has no commit 2 .* restored to an older version"):
@@ -134,11 +115,13 @@ def test_new_columns_are_added(target: TableTarget, folder: Path) -> None:
     old = Layout(PartitionBy.HOUR, BodyFormat.JSON, tuple(columns[:1]), True)
     new = Layout(PartitionBy.HOUR, BodyFormat.JSON, tuple(columns), True)
     table = opened(target, folder)
-    table.commit(1, [write(folder, 0, old, body=b'{"a":1}')], old)
-    table.commit(2, [write(folder, 1, old, body=b'{"a":1}'), write(folder, 2, new, body=b'{"b":0.5}')], new)
+    table.commit(1, [write_range(folder, 0, old, body=b'{"a":1}')], old)
+    table.commit(
+        2, [write_range(folder, 1, old, body=b'{"a":1}'), write_range(folder, 2, new, body=b'{"b":0.5}')], new
+    )
     assert table_rows(target, folder)["b"].to_pylist() == [None] * 2 * COUNT + [0.5] * COUNT
     for number in range(3, 10):
-        table.commit(number, [write(folder, number, new, body=b'{"a":1}')], new)
+        table.commit(number, [write_range(folder, number, new, body=b'{"a":1}')], new)
     assert table.compact(new, nothing) == Compacted(10, 1)
     assert table_rows(target, folder)["b"].to_pylist()[2 * COUNT : 3 * COUNT] == [0.5] * COUNT
     assert duckdb_counts(target, folder) == (10 * COUNT, 10 * COUNT, sum(range(10 * COUNT)))
@@ -146,7 +129,7 @@ def test_new_columns_are_added(target: TableTarget, folder: Path) -> None:
 
 def test_another_table_is_refused(target: TableTarget, folder: Path) -> None:
     table = opened(target, folder)
-    table.commit(1, [write(folder, 0)], HOURS)
+    table.commit(1, [write_range(folder, 0)], HOURS)
     with pytest.raises(TableError, match=r"column body .* has type binary, and that of the files string"):
         table.check(1, unfinished=False, layout=Layout(PartitionBy.HOUR, BodyFormat.TEXT))
     with pytest.raises(TableError, match=r"is partitioned by .* choose another --partition-by"):
@@ -180,23 +163,23 @@ def test_unknown_catalog_is_refused(folder: Path) -> None:
 def test_small_files_are_merged(target: TableTarget, folder: Path) -> None:
     table = opened(target, folder)
     for number in range(1, 8):
-        table.commit(number, [write(folder, number)], HOURS)
+        table.commit(number, [write_range(folder, number)], HOURS)
     assert table.compact(HOURS, nothing) == Compacted()
-    table.commit(8, [write(folder, 0)], HOURS)
+    table.commit(8, [write_range(folder, 0)], HOURS)
     before = table_rows(target, folder)
     assert table.compact(HOURS, nothing) == Compacted(8, 1)
     assert len(files_of(target, folder)) == 1
     assert table_rows(target, folder).equals(before)
     # The numbers still count: a repeated commit adds nothing, also to another process.
-    opened(target, folder).commit(8, [write(folder, 0)], HOURS)
+    opened(target, folder).commit(8, [write_range(folder, 0)], HOURS)
     assert duckdb_counts(target, folder)[:2] == (8 * COUNT, 8 * COUNT)
-    table.commit(9, [write(folder, 9)], HOURS)
+    table.commit(9, [write_range(folder, 9)], HOURS)
     assert duckdb_counts(target, folder)[:2] == (9 * COUNT, 9 * COUNT)
 
 
 def test_merged_file_of_a_killed_run_is_used(target: TableTarget, folder: Path) -> None:
     table = opened(target, folder)
-    table.commit(1, [write(folder, number) for number in range(8)], HOURS)
+    table.commit(1, [write_range(folder, number) for number in range(8)], HOURS)
 
     class Killed(Exception):
         pass
@@ -215,14 +198,14 @@ def test_merged_file_of_a_killed_run_is_used(target: TableTarget, folder: Path) 
 
 
 def test_files_of_others_are_not_merged(target: TableTarget, folder: Path) -> None:
-    opened(target, folder, "e2", "u").commit(1, [write(folder, n, topic="u") for n in range(8)], HOURS)
+    opened(target, folder, "e2", "u").commit(1, [write_range(folder, n, topic="u") for n in range(8)], HOURS)
     assert opened(target, folder).compact(HOURS, nothing) == Compacted()
     assert len(files_of(target, folder)) == 8
 
 
 def test_replaced_files_are_removed_after_the_retention_time(target: TableTarget, folder: Path) -> None:
     table = opened(target, folder)
-    table.commit(1, [write(folder, number) for number in range(8)], HOURS)
+    table.commit(1, [write_range(folder, number) for number in range(8)], HOURS)
     table.compact(HOURS, nothing)
     table.compact(HOURS, nothing)
     assert len(list(folder.rglob("*.parquet"))) == 9  # readers of the older version still need them
@@ -235,7 +218,7 @@ def test_replaced_files_are_removed_after_the_retention_time(target: TableTarget
     table.compact(HOURS, nothing)
     assert [str(path) for path in folder.rglob("*.parquet")] == files_of(target, folder)
     assert duckdb_counts(target, folder)[:2] == (8 * COUNT, 8 * COUNT)
-    table.commit(2, [write(folder, 8)], HOURS)
+    table.commit(2, [write_range(folder, 8)], HOURS)
     opened(target, folder).check(2, unfinished=False, layout=HOURS)
     assert table_rows(target, folder).num_rows == 9 * COUNT
 
@@ -244,7 +227,7 @@ def test_replaced_files_are_removed_after_the_retention_time(target: TableTarget
 
 
 def test_readers_skip_files_by_the_statistics(target: TableTarget, folder: Path) -> None:
-    opened(target, folder).commit(1, [write(folder, number) for number in range(5)], HOURS)
+    opened(target, folder).commit(1, [write_range(folder, number) for number in range(5)], HOURS)
     if target is DELTA:
         log = (folder / "_delta_log" / f"{0:020d}.json").read_text().splitlines()
         adds = [json.loads(line)["add"] for line in log if '"add"' in line]

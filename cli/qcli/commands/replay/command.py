@@ -17,11 +17,12 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, max_msg_size_option, option, options_as, rate_option
 from ...framework.params import topic_name
-from ...framework.positions import POSITIONS_NOTE, from_option, to_option
+from ...framework.positions import POSITIONS_NOTE, BrokerPosition, from_option, to_option
 from ..shared.engine import engine_options
 from .options import Pattern, ReplayOptions, Speed, complete_replayed, destination, job_name, replayed
 
 SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
+TABLES = "Tables"
 
 
 @click.command(
@@ -44,6 +45,8 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
         "'%error%'\" --dry-run",
         "publish other Parquet files, a day in an hour": "qcli replay ./events test --body-column payload "
         "--time-column created --speed 24x",
+        "publish a Delta table as it was at noon": "qcli replay ./table clicks.again --delta --as-of 2026-11-21T12:00",
+        "publish an Iceberg table": "qcli replay prod/events.clicks clicks.again --iceberg",
         "resume an interrupted job": "qcli replay --job 20261121-181500-3f9a1c",
     },
     exits={
@@ -74,6 +77,9 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
         "a folder has this name: write ./NAME for the folder. A folder is read with all files below it that end in "
         ".parquet: exports of to-parquet, or other files with a column of bodies. If a folder holds several topics, "
         "--from-topic selects one.",
+        "Tables": "Without --delta or --iceberg, the folder of a table is refused: files of its older versions have "
+        "the same messages again. Deleted rows that are still in files (deletion vectors, delete files) are refused. "
+        "--delta needs the extra 'delta' (deltalake), --iceberg the extra 'iceberg' (pyiceberg).",
         "Jobs": "A replay of files is a job: before it begins, its messages and batches are saved under a name, which "
         "is printed. --job NAME resumes it after any interruption. Batches are numbered, and 'qcli serve' stores each "
         "batch once, even if it is sent again. nsqd ignores the numbers: there, delivery is at least once. Data of "
@@ -176,6 +182,27 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
     envvar="QCLI_JOBS_FOLDER",
     brief=True,
     help="Keep jobs in this folder. The default is ~/.local/state/qcli/replay.",
+)
+@option(TABLES, "--delta", is_flag=True, help="SOURCE is a Delta table: publish the rows of its files.")
+@option(
+    TABLES,
+    "--iceberg",
+    is_flag=True,
+    help="SOURCE is an Iceberg table, CATALOG/NAMESPACE.TABLE, in a catalog that pyiceberg is configured for.",
+)
+@option(
+    TABLES,
+    "--table-version",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Publish this version of a Delta table, or this snapshot (its id) of an Iceberg table.",
+)
+@option(
+    TABLES,
+    "--as-of",
+    type=BrokerPosition(),
+    metavar="TIME",
+    help="Publish the version of the table that was current at this time: 2026-11-21T12:00, or 2h for two hours ago.",
 )
 @engine_options("the files and the broker", "report")
 @options_as(ReplayOptions)

@@ -109,12 +109,13 @@ def destination(text: str) -> str:
 
 _OF_FILES = (
     *("where", "from_topics", "body_column", "time_column", "max_msg_size", "job", "jobs_folder"),
-    *("engine", "master"),
+    *("engine", "master", "delta", "iceberg", "table_version", "as_of"),
 )
 """Options for files only."""
 _OF_JOBS = (
     *("first", "end", "count", "pattern", "rate", "speed", "ordered", "where", "from_topics", "body_column"),
     *("time_column", "max_msg_size", "dry_run", "nsqd_http_addresses"),
+    *("delta", "iceberg", "table_version", "as_of"),
 )
 """Options that are saved in a job."""
 
@@ -147,6 +148,10 @@ class ReplayOptions:
     max_msg_size: int
     job: str | None
     jobs_folder: Path | None
+    delta: bool
+    iceberg: bool
+    table_version: int | None
+    as_of: str | None
     engine: str
     master: str | None
     form: str
@@ -167,6 +172,7 @@ class ReplayOptions:
         if self.rate is not None and self.speed is not None:
             raise click.UsageError("--rate and --speed exclude each other.")
         check_range(self.first, self.end)
+        self._check_table()
         if self.source is None and self.job is None:
             raise click.UsageError("Missing argument 'SOURCE'.")
         if self.source is not None and self.topic is None:
@@ -180,6 +186,24 @@ class ReplayOptions:
             raise click.UsageError(
                 f"{flags[0]} is for Parquet files, and {self.source} is a topic. For a folder, write ./{self.source}."
             )
+
+    def _check_table(self) -> None:
+        """Raises UsageError for options of tables that exclude each other, or do not match the source."""
+        if self.delta and self.iceberg:
+            raise click.UsageError("--delta and --iceberg exclude each other.")
+        if self.table_version is not None and self.as_of is not None:
+            raise click.UsageError("--table-version and --as-of exclude each other.")
+        if not self.delta and not self.iceberg and (flags := given_flags("table_version", "as_of")):
+            raise click.UsageError(f"{flags[0]} is for tables: give --delta or --iceberg.")
+        if self.as_of is not None and time_of(self.as_of, 0) is None:
+            raise click.UsageError(f"--as-of {self.as_of} is not a time.")
+        if self.iceberg and self.source is not None:
+            from trio_nsq.spark.tables.target import TableTarget
+
+            try:
+                TableTarget.iceberg(self.source)
+            except ValueError as error:
+                raise click.UsageError(f"{error}.") from None
 
     def brokers(self) -> Brokers:
         """Return the brokers whose logs to replay.
@@ -232,12 +256,13 @@ class ReplayOptions:
 
         request = None
         if self.source is not None and self.topic is not None:
-            refuse_channel(self.source, self.topic)
+            if not self.iceberg:
+                refuse_channel(self.source, self.topic)
             if self.count is not None:
                 raise click.UsageError("-n is for topics: files are read in parallel, without an order.")
             now_ns = time.time_ns()
             request = ReplayRequest(
-                _absolute(self.source),
+                self.source if self.iceberg else _absolute(self.source),
                 self.topic,
                 self._broker_for_files(),
                 self.from_topics,
@@ -253,6 +278,10 @@ class ReplayOptions:
                 self.rate,
                 self.speed,
                 self.max_msg_size,
+                "delta" if self.delta else "iceberg" if self.iceberg else None,
+                self.table_version,
+                self.as_of,
+                None if self.as_of is None else time_of(self.as_of, now_ns),
             )
         if self.engine == "inline" and self.master is not None:
             raise click.UsageError("--engine inline and --master exclude each other.")

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 from ...protocol.errors import NSQError
 from ..export.layout import MESSAGE_COLUMNS, UNPARSED
 from ..storage import Storage, StoredFile, local_path, not_utf8, shown_place, split_place, storage_at
+from ..tables.snapshots import version_files
+from ..tables.target import TableVersion
 
 BODY, TIME = "body", "ts_ns"
 _SUFFIXES = (".parquet", ".pq", ".parq")
@@ -128,6 +130,7 @@ def list_files(place: str) -> tuple[str, list[StoredFile]]:
             place.encode()
         except UnicodeEncodeError:
             raise not_utf8(os.fsencode(f"{place}/{name}".rstrip("/"))) from None
+    _refuse_table(shown, found)
     files = [each for each in found if each.name.lower().endswith(_SUFFIXES)]
     files = [each for each in files if not any(part.startswith(_HIDDEN) for part in each.name.split("/"))]
     if not files:
@@ -135,19 +138,39 @@ def list_files(place: str) -> tuple[str, list[StoredFile]]:
     return place.rstrip("/") or "/", sorted(files)
 
 
-def open_files(place: str, body: str | None = None, time: str | None = None) -> ReplayFiles:
+def _refuse_table(shown: str, files: Iterable[StoredFile]) -> None:
+    """Check that a folder is not that of a table, whose files of older versions have the same rows again."""
+    for file in files:
+        folder, _, name = file.name.rpartition("/")
+        last = folder.rpartition("/")[2]
+        if last == "_delta_log":
+            kind, option = "a Delta table", "--delta"
+        elif last == "metadata" and name.endswith(".metadata.json"):
+            kind, option = "an Iceberg table", "--iceberg CATALOG/NAMESPACE.TABLE"
+        else:
+            continue
+        raise ReplayFileError(
+            f"{shown} has {kind}, some of whose files may be replaced by others: replay the table, with {option}"
+        )
+
+
+def open_files(
+    place: str, body: str | None = None, time: str | None = None, table: TableVersion | None = None
+) -> ReplayFiles:
     """Read the footers of files.
 
     Args:
-        place: A folder, or a file.
+        place: A folder, or a file; with `table`, see `version_files`.
         body: The column of bodies; None: `body`.
         time: The column of times; None: the one of qcli's exports, none for other files.
+        table: Read the files of this version of a table; None: all Parquet files.
 
     Raises:
         ReplayFileError: The files cannot be replayed.
+        TableError: The table cannot be read.
         StorageError: The place cannot be used.
     """
-    folder, stamps = list_files(place)
+    folder, stamps = list_files(place) if table is None else version_files(place, table)
     storage, shown = storage_at(folder), shown_place(folder)
 
     def read_footer(stamp: StoredFile) -> tuple[ReplayFile, ReplayColumns]:

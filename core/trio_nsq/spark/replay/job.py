@@ -147,13 +147,13 @@ class ReplayJob:
             select: Applies the condition of the request; may be None without a condition.
 
         Raises:
-            ReplayFileError: The files cannot be replayed.
+            ReplayFileError, TableError: The files cannot be replayed.
             FilterError, SparkFailed: The condition cannot be applied.
             StorageError, OSError: The files cannot be read, or the job cannot be written.
         """
         if self._plan is None:
             request = self.request
-            files = open_files(request.source, request.body_column, request.time_column)
+            files = open_files(request.source, request.body_column, request.time_column, request.version)
             files = select_topics(files, request.from_topics)
             needs_times = request.ordered or request.first_ns is not None or request.end_ns is not None
             if needs_times and files.columns.time is None:

@@ -9,6 +9,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 
 from ..storage import Storage
+from ..tables.target import TableKind, TableVersion
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 """The name of a producer is this with a suffix, and has at most 64 characters."""
@@ -21,7 +22,7 @@ class ReplayRequest:
     """Files to replay, and the options. A job that is continued must have the same request.
 
     Attributes:
-        source: A folder or a file: an absolute path, or a URI.
+        source: A folder or a file: an absolute path, or a URI; or an Iceberg table, `CATALOG/NAMESPACE.TABLE`.
         address: The HTTP address of the broker.
         from_topics: The topics of qcli's exports to replay; empty: the only one.
         body_column, time_column: See `open_files`.
@@ -33,6 +34,9 @@ class ReplayRequest:
         rate: The maximum messages per second.
         speed: Keep the original pace, multiplied by this factor; requires `ordered`.
         max_msg_bytes: Longer messages are not published.
+        table: The kind of the table that `source` is, see `TableKind`; None: it is not a table.
+        table_version, as_of_ns: The version of the table, see `TableVersion`, determined when the job is planned.
+        as_of: The time of the version as the user gave it; the next run compares it.
     """
 
     source: str
@@ -51,11 +55,23 @@ class ReplayRequest:
     rate: float | None = None
     speed: float | None = None
     max_msg_bytes: int = DEFAULT_MAX_MSG_BYTES
+    table: str | None = None
+    table_version: int | None = None
+    as_of: str | None = None
+    as_of_ns: int | None = None
+
+    @property
+    def version(self) -> TableVersion | None:
+        """The version of the table to replay; None: the source is not a table."""
+        if self.table is None:
+            return None
+        return TableVersion(TableKind(self.table), self.table_version, self.as_of_ns)
 
     def differs_from(self, other: "ReplayRequest") -> list[str]:
         """Return the names of the attributes that differ, except those resolved from others."""
         mine, theirs = asdict(self), asdict(other)
-        return [name for name in mine if name not in ("first_ns", "end_ns") and mine[name] != theirs[name]]
+        resolved = ("first_ns", "end_ns", "as_of_ns")
+        return [name for name in mine if name not in resolved and mine[name] != theirs[name]]
 
 
 @dataclass(slots=True)

@@ -45,7 +45,7 @@ class DeltaExportTable(Table):
         self._table: DeltaTable | None = None
 
     def _load(self) -> None:
-        with self._explained("read"):
+        with explained(self.shown, "read"):
             if self._table is not None:
                 self._table.update_incremental()
                 return
@@ -96,7 +96,7 @@ class DeltaExportTable(Table):
         there = {field.name for field in table.schema().fields}
         new = [field for field in Schema.from_arrow(_table_schema(layout)).fields if field.name not in there]
         if new:
-            with self._explained("changed"):
+            with explained(self.shown, "changed"):
                 table.alter.add_columns(new, commit_properties=CommitProperties(max_commit_retries=0))
             self._load()
 
@@ -113,7 +113,7 @@ class DeltaExportTable(Table):
         )
         partition_by = [field.name for field in _PARTITIONS[layout.partition]]
         if self._table is None:
-            with self._explained("created"):
+            with explained(self.shown, "created", is_new=True):
                 create_table_with_add_actions(
                     self._url,
                     Schema.from_arrow(_table_schema(layout)),
@@ -128,7 +128,7 @@ class DeltaExportTable(Table):
 
     def _write(self, actions: list[Any], partition_by: list[str], properties: CommitProperties) -> None:
         assert self._table is not None
-        with self._explained("changed"):
+        with explained(self.shown, "changed"):
             self._table.create_write_transaction(
                 actions, "append", self._table.schema(), partition_by, commit_properties=properties
             )
@@ -149,7 +149,7 @@ class DeltaExportTable(Table):
     def _files(self, prefix: str) -> list[TableFile]:
         if self._table is None:
             return []
-        with self._explained("read"):
+        with explained(self.shown, "read"):
             found = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
         return [
             TableFile(name, each["size_bytes"], each["num_records"], name.rpartition("/")[0])
@@ -175,23 +175,30 @@ class DeltaExportTable(Table):
         """Remove replaced files after the table's retention time: a week, unless its properties say otherwise."""
         if self._table is None:
             return
-        with self._explained("changed"):
+        with explained(self.shown, "changed"):
             if self._table.vacuum(dry_run=True):
                 self._table.vacuum(dry_run=False)
 
-    @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """Convert errors of deltalake. `what` is what cannot be done, such as `read`."""
-        try:
-            yield
-        except CommitFailedError as exc:
-            raise TableBusy(f"{self.shown} cannot be {what}: other writers change it all the time") from exc
-        except (DeltaError, ValueError) as exc:
-            if "already exists" in str(exc) and self._table is None:
-                raise TableBusy(f"{self.shown} cannot be {what}: another writer creates it") from exc
-            raise TableError(f"{self.shown} cannot be {what}: {_reason(exc)}") from exc
-        except OSError as exc:
-            raise TableUnavailable(f"{self.shown} cannot be {what}: {_reason(exc)}") from exc
+
+@contextmanager
+def explained(shown: str, what: str, *, is_new: bool = False) -> Iterator[None]:
+    """Convert errors of deltalake.
+
+    Args:
+        shown: The table.
+        what: What cannot be done with it, such as `read`.
+        is_new: Whether the table is created.
+    """
+    try:
+        yield
+    except CommitFailedError as exc:
+        raise TableBusy(f"{shown} cannot be {what}: other writers change it all the time") from exc
+    except (DeltaError, ValueError) as exc:
+        if is_new and "already exists" in str(exc):
+            raise TableBusy(f"{shown} cannot be {what}: another writer creates it") from exc
+        raise TableError(f"{shown} cannot be {what}: {_reason(exc)}") from exc
+    except OSError as exc:
+        raise TableUnavailable(f"{shown} cannot be {what}: {_reason(exc)}") from exc
 
 
 def delta_options(storage: Storage) -> dict[str, str]:

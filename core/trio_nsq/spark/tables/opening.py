@@ -2,7 +2,7 @@
 
 from ..storage import Storage
 from .table import Table
-from .target import TableError, TableKind, TableOptions, TableTarget
+from .target import TableKind, TableOptions, TableTarget, missing_extra
 
 
 def open_table(
@@ -25,12 +25,3 @@ def open_table(
         return IcebergExportTable(target, storage, topic, export_id, options)
     except ImportError as exc:
         raise missing_extra(target.kind, exc) from exc
-
-
-def missing_extra(kind: TableKind, error: ImportError) -> TableError:
-    """Return the error for a missing package."""
-    from ...extras import install_hint
-
-    return TableError(
-        f"--{kind} needs the extra '{kind}', which is not installed ({error}): {install_hint(kind.value)}"
-    )

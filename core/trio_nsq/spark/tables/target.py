@@ -4,8 +4,10 @@ This module imports neither pyarrow nor a library of tables.
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 
+from ...extras import install_hint
 from ...protocol.errors import NSQError
 
 
@@ -68,3 +70,28 @@ class TableOptions:
     compression: str = "zstd"
     compression_level: int | None = 1
     row_group_bytes: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """A version of a table; without `number` and `as_of_ns` the current one.
+
+    Attributes:
+        number: The version of a Delta table, or the id of a snapshot of an Iceberg table.
+        as_of_ns: The version that was current at this time, Unix nanoseconds.
+    """
+
+    kind: TableKind
+    number: int | None = None
+    as_of_ns: int | None = None
+
+    @property
+    def as_of(self) -> datetime | None:
+        return None if self.as_of_ns is None else datetime.fromtimestamp(self.as_of_ns / 10**9, UTC)
+
+
+def missing_extra(kind: TableKind, error: ImportError) -> TableError:
+    """Return the error for a missing package."""
+    return TableError(
+        f"--{kind} needs the extra '{kind}', which is not installed ({error}): {install_hint(kind.value)}"
+    )
