@@ -70,7 +70,7 @@ WITHIN = {
     "trio_nsq.log.files": {"errors"},
     "trio_nsq.log.segment": {"errors", "files", "records"},
     "trio_nsq.log.disk": {"errors", "files", "interface", "records", "segment"},
-    "trio_nsq.spark.spool": {"ranges", "storage"},
+    "trio_nsq.spark.spool": {"ranges", "segments", "storage"},
     "qcli.framework": set(),
     "qcli.terminal": {"framework"},
     "qcli.contexts": {"framework"},

@@ -2,28 +2,23 @@
 
 import random
 import resource
-from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
 
-from spark.support import HOUR_NS, NOON_NS, column, parquet_files, rows
-from trio_nsq.log import LogWriteError
+from spark.support import NOON_NS, column, parquet_files, rows
+from trio_nsq.log import LogWriteError, RecordBatch
 from trio_nsq.log.gaps import Gap, Span
 from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout, PartitionBy
 from trio_nsq.spark.export.request import ExportRequest
+from trio_nsq.spark.ranges import BrokerRanges
 from trio_nsq.spark.runtime.engine import Engine, run_inline
-from trio_nsq.spark.spool.records import (
-    InvalidMessageId,
-    SpooledRows,
-    parse_ids,
-    read_spool,
-    record_of,
-    rows_of,
-)
+from trio_nsq.spark.spool.records import HOUR_NS, InvalidMessageId, SpoolLog, columns_of
 from trio_nsq.spark.spool.spool import Spool, SpoolError
 
 NSQD = "127.0.0.1:4150"
@@ -62,46 +57,53 @@ def spool_of(folder: Path, window: int = 100) -> Spool:
     return Spool(folder, "t", "c", {}, window)
 
 
-def request_for(folder: Path, spool: Path, partition: PartitionBy = PartitionBy.NONE) -> ExportRequest:
-    return ExportRequest("t", str(folder), channel="c", layout=Layout(partition), spool=spool)
+def request_for(folder: Path, partition: PartitionBy = PartitionBy.NONE) -> ExportRequest:
+    return ExportRequest("t", str(folder), layout=Layout(partition))
 
 
-def export_all(job: ExportJob, engine: Engine = run_inline) -> None:
-    assert job.spool is not None
-    job.run(engine, job.plan(job.spool.places), lambda *_: None)
+@contextmanager
+def exporting(request: ExportRequest, folder: Path) -> Iterator[tuple[ExportJob, Spool]]:
+    """Open an export and its spool, as the command does."""
+    with open_export(request, ()) as job, Spool(folder, "t", "c", job.exported) as spool:
+        yield job, spool
 
 
-def test_record_round_trip() -> None:
-    given = batch(0, 5)
-    ids = parse_ids(given.ids)
-    found = rows_of(record_of(70, ids, given.timestamps_ns, [1, 2, 65535, 4, 5], given.bodies))
-    assert list(found.sequences) == [70, 71, 72, 73, 74]
-    assert list(found.ids) == [int(each, 16) for each in given.ids]
-    assert list(found.times_ns) == given.timestamps_ns
-    assert list(found.attempts) == [1, 2, 65535, 4, 5]
-    assert found.bodies == given.bodies
-    record = record_of(70, ids, given.timestamps_ns, given.attempts, given.bodies)
-    with pytest.raises(ValueError, match="has 3 bytes"):
-        rows_of(replace(record, metadata=b"abc"))
+def export_all(job: ExportJob, spool: Spool, engine: Engine = run_inline) -> None:
+    by_hour = job.request.layout.partition is not PartitionBy.NONE
+    job.run(engine, job.plan(spool.places(by_hour=by_hour)), lambda *_: None)
+    spool.discard(job.exported)
+
+
+def log_of(folder: Path, *, by_hour: bool = False) -> SpoolLog:
+    return SpoolLog(folder / "127.0.0.1%3A4150", by_hour=by_hour)
+
+
+def sequences_in(log: SpoolLog, first: int, end: int) -> list[int]:
+    """Return the sequences of the messages in a span, as they are read."""
+    found = [each for each in log.read(Span(first, end)) if isinstance(each, RecordBatch)]
+    return [sequence for each in found for sequence in range(each.base_sequence, each.next_sequence)]
 
 
 @pytest.mark.parametrize("bad", [b"x" * 16, b"12 4567890abcdef", b"\xff" * 16])
-def test_invalid_id_is_refused(bad: bytes) -> None:
-    with pytest.raises(InvalidMessageId, match="16 hex digits"):
-        parse_ids([b"0123456789abcdef", bad])
+def test_invalid_id_is_refused(tmp_path: Path, bad: bytes) -> None:
+    given = batch(0, 2)
+    given.ids[1] = bad
+    with spool_of(tmp_path) as spool:
+        with pytest.raises(InvalidMessageId, match="16 hex digits"):
+            spool.store([given])
+        assert spool.messages == 0
 
 
 def test_messages_are_exported_and_removed(tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    with open_export(request_for(folder, tmp_path / "s"), ()) as job:
-        assert job.spool is not None
-        assert job.spool.store([batch(0, 30), batch(30, 40), batch(0, 20, "other:4150")]) == 0
-        assert (job.spool.messages, job.spool.labels) == (60, [NSQD, "other:4150"])
-        export_all(job)
-        assert (job.spool.messages, job.result.messages, job.result.skipped_messages) == (0, 60, 0)
-        job.spool.store([batch(40, 50)])
-        export_all(job)
-        assert (job.spool.messages, job.result.messages, job.result.skipped_messages) == (0, 70, 0)
+    with exporting(request_for(folder), tmp_path / "s") as (job, spool):
+        assert spool.store([batch(0, 30), batch(30, 40), batch(0, 20, "other:4150")]) == 0
+        assert (spool.messages, [each.label for each in spool.places()]) == (60, [NSQD, "other:4150"])
+        export_all(job, spool)
+        assert (spool.messages, job.result.messages, job.result.skipped_messages) == (0, 60, 0)
+        spool.store([batch(40, 50)])
+        export_all(job, spool)
+        assert (spool.messages, job.result.messages, job.result.skipped_messages) == (0, 70, 0)
     found = rows(folder).filter(pc.field("broker") == NSQD)
     given = batch(0, 50)
     assert found["body"].to_pylist() == given.bodies
@@ -121,15 +123,15 @@ def test_redelivered_messages_are_left_out(tmp_path: Path) -> None:
     with spool_of(tmp_path) as spool:
         assert spool.store([batch(40, 55)]) == 13
         assert spool.messages == 105
-        spool.log(NSQD).move_channel("c", 55)
+        spool.discard({NSQD: BrokerRanges({Span(0, 55): 55})})
         assert spool.messages == 50
     with spool_of(tmp_path) as spool:
         assert spool.store([batch(0, 56)]) == 55
         again = batch(0, 56)
         again.timestamps_ns[7] += 1
         assert spool.store([again]) == 55  # the same id with another time is another message
-    found = list(read_spool(tmp_path / "127.0.0.1%3A4150", Span(55, 57)))
-    assert [each.bodies for each in found if isinstance(each, SpooledRows)] == [bodies(55), bodies(7)]
+    found = [each for each in log_of(tmp_path).read(Span(55, 57)) if isinstance(each, RecordBatch)]
+    assert [each.messages.bodies() for each in found] == [bodies(55), bodies(7)]
 
 
 def test_window_is_bounded_and_never_too_small(tmp_path: Path) -> None:
@@ -160,11 +162,10 @@ def test_failed_store_is_not_recorded(tmp_path: Path) -> None:
 def test_partitions_by_hour(tmp_path: Path) -> None:
     numbers = list(range(0, 3 * 3600, 30))
     random.Random(3).shuffle(numbers)
-    with open_export(request_for(tmp_path / "a", tmp_path / "s", PartitionBy.HOUR), ()) as job:
-        assert job.spool is not None
+    with exporting(request_for(tmp_path / "a", PartitionBy.HOUR), tmp_path / "s") as (job, spool):
         for start in range(0, len(numbers), 50):
-            job.spool.store([Batch(numbers[start : start + 50])])
-        export_all(job)
+            spool.store([Batch(numbers[start : start + 50])])
+        export_all(job, spool)
     assert len(parquet_files(tmp_path / "a")) == 3
     assert column(tmp_path / "a", "seq") == list(range(360))
     assert column(tmp_path / "a", "body") == bodies(*numbers)
@@ -173,18 +174,30 @@ def test_partitions_by_hour(tmp_path: Path) -> None:
 
 
 def test_any_span_can_be_read(tmp_path: Path) -> None:
+    """With the values of each message, in order, and hour by hour."""
+    numbers = [0, 1, 4000, 2, 4001, 4002, 3, 8000, 8001, 4, 4003, 5]
     with spool_of(tmp_path) as spool:
-        for start in range(0, 30, 10):
-            spool.store([batch(start, start + 10)])
-    folder = tmp_path / "127.0.0.1%3A4150"
-    for first in range(30):
-        for end in range(first + 1, 31, 4):
-            found = [each for each in read_spool(folder, Span(first, end)) if isinstance(each, SpooledRows)]
-            assert [sequence for each in found for sequence in each.sequences] == list(range(first, end))
-            assert [body for each in found for body in each.bodies] == batch(first, end).bodies
+        for start in (0, 5, 10):
+            spool.store([Batch(numbers[start : start + 5])])
+    given = Batch(numbers)
+    for first in range(12):
+        for end in range(first + 1, 13):
+            assert sequences_in(log_of(tmp_path), first, end) == list(range(first, end))
+            hours = [(given.timestamps_ns[at] // HOUR_NS, at) for at in range(first, end)]
+            assert sequences_in(log_of(tmp_path, by_hour=True), first, end) == [at for _, at in sorted(hours)]
+            for found in log_of(tmp_path).read(Span(first, end)):
+                assert isinstance(found, RecordBatch)
+                part = slice(found.base_sequence, found.next_sequence)
+                columns = columns_of(found)
+                assert columns is not None
+                assert [b"%016x" % each for each in columns.ids] == given.ids[part]
+                assert list(columns.times_ns) == given.timestamps_ns[part]
+                assert list(columns.attempts) == given.attempts[part]
+                assert found.messages.bodies() == given.bodies[part]
 
 
-def test_damage_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_hour", [False, True])
+def test_damage_is_reported(tmp_path: Path, by_hour: bool) -> None:
     with spool_of(tmp_path) as spool:
         for start in range(0, 30, 10):
             spool.store([batch(start, start + 10)])
@@ -192,37 +205,34 @@ def test_damage_is_reported(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(bodies(15)[0])] ^= 1
     path.write_bytes(data)
-    found = list(read_spool(path.parent, Span(5, 25)))
+    found = list(log_of(tmp_path, by_hour=by_hour).read(Span(5, 25)))
     assert [each for each in found if isinstance(each, Gap)] == [Gap(10, 20, "damaged")]
-    assert sum(len(each) for each in found if isinstance(each, SpooledRows)) == 10
+    assert sum(each.count for each in found if isinstance(each, RecordBatch)) == 10
 
 
 def test_exported_messages_are_not_exported_again(tmp_path: Path) -> None:
     """Killed between export and removal, or before the manifest was updated."""
-    request = request_for(tmp_path / "a", tmp_path / "s")
-    with open_export(request, ()) as job:
-        assert job.spool is not None
-        job.spool.store([batch(0, 20)])
-        for task in job.plan(job.spool.places):
+    request = request_for(tmp_path / "a")
+    with exporting(request, tmp_path / "s") as (job, spool):
+        spool.store([batch(0, 20)])
+        for task in job.plan(spool.places()):
             run_inline([task], lambda _: None, lambda *_: None)
-    with open_export(request, ()) as job:
-        assert job.spool is not None
-        job.spool.store([batch(20, 30)])
-        export_all(job)
-        assert (job.result.messages, job.result.skipped_messages, job.spool.messages) == (10, 20, 0)
+    with exporting(request, tmp_path / "s") as (job, spool):
+        spool.store([batch(20, 30)])
+        export_all(job, spool)
+        assert (job.result.messages, job.result.skipped_messages, spool.messages) == (10, 20, 0)
     assert column(tmp_path / "a", "seq") == list(range(30))
 
 
 def test_removed_spool_continues_its_sequences(tmp_path: Path) -> None:
-    for number, spool in enumerate(("s", "s2", "s3")):
-        with open_export(request_for(tmp_path / "a", tmp_path / spool), ()) as job:
-            assert job.spool is not None
-            job.spool.store([batch(10 * number, 10 * number + 10)])
-            export_all(job)
+    for number, folder in enumerate(("s", "s2", "s3")):
+        with exporting(request_for(tmp_path / "a"), tmp_path / folder) as (job, spool):
+            spool.store([batch(10 * number, 10 * number + 10)])
+            export_all(job, spool)
     assert column(tmp_path / "a", "seq") == list(range(30))
     with (
         pytest.raises(SpoolError, match=r"has messages of 127\.0\.0\.1:4150 from another spool"),
-        open_export(request_for(tmp_path / "a", tmp_path / "s"), ()),
+        exporting(request_for(tmp_path / "a"), tmp_path / "s"),
     ):
         pass
 
@@ -238,7 +248,10 @@ def test_spool_is_for_one_channel_and_one_process(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["x"]
     about = tmp_path / "s" / "spool.json"
     for content, said in (
-        ('{"version": 2, "topic": "t", "channel": "c"}', "has version 2"),
+        (
+            '{"version": 1, "topic": "t", "channel": "c"}',
+            "has version 1, and this program supports version 2: empty",
+        ),
         ("[]", "cannot be"),
     ):
         about.write_text(content)
@@ -248,24 +261,10 @@ def test_spool_is_for_one_channel_and_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_spark_reads_a_spool_by_range(engine: Engine, tmp_path: Path) -> None:
-    request = replace(request_for(tmp_path / "a", tmp_path / "s"), min_ranges=4)
-    with open_export(request, ()) as job:
-        assert job.spool is not None
+    request = replace(request_for(tmp_path / "a"), min_ranges=4)
+    with exporting(request, tmp_path / "s") as (job, spool):
         for start in range(0, 4000, 100):
-            job.spool.store([batch(start, start + 100)])
-        export_all(job, engine)
-        assert (job.result.files, job.spool.messages) == (4, 0)
+            spool.store([batch(start, start + 100)])
+        export_all(job, spool, engine)
+        assert (job.result.files, spool.messages) == (4, 0)
     assert column(tmp_path / "a", "body") == batch(0, 4000).bodies
-
-
-def test_take_keeps_columns() -> None:
-    """`take` returns the same object if it takes everything, and the same types otherwise."""
-    found = SpooledRows(
-        array("q", [1, 2]), array("Q", [3, 4]), array("q", [5, 6]), array("H", [7, 8]), [b"a", b"b"]
-    )
-    assert found.take(range(2)) is found
-    part = found.take([1])
-    assert [column.typecode for column in (part.sequences, part.ids, part.times_ns, part.attempts)] == list(
-        "qQqH"
-    )
-    assert (list(part.sequences), part.bodies) == ([2], [b"b"])

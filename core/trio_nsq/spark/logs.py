@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from ..client.connection.reconnect import PATIENCE_S
 from ..client.connection.tls import TLSFiles
@@ -10,9 +10,6 @@ from ..client.reading.batches import Found
 from ..client.reading.broker_log import Bounds, BrokerLog, broker_label
 from ..log.gaps import Span
 from ..secret import NO_SECRET, Secret
-
-if TYPE_CHECKING:
-    from .spool.records import SpooledRows
 
 
 class Log(Protocol):
@@ -34,11 +31,8 @@ class Log(Protocol):
     def id_at(self, sequence: int) -> str | None:
         """Return the id of a message, 16 hex digits; None if it is not retained. Raises the errors of `bounds`."""
 
-    def read(self, span: Span) -> "Iterator[Found | SpooledRows]":
-        """Read the records and the gaps of a span, in order. Raises the errors of `bounds`.
-
-        A spool yields `SpooledRows` in place of records.
-        """
+    def read(self, span: Span) -> Iterator[Found]:
+        """Read the records and the gaps of a span, in order. Raises the errors of `bounds`."""
 
 
 class ChannelLog(Log, Protocol):

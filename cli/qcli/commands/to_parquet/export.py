@@ -31,7 +31,7 @@ def export(options: ToParquetOptions) -> int:
         else:
             from .spool_run import SpoolExportRun, check_reachable
 
-            if request.spool is not None and not request.spool.exists():
+            if options.spool is not None and not options.spool.exists():
                 check_reachable(addresses)
             run = SpoolExportRun(stack.enter_context(open_export(request, ())), options, stack)
         channel, name = options.channel or "", f"{options.topic} to {options.folder}"

@@ -182,14 +182,14 @@ class ToParquetOptions:
         if self.spool is not None:
             return self.spool
 
-        from trio_nsq.spark.export.job import spool_folder
+        from trio_nsq.spark.export.manifest import manifest_path
+        from trio_nsq.spark.storage import local_path
 
-        found = spool_folder(self.folder, self.topic)
-        if found is None:
+        if (folder := local_path(self.folder)) is None:
             raise click.UsageError(
                 f"{self.folder} is not on this machine: give a local folder for the spool with --spool."
             )
-        return found
+        return (folder / manifest_path(self.topic)).with_name("spool")
 
     def request(self) -> ExportRequest:
         """Return the request for the library."""
@@ -205,14 +205,13 @@ class ToParquetOptions:
             self.folder,
             first=self.first or "earliest",
             end=self.end or "latest",
-            channel=self.channel,
+            channel=None if self.consume else self.channel,
             layout=Layout(PartitionBy(self.partition_by), body, keep_body=self.keep_body),
             json_fields=self.columns or (),
             compression=self.compression,
             compression_level=level,
             row_group_bytes=self.row_group_bytes,
             target_bytes=self.target_bytes,
-            spool=self.spool,
         )
 
     def place(self, address: str) -> LogPlace:

@@ -54,8 +54,11 @@ class SpoolExportRun(ExportRun):
                 "The spool is on this machine's disk, which workers of spark-submit cannot read: use --engine inline."
             )
         super().__init__(job, options, stack)
-        assert job.spool is not None
-        self._spool: Spool = job.spool
+        assert options.spool is not None
+        assert options.channel is not None
+        spool = Spool(options.spool, options.topic, options.channel, job.exported)
+        self._spool = stack.enter_context(spool)
+        self._channel = options.channel
         self._connection = ConnectOptions.of_command().options()
         self._began_ns = time.time_ns()
         self._end: StopReason | None = None
@@ -63,7 +66,7 @@ class SpoolExportRun(ExportRun):
         self._connected = False
         if not options.quiet:
             print_diagnostic(
-                f"Note: {job.request.topic}/{job.request.channel} is consumed, through the spool {self._spool.folder}: "
+                f"Note: {options.topic}/{options.channel} is consumed, through the spool {self._spool.folder}: "
                 "at least once."
             )
 
@@ -91,7 +94,8 @@ class SpoolExportRun(ExportRun):
 
     def _export_spool(self) -> None:
         if self._spool.messages:
-            self._export(self._spool.places)
+            self._export(self._spool.places(by_hour=self._options.partition_by != "none"))
+            self._spool.discard(self.job.exported)
 
     def _pause(self, until_s: float, failing: bool) -> None:
         if failing:  # else receiving took the time
@@ -133,10 +137,9 @@ class SpoolExportRun(ExportRun):
 
     async def _receive_some(self, addresses: Sequence[str], advance: Advance) -> None:
         request, options = self.job.request, self._options
-        assert request.channel is not None
         consumer = Consumer(
-            request.topic,
-            request.channel,
+            options.topic,
+            self._channel,
             nsqd_tcp_addresses=addresses,
             lookupd_http_addresses=options.lookupd_addresses,
             lookupd_allowed_hosts=options.lookupd_allowed_hosts,

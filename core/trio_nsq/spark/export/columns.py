@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from ...log.records import RecordBatch
 from ...log.segment.index import big_endian
 from ...protocol.messages import MessageSet
-from ..spool.records import SpooledRows
+from ..spool.records import columns_of
 from .json_columns import ARROW_TYPES, JsonParser
 from .layout import BODY, REST, UNPARSED, BodyFormat, Layout
 
@@ -85,8 +85,7 @@ class TableBuilder:
         self.body_bytes = 0
         self._count = 0
         self._sets: list[MessageSet] = []
-        self._bodies: list[bytes] = []  # of a spool
-        # One value a row, or, if there are runs, one a record: a sequence and an id minus the number of its first row.
+        # One value a record, or a message of a spool: a sequence and an id minus the number of its first row.
         self._run_ends = array("i")
         self._sequences = array("q")
         self._ids = array("Q")
@@ -117,29 +116,28 @@ class TableBuilder:
         """See `JsonParser`."""
         return self._parser.widen
 
-    def add(self, found: RecordBatch | SpooledRows) -> int:
-        """Add the messages of a record or of a spool, and return the size of their bodies.
+    def add(self, found: RecordBatch) -> int:
+        """Add the messages of a record, and return the size of their bodies.
 
-        A table cannot have messages of both.
+        A table cannot have records of a spool and others.
         """
-        if isinstance(found, SpooledRows):
-            self._bodies += found.bodies
-            self._sequences.extend(found.sequences)
-            self._ids.extend(found.ids)
-            self._times_ns.extend(found.times_ns)
-            self._times_us.extend([time_ns // 1000 for time_ns in found.times_ns])
-            self._attempts.extend(array("i", found.attempts))
-            self._count += len(found)
-            size = sum(map(len, found.bodies))
-        else:
-            self._sets.append(found.messages)
-            self._sequences.append(found.base_sequence - self._count)
-            self._ids.append((found.first_id - self._count) & _UINT64)
+        row, count = self._count, found.count
+        self._sets.append(found.messages)
+        self._count += count
+        if (columns := columns_of(found)) is None:
+            self._sequences.append(found.base_sequence - row)
+            self._ids.append((found.first_id - row) & _UINT64)
             self._times_ns.append(found.timestamp_ns)
             self._times_us.append(found.timestamp_ns // 1000)
-            self._count += found.count
-            self._run_ends.append(self._count)
-            size = found.messages.body_bytes
+            self._run_ends.append(row + count)
+        else:
+            self._sequences.extend([found.base_sequence - row] * count)
+            self._ids.extend([(each - number) & _UINT64 for number, each in enumerate(columns.ids, row)])
+            self._times_ns.extend(columns.times_ns)
+            self._times_us.extend([time_ns // 1000 for time_ns in columns.times_ns])
+            self._run_ends.extend(range(row + 1, row + count + 1))
+            self._attempts.fromlist(columns.attempts.tolist())
+        size = found.messages.body_bytes
         self.body_bytes += size
         return size
 
@@ -162,10 +160,9 @@ class TableBuilder:
 
     def _of_runs(self, values: "array[int]", rows: Any = None) -> Any:
         """Return the int64 values of all rows; `rows`, the number of each row, is added to those of records."""
-        array_of = _fixed(values, pa.int64())
-        if not self._run_ends:
-            return array_of
-        runs = pa.RunEndEncodedArray.from_arrays(_fixed(self._run_ends, pa.int32()), array_of)
+        runs = pa.RunEndEncodedArray.from_arrays(
+            _fixed(self._run_ends, pa.int32()), _fixed(values, pa.int64())
+        )
         found = pc.run_end_decode(runs)
         return found if rows is None else pc.add(found, rows)
 
@@ -177,18 +174,12 @@ class TableBuilder:
         if layout.body is BodyFormat.TEXT:
             columns = self._text_columns(columns[0])
         elif layout.body is BodyFormat.JSON:
-            columns += self._parser.parse(self._listed())
+            bodies = chain.from_iterable(messages.bodies() for messages in self._sets)
+            columns += self._parser.parse(list(bodies))
         return columns
-
-    def _listed(self) -> list[bytes]:
-        if self._sets:
-            return list(chain.from_iterable(messages.bodies() for messages in self._sets))
-        return self._bodies
 
     def _binary(self) -> Any:
         """Return the bodies as an Arrow array, without a Python object for each."""
-        if not self._sets:
-            return pa.array(self._bodies, pa.binary())
         sizes = array("i")
         for messages in self._sets:
             sizes.fromlist(messages.sizes)

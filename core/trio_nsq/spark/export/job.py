@@ -1,19 +1,17 @@
 """Export one topic: plan the ranges, have an engine export them, and update the manifest."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import cast
 
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
 from ..logs import ChannelLog, LogPlace, SegmentedLog
-from ..ranges import covered_up_to, subtract
+from ..ranges import BrokerRanges, covered_up_to, subtract
 from ..runtime.engine import Advance, Engine
-from ..spool.records import SpoolPlace
-from ..spool.spool import Spool
-from ..storage import Lease, Storage, StorageError, local_path, storage_at
+from ..storage import Lease, Storage, StorageError, storage_at
 from .books import Books
 from .manifest import Manifest, RangeResult, manifest_path
 from .request import ExportRequest, ExportResult
@@ -36,30 +34,24 @@ class _WantedSpan:
 
 
 class ExportJob:
-    """The export of one topic into one folder. Created by `open_export`.
-
-    Attributes:
-        spool: The spool to export; None: export brokers' logs.
-    """
+    """The export of one topic into one folder. Created by `open_export`."""
 
     def __init__(self, request: ExportRequest, storage: Storage, lease: Lease) -> None:
         self.request = request
         self.result = ExportResult()
-        self.spool: Spool | None = None
         self._books = Books(request.topic, storage, lease)
         self._shown = storage.shown
         self._wanted: list[_WantedSpan] = []
         self._next: dict[str, int] = {}  # by label: where the next round starts
         self._books.settle()
         self._books.remove_unfinished()
-
-    def open_spool(self, folder: Path) -> Spool:
-        """Open the spool in this folder, so that messages can be stored in it. Raises the errors of `open_export`."""
-        assert self.request.channel is not None
         if self._books.manifest is not None:
-            check_layout(self._books.manifest.layout, self.request, self._shown)
-        self.spool = Spool(folder, self.request.topic, self.request.channel, self._books.brokers)
-        return self.spool
+            check_layout(self._books.manifest.layout, request, self._shown)
+
+    @property
+    def exported(self) -> Mapping[str, BrokerRanges]:
+        """The exported and the planned ranges of each log, by label."""
+        return self._books.brokers
 
     def remove_temporary_files(self) -> None:
         """Remove the unfinished files of tasks that were killed or interrupted."""
@@ -73,12 +65,12 @@ class ExportJob:
         Without a channel, the second and later plans continue at the end of the previous one.
 
         Args:
-            places: The logs; with a spool, its `places`.
+            places: The logs.
 
         Raises:
             BrokerUnreachable, RequestRefused: A broker does not answer.
             LogReplaced: Another log was exported to the folder before.
-            LayoutError: The folder has another layout, or no columns can be inferred.
+            LayoutError: No columns can be inferred.
             ManifestError: The manifest cannot be used.
         """
         request = self.request
@@ -87,8 +79,6 @@ class ExportJob:
         if manifest is None:
             spans = [(each.place, each.span) for each in self._wanted if each.span is not None]
             manifest = self._books.start(new_layout(request, spans))
-        else:
-            check_layout(manifest.layout, request, self._shown)
         tasks: list[ExportTask] = []
         for wanted in self._wanted:
             tasks += self._plan_broker(manifest, wanted)
@@ -100,8 +90,7 @@ class ExportJob:
     def _resolve(self, place: LogPlace) -> _WantedSpan:
         """Determine the sequences of one log to export."""
         request, log = self.request, place.open()
-        if not isinstance(place, SpoolPlace):  # a spool checks its logs itself
-            self._check_same_log(place)
+        self._check_same_log(place)
         channel_at = 0
         if request.channel is not None:
             log.bounds()  # fails if the topic does not exist: `open_channel` would create it
@@ -191,12 +180,11 @@ def open_export(request: ExportRequest, places: Sequence[LogPlace]) -> Iterator[
     """Open a folder for an export. A local folder is locked against other exports on this machine.
 
     Args:
-        places: The logs, which must all have the topic; empty with a spool.
+        places: The logs that must have the topic.
 
     Raises:
         BrokerUnreachable, RequestRefused: A broker does not have the topic.
-        SpoolError, LogError: The spool cannot be used.
-        LayoutError: The request has a spool, and the folder has another layout.
+        LayoutError: The folder has another layout.
         ManifestError, StorageError, OSError: The folder cannot be used, or another export writes to it.
     """
     for place in places:
@@ -210,16 +198,8 @@ def open_export(request: ExportRequest, places: Sequence[LogPlace]) -> Iterator[
         lock = PurePosixPath(manifest_path(request.topic)).with_name("lock")
         lease = stack.enter_context(storage.hold(str(lock), if_held))
         job = ExportJob(request, storage, lease)
-        if request.spool is not None:
-            stack.enter_context(job.open_spool(request.spool))
         try:
             yield job
         except BaseException:
             job.remove_temporary_files()
             raise
-
-
-def spool_folder(place: str, topic: str) -> Path | None:
-    """Return the default folder of an export's spool, next to the manifest; None if the export folder is not local."""
-    local = local_path(place)
-    return None if local is None else local / PurePosixPath(manifest_path(topic)).with_name("spool")

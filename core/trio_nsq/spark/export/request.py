@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 
 from ...log.gaps import Span
 from .layout import JsonType, Layout
@@ -29,7 +28,6 @@ class ExportRequest:
         row_group_bytes: The approximate size of the bodies in a row group.
         target_bytes: The approximate size of a range in the log; at least 1.
         min_ranges: Split each broker's log into at least this many ranges, so that every worker has work.
-        spool: The folder of a spool to export instead of brokers' logs; requires a channel. None: no spool.
     """
 
     topic: str
@@ -44,7 +42,6 @@ class ExportRequest:
     row_group_bytes: int = 64 * MIB
     target_bytes: int = 256 * MIB
     min_ranges: int = 1
-    spool: Path | None = None
 
 
 @dataclass(slots=True)

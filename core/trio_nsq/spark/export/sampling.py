@@ -10,7 +10,6 @@ from dataclasses import replace
 from ...log.gaps import Span
 from ...log.records import RecordBatch
 from ..logs import LogPlace
-from ..spool.records import SpooledRows
 from .json_columns import infer_columns
 from .layout import BodyFormat, Layout, LayoutError, PartitionBy
 from .request import MIB, ExportRequest
@@ -79,8 +78,6 @@ def _sample(wanted: Sequence[tuple[LogPlace, Span]]) -> Iterator[bytes]:
             bodies: Sequence[bytes] = ()
             if isinstance(found, RecordBatch):
                 bodies = found.messages.bodies()
-            elif isinstance(found, SpooledRows):
-                bodies = found.bodies
             yield from bodies
             left_bytes -= sum(map(len, bodies))
             if left_bytes <= 0:

@@ -1,25 +1,22 @@
 """The task of an export: write one range to Parquet files, in this process or in a Spark worker."""
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...client.reading.batches import Found, is_for_all_channels
+from ...client.reading.batches import is_for_all_channels
 from ...log.gaps import Gap, Span
 from ...log.records import RecordBatch
 from ..logs import LogPlace
 from ..runtime.engine import Advance
-from ..spool.records import Spooled, SpooledRows, SpoolPlace, read_spool
 from ..storage import NewFile, Storage, naming_file, storage_at
 from .columns import DICTIONARY_COLUMNS, TableBuilder
-from .layout import Layout, PartitionBy, partition_folder, partition_key, range_name
+from .layout import Layout, partition_folder, partition_key, range_name
 from .manifest import RangeResult, result_path
 from .request import ExportRequest
 
@@ -80,33 +77,21 @@ class ExportTask:
             return RangeResult.from_bytes(existing.data)  # of another attempt
         return result
 
-    def _read(self) -> Iterator[Found | Spooled]:
-        if isinstance(self.log, SpoolPlace):
-            partition = self.layout.partition
-            key_of = None if partition is PartitionBy.NONE else partial(partition_key, partition)
-            return read_spool(self.log.folder, self.span, key_of)
-        return self.log.open().read(self.span)
-
     def _write(self, files: "_RangeFiles", advance: Advance | None) -> RangeResult:
         span = self.span
         gaps: list[tuple[int, int, str]] = []
         messages = body_bytes = for_one_channel = 0
         last_id = None
-        for found in self._read():
+        for found in self.log.open().read(span):
             if isinstance(found, Gap):
                 gaps.append((found.first_sequence, found.next_sequence, found.reason))
                 continue
-            if isinstance(found, SpooledRows):
-                count = len(found)
-                if found.sequences[-1] == span.end - 1:
-                    last_id = f"{found.ids[-1]:016x}"
-            else:
-                count = found.count
-                if found.next_sequence == span.end:
-                    last_id = f"{found.first_id + count - 1:016x}"
-                if not is_for_all_channels(found):
-                    for_one_channel += count
-                    continue
+            count = found.count
+            if found.next_sequence == span.end:
+                last_id = f"{found.first_id + count - 1:016x}"
+            if not is_for_all_channels(found):
+                for_one_channel += count
+                continue
             size = files.add(found)
             messages += count
             body_bytes += size
@@ -164,10 +149,9 @@ class _RangeFiles:
         self._lock = threading.Lock()
         self._discarded = False
 
-    def add(self, found: RecordBatch | SpooledRows) -> int:
-        """Add the messages of a record or of a spool, all of one partition; return the size of their bodies."""
-        time_ns = found.times_ns[0] if isinstance(found, SpooledRows) else found.timestamp_ns
-        key = partition_key(self._partition, time_ns)
+    def add(self, found: RecordBatch) -> int:
+        """Add the messages of a record, and return the size of their bodies."""
+        key = partition_key(self._partition, found.timestamp_ns)
         if key != self._key:
             self.close()
             self._key = key

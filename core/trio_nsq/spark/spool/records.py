@@ -1,78 +1,59 @@
 """The format of the records of a spool, and reading them in a task.
 
 A channel delivers messages in arbitrary order, each with its own id, timestamp and attempts. Messages that were
-received together are one record of the log. Its metadata has these columns, one after the other, all big-endian:
+received together, all published in the same hour (UTC), are one record of the log. The id and the timestamp of the
+record are those of its first message. Its metadata has the values of all, big-endian:
 
-    0             8n                16n           18n
-    +-------------+-----------------+-------------+
-    | id  uint64  | time  int64, ns | attempts 16 |
-    +-------------+-----------------+-------------+
+    0    1             8n+1            16n+1         18n+1
+    +----+-------------+---------------+-------------+
+    | \\0 | id uint64   | time int64, ns| attempts 16 |
+    +----+-------------+---------------+-------------+
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import NamedTuple
 
-from ...log.files import Files
-from ...log.gaps import Gap, Span, gaps
-from ...log.inspection.segments import segment_paths
-from ...log.inspection.selection import select_batches
+from ...client.reading.batches import Found
+from ...log.gaps import Gap, Span
 from ...log.records import RecordBatch
-from ...log.segment.format import base_in_name
 from ...log.segment.index import big_endian, native
-from ...log.selection import Selection
 from ...protocol.errors import NSQError
 from ...protocol.messages import pack_messages
+from ..segments.log import SegmentLog
 
-if TYPE_CHECKING:
-    from .spool import NsqdLog
-
-_METADATA_BYTES = 18
-"""Bytes per message."""
+HOUR_NS = 3600 * 10**9
+_MARK = b"\0"
+"""The metadata that a broker stores is JSON."""
+_MESSAGE_BYTES = 18
 
 
 class InvalidMessageId(NSQError):
     """A broker sent a message id that is not 16 hex digits."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpooledRows:
-    """Messages of a spool, as columns of equal length, ordered by sequence.
+class SpooledMessage(NamedTuple):
+    """A message for a spool.
 
     Attributes:
-        ids: The ids as integers.
-        times_ns: The publish times, Unix nanoseconds.
+        time_ns: The publish time, Unix nanoseconds.
         attempts: The number of deliveries, including this one.
     """
 
-    sequences: "array[int]"
+    id: int
+    time_ns: int
+    attempts: int
+    body: bytes
+
+
+class MessageColumns(NamedTuple):
+    """The values of the messages of a record, as columns of equal length; see `SpooledMessage`."""
+
     ids: "array[int]"
     times_ns: "array[int]"
     attempts: "array[int]"
-    bodies: Sequence[bytes]
-
-    def __len__(self) -> int:
-        return len(self.bodies)
-
-    def take(self, indexes: Sequence[int]) -> "SpooledRows":
-        if len(indexes) == len(self):
-            return self
-
-        def some(column: "array[int]") -> "array[int]":
-            return array(column.typecode, map(column.__getitem__, indexes))
-
-        return SpooledRows(
-            some(self.sequences),
-            some(self.ids),
-            some(self.times_ns),
-            some(self.attempts),
-            [self.bodies[index] for index in indexes],
-        )
-
-
-Spooled: TypeAlias = SpooledRows | Gap
 
 
 def parse_ids(ids: Sequence[bytes]) -> "array[int]":
@@ -86,30 +67,25 @@ def parse_ids(ids: Sequence[bytes]) -> "array[int]":
     return native(data)
 
 
-def record_of(
-    base_sequence: int,
-    ids: "array[int]",
-    times_ns: Sequence[int],
-    attempts: Sequence[int],
-    bodies: Sequence[bytes],
-) -> RecordBatch:
+def record_of(base_sequence: int, messages: Sequence[SpooledMessage]) -> RecordBatch:
     """Make a record of messages, at least one; the first has `base_sequence`."""
-    columns = (ids, array("q", times_ns), array("H", attempts))
-    metadata = b"".join(map(big_endian, columns))
+    ids, times_ns, attempts, bodies = zip(*messages, strict=True)
+    columns = (array("Q", ids), array("q", times_ns), array("H", attempts))
+    metadata = _MARK + b"".join(map(big_endian, columns))
     return RecordBatch(base_sequence, ids[0], max(0, times_ns[0]), 0, pack_messages(bodies), metadata)
 
 
-def rows_of(batch: RecordBatch) -> SpooledRows:
-    """Return the messages of a record. Raises ValueError if it is not a record of a spool."""
-    count, metadata = batch.count, batch.metadata
-    if len(metadata) != _METADATA_BYTES * count:
-        raise ValueError(f"the metadata of {count} messages has {len(metadata)} bytes")
-    return SpooledRows(
-        array("q", range(batch.base_sequence, batch.next_sequence)),
-        native(metadata[: 8 * count]),
-        native(metadata[8 * count : 16 * count], "q"),
-        native(metadata[16 * count :], "H"),
-        batch.messages.bodies(),
+def columns_of(batch: RecordBatch) -> MessageColumns | None:
+    """Return the values of the messages of a record, or of a part of one; None if it is not a record of a spool."""
+    if not batch.metadata.startswith(_MARK):
+        return None
+    data = batch.metadata[len(_MARK) :]
+    count = len(data) // _MESSAGE_BYTES
+    ids = native(data[: 8 * count])
+    start = batch.first_id - ids[0]  # parts of a record count the id up
+    part = slice(start, start + batch.count)
+    return MessageColumns(
+        ids[part], native(data[8 * count : 16 * count], "q")[part], native(data[16 * count :], "H")[part]
     )
 
 
@@ -119,64 +95,46 @@ class SpoolPlace:
 
     Attributes:
         label: The nsqd, `host:port`.
-        folder: The folder of its log, which tasks read with `read_spool`.
-        log: The open log, in the process that has the spool open.
+        folder: The folder of its log. All messages that are read must be synced.
+        by_hour: See `SpoolLog`.
     """
 
     label: str
-    folder: Path
-    log: "NsqdLog | None" = field(default=None, repr=False, compare=False)
+    folder: str
+    by_hour: bool = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SpoolPlace, (self.label, self.folder)
-
-    def open(self) -> "NsqdLog":
-        assert self.log is not None, "only the process that has the spool open plans its export"
-        return self.log
+    def open(self) -> "SpoolLog":
+        return SpoolLog(Path(self.folder), by_hour=self.by_hour)
 
 
-def read_spool(folder: Path, span: Span, key_of: Callable[[int], int] | None = None) -> Iterator[Spooled]:
-    """Read the messages of a span, and its gaps.
-
-    This does not write, so several processes can read at the same time. With `key_of`, messages are grouped by key, and
-    the span is read once for each key: a channel mixes old and new messages, and an export starts a new file whenever
-    the date or hour changes.
+class SpoolLog(SegmentLog):
+    """The log of one nsqd in a spool.
 
     Args:
-        span: The span; all of it must be synced.
-        key_of: Returns the key of a publish time in Unix nanoseconds; None: read in order of sequence.
-
-    Raises:
-        LogReadError: The operating system returned an error.
+        by_hour: Read a span hour by hour: a channel mixes old and new messages, and an export starts a new file
+            whenever the date or hour changes.
     """
-    if key_of is None:
-        yield from _read(folder, span)
-        return
-    keys: set[int] = set()
-    for found in _read(folder, span):
-        if isinstance(found, Gap):
-            yield found
-        else:
-            keys.update(map(key_of, found.times_ns))
-    for key in sorted(keys):
-        for found in _read(folder, span):
-            if isinstance(found, SpooledRows):
-                times = enumerate(found.times_ns)
-                indexes = [index for index, time_ns in times if key_of(time_ns) == key]
-                if indexes:
-                    yield found.take(indexes)
 
+    def __init__(self, folder: Path, *, by_hour: bool = False) -> None:
+        super().__init__(folder)
+        self._by_hour = by_hour
 
-def _read(folder: Path, span: Span) -> Iterator[Spooled]:
-    """Read a span in order."""
-    files = Files()
-    segments, _ = segment_paths(folder, files)
-    kept_from = base_in_name(segments[0].path) if segments else span.end
-    selection = Selection(first_sequence=span.first, end_sequence=span.end)
-    at = span.first
-    for batch in select_batches(segments, selection, files):
-        if isinstance(batch, RecordBatch):
-            yield from gaps(at, max(at, batch.base_sequence), kept_from)
-            at = min(span.end, batch.next_sequence)
-            yield rows_of(batch).take(selection.indexes(batch))
-    yield from gaps(at, span.end, kept_from)
+    def starts(self) -> list[int]:
+        """Return nothing: ranges of a spool have the size that the export asks for."""
+        return []
+
+    def read(self, span: Span) -> Iterator[Found]:
+        """See `SegmentLog.read`. With `by_hour`, the span is read once more for each hour."""
+        if not self._by_hour:
+            yield from super().read(span)
+            return
+        hours: set[int] = set()
+        for found in super().read(span):
+            if isinstance(found, Gap):
+                yield found
+            else:
+                hours.add(found.timestamp_ns // HOUR_NS)
+        for hour in sorted(hours):
+            for found in super().read(span):
+                if isinstance(found, RecordBatch) and found.timestamp_ns // HOUR_NS == hour:
+                    yield found
