@@ -43,7 +43,7 @@ _FENCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _NUMBER = re.compile(
-    r"\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\d[T ][\d:.]+Z?|\d[\d,.]*(?:[smhd](?:\d\d[smh])?\b| (?:[KMG]i)?B\b)?"
+    r"\b(?:[0-9a-f]{16}){1,2}\b|\d{4}-\d\d-\d\d[T ][\d:.]+Z?|\d[\d,.]*(?:[smhd](?:\d\d[smh])?\b| (?:[KMG]i)?B\b)?"
 )
 _PORTS = (4150, 4151, 4152, 4160, 4161)
 _END = "--end-of-command--"
