@@ -28,10 +28,11 @@ from trio_nsq.spark.export.columns import DICTIONARY_COLUMNS, schema_of
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
-from trio_nsq.spark.logs import BrokerPlace
+from trio_nsq.spark.logs import BrokerPlace, LogPlace
 from trio_nsq.spark.runtime import java
 from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.spark.runtime.spark_engine import open_spark
+from trio_nsq.spark.segments.places import parse_places
 
 TOPIC = "bench"
 BODY_BYTES = 200
@@ -70,9 +71,8 @@ def body(number: int) -> bytes:
 # ---------------------------------------------------------------------- rates
 
 
-def export_rate(engine: Engine, address: str, messages: int, folder: Path, ranges: int) -> float:
+def export_rate(engine: Engine, place: LogPlace, messages: int, folder: Path, ranges: int) -> float:
     """Return the messages per second of an export, from the plan to the last rename."""
-    place = BrokerPlace(address, TOPIC)
     begun_s = time.perf_counter()
     with open_export(ExportRequest(TOPIC, str(folder), min_ranges=ranges), [place]) as job:
         job.run(engine, job.plan([place]), lambda *_: None)
@@ -213,10 +213,13 @@ def main() -> None:
         frame = rows_in_jvm(SparkSession(engine._context), args.messages)
         table = table_in_memory(bodies)
         del bodies
-        address = broker.http_address
+        served = BrokerPlace(broker.http_address, TOPIC)
+        (segments,) = parse_places([str(folder / "data")], TOPIC)
         contenders: dict[str, Callable[[Path], float]] = {
-            "to-parquet, inline": lambda place: export_rate(run_inline, address, args.messages, place, 1),
-            "to-parquet, Spark": lambda place: export_rate(engine, address, args.messages, place, PARTITIONS),
+            "to-parquet, inline": lambda place: export_rate(run_inline, served, args.messages, place, 1),
+            "to-parquet, Spark": lambda place: export_rate(engine, served, args.messages, place, PARTITIONS),
+            "segments, inline": lambda place: export_rate(run_inline, segments, args.messages, place, 1),
+            "segments, Spark": lambda place: export_rate(engine, segments, args.messages, place, PARTITIONS),
             "Spark's writer": lambda place: spark_rate(frame, args.messages, place),
             "pyarrow": lambda place: pyarrow_rate(table, place),
         }
@@ -228,6 +231,8 @@ def main() -> None:
     for name, found in rates.items():
         spark, arrow = ratio(rates, name, "Spark's writer"), ratio(rates, name, "pyarrow")
         print(f"{name:22}{statistics.median(found):>12,.0f}   {spark:>20}   {arrow:>20}")
+    direct = ratio(rates, "segments, Spark", "to-parquet, Spark")
+    print(f"\nSpark reads segments at {direct} x the rate through the broker")
     if not args.only_rates:
         print(f"\n{SMALL_MESSAGES:,} messages, from the start of the process to its end")
     for name, found in small.items() if not args.only_rates else ():

@@ -20,6 +20,7 @@ from ...log.files import Files
 from ...log.gaps import Span, gaps
 from ...log.inspection.findings import Finding
 from ...log.inspection.segments import (
+    ScannedRecord,
     SegmentPath,
     find_identity,
     scan_segment,
@@ -28,7 +29,7 @@ from ...log.inspection.segments import (
 )
 from ...log.inspection.selection import select_batches
 from ...log.positions import parse_position
-from ...log.records import RecordBatch, RecordHeader
+from ...log.records import RecordBatch, RecordHeader, decode_payload
 from ...log.segment.format import FILE_HEADER_BYTES, base_in_name
 from ...log.segment.identity import find_header
 from ...log.selection import Selection
@@ -230,24 +231,26 @@ class SegmentLog:
         """
         if span.end <= base_in_name(segment.path):
             return
-        batch: list[RecordBatch] = []
-        for found in select_batches([segment], Selection(), self._files):
-            if not isinstance(found, RecordBatch):
+        batch: list[ScannedRecord] = []
+        for found in scan_segment(segment, self._files):
+            if isinstance(found, Finding):
                 continue
-            if found.has_previous != bool(batch) or (
-                batch and batch[-1].next_sequence != found.base_sequence
-            ):
+            header = found.header
+            follows = bool(batch) and batch[-1].header.next_sequence == header.base_sequence
+            if not (header.has_previous and follows):
                 batch.clear()
-                if found.has_previous:
+                if header.has_previous:
                     continue  # the beginning of its batch cannot be read
             batch.append(found)
-            if found.has_next:
+            if header.has_next:
                 continue
             for record in batch:
-                if record.next_sequence > span.first and record.base_sequence < span.end:
-                    yield record
+                if record.header.next_sequence > span.first and record.header.base_sequence < span.end:
+                    decoded = decode_payload(record.header, bytes(record.payload))
+                    if decoded is not None:
+                        yield decoded
             batch.clear()
-            if found.next_sequence >= span.end:
+            if header.next_sequence >= span.end:
                 return
 
 
