@@ -16,8 +16,8 @@ from spark.support import HOUR_NS, NOON_NS, export, rows, write_log
 from trio_nsq.log.gaps import Span
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
+from trio_nsq.spark.source.batch import NsqReader
 from trio_nsq.spark.source.options import SourceError
-from trio_nsq.spark.source.readers import NsqReader
 
 
 @pytest.mark.slow

@@ -1,10 +1,8 @@
 """Tests for streams with the data source `nsq`: with Spark, and with a substitute for single calls."""
 
 import json
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,96 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import CaseInsensitiveDict
 
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
+from spark.queries import Query, broker_on, options_for, reader, sequences
 from spark.support import HOUR_NS, NOON_NS, cli_of, discard, numbers, write_log
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.client.reading.broker_log import LogReplaced
 from trio_nsq.protocol.errors import NSQError
-from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
-from trio_nsq.spark.source.options import SourceError
-from trio_nsq.spark.source.readers import (
-    BrokerOffset,
-    NsqStreamReader,
-    build_offset,
-    parse_offset,
-    share_limit,
-)
+from trio_nsq.spark.source.fleet import LogKey
+from trio_nsq.spark.source.offsets import LogOffset, NotReached, build_offset, parse_offset, share_limit
+from trio_nsq.spark.source.options import SourceError, Subscription
 from trio_nsq.spark.versions import ReadAllAvailable
-
-Row = tuple[str, int]
-
-
-def reader(**options: str) -> NsqStreamReader:
-    source = NsqDataSource(CaseInsensitiveDict({"columns": "broker,seq", **options}))
-    return source.streamReader(source.schema())
-
-
-class Query:
-    """Calls a reader as Spark does: offsets are compared as JSON text; one reader plans, and a copy of
-    another reads. `checkpoint` outlives the query.
-    """
-
-    def __init__(self, checkpoint: list[str], **options: str) -> None:
-        self.checkpoint = checkpoint
-        self.control = reader(**options)
-        self.tasks: NsqStreamReader = pickle.loads(pickle.dumps(reader(**options)))
-
-    def until_now(self) -> "Query":
-        """Plan a batch up to the current end."""
-        self.control.prepareForTriggerAvailableNow()
-        return self
-
-    def plan(self) -> bool:
-        """Save the end of the next batch in the checkpoint; return False if there is no new data."""
-        start = self._start(len(self.checkpoint))
-        limit = self.control.getDefaultReadLimit()
-        end = json.dumps(self.control.latestOffset(json.loads(start), limit))
-        if end == start:
-            return False
-        self.checkpoint.append(end)
-        return True
-
-    def rows(self) -> list[Row]:
-        """Run the last saved batch, possibly again."""
-        start, end = self._start(len(self.checkpoint) - 1), self.checkpoint[-1]
-        found: list[Row] = []
-        for planned in self.control.partitions(json.loads(start), json.loads(end)):
-            partition = pickle.loads(pickle.dumps(planned))
-            for batch in self.tasks.read(partition):
-                found += zip(batch["broker"].to_pylist(), batch["seq"].to_pylist(), strict=True)
-        return found
-
-    def batch(self) -> list[Row] | None:
-        """Run one trigger; return None if there is no batch."""
-        return self.rows() if self.plan() else None
-
-    def batches(self) -> list[list[Row]]:
-        """Run batches until there is no new data."""
-        return list(iter(self.batch, None))
-
-    def _start(self, number: int) -> str:
-        return self.checkpoint[number - 1] if number else json.dumps(self.control.initialOffset())
-
-
-def sequences(rows: list[Row] | None) -> list[int]:
-    assert rows is not None
-    return sorted(sequence for _, sequence in rows)
-
-
-def options_for(qcli: Cli, topic: str) -> dict[str, str]:
-    return {"topic": topic, "nsqdHttpAddress": qcli.http_address}
-
-
-@contextmanager
-def broker_on(data: Path, port: str = "0", *flags: str) -> Iterator[tuple[Broker, str]]:
-    """Run a broker on a port."""
-    with qcli_serve(data, f"--http-address=127.0.0.1:{port}", *flags) as broker:
-        yield broker, broker.http_address.rpartition(":")[2]
-
 
 # ---------------------------------------------------------------------- with Spark
 
@@ -144,9 +65,8 @@ def test_stream_reads_each_message_once(spark: SparkSession, tmp_path: Path) -> 
         assert seen == list(enumerate(numbers(480)))
         first, last = (progress.sources[0] for progress in query.recentProgress[:2])
         assert json.loads(first.endOffset)[broker.http_address]["sequence"] == 430
-        assert json.loads(first.latestOffset) == {
-            broker.http_address: {"sequence": 480}
-        }  # 50 messages behind
+        state = json.loads(first.latestOffset)[broker.http_address]
+        assert (state["sequence"], state["behind"]) == (480, 50)
         assert json.loads(last.endOffset)[broker.http_address]["sequence"] == 480
         broker.http("POST", "/topic/delete", topic="t")
         cli_of(broker).publish("t", numbers(1000))
@@ -222,7 +142,7 @@ def test_available_now_fixes_the_end_at_the_start(qcli: Cli, topic: str) -> None
     assert sequences(query.batch()) == list(range(15))
     qcli.publish(topic, numbers(5))
     assert [sequences(each) for each in query.batches()] == [[15, 16, 17, 18, 19]]
-    assert query.control.reportLatestOffset() == {qcli.http_address: {"sequence": 25}}
+    assert query.control.reportLatestOffset() == {qcli.http_address: {"sequence": 25, "behind": 5}}
     again = Query(query.checkpoint, **options).until_now()
     assert [sequences(each) for each in again.batches()] == [[20, 21, 22, 23, 24]]
 
@@ -400,12 +320,25 @@ def test_invalid_options(qcli: Cli) -> None:
 
 
 def test_format_of_offsets() -> None:
+    """With the option topic, offsets are those of earlier versions."""
+    one = Subscription(("t",), single=True)
     text = '{"a:1": {"first": 0, "id": "9a46b01870c003e7", "sequence": 1000}, "b:2": {"first": 7, "sequence": 7}}'
-    places = {"b:2": BrokerOffset(7, 7), "a:1": BrokerOffset(0, 1000, "9a46b01870c003e7")}
-    assert json.dumps(build_offset(places)) == text
-    assert parse_offset(json.loads(text)) == places
-    with pytest.raises(SourceError, match="the checkpoint belongs to another source"):
-        parse_offset({"topic": {"0": 12}})
+    places = {LogKey("t", "b:2"): LogOffset(7, 7), LogKey("t", "a:1"): LogOffset(0, 1000, "9a46b01870c003e7")}
+    assert json.dumps(build_offset(places, one)) == text
+    assert parse_offset(json.loads(text), one) == places
+    several = Subscription(("t", "u"))
+    places[LogKey("u", "a:1")] = NotReached("@12.5")
+    text = '{"t": ' + text + ', "u": {"a:1": {"start": "@12.5"}}}'
+    assert json.dumps(build_offset(places, several)) == text
+    assert parse_offset(json.loads(text), several) == places
+    for offset, other, reason in (
+        ('{"topic": {"0": 12}}', one, "the checkpoint belongs to another source"),
+        ('{"topic": {"0": 12}}', several, "the checkpoint belongs to another source"),
+        (text, one, "the checkpoint belongs to another source, .* or a query with other topics"),
+        ('{"a:1": {"first": 0, "sequence": 0}}', several, "a query with the option topic: give this option"),
+    ):
+        with pytest.raises(SourceError, match=reason):
+            parse_offset(json.loads(offset), other)
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 10**6), max_size=5), st.integers(1, 10**6))

@@ -20,7 +20,7 @@ from trio_nsq.client import RequestRefused
 from trio_nsq.secret import SecretFileError
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
-from trio_nsq.spark.source.readers import NsqReader
+from trio_nsq.spark.source.batch import NsqReader
 
 
 class Guarded(NamedTuple):

@@ -12,8 +12,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from .sink.writers import NsqStreamWriter, NsqWriter
-from .source.options import ReadMode, ReadOptions, schema_of_columns
-from .source.readers import NsqReader, NsqStreamReader
+from .source.batch import NsqReader
+from .source.columns import schema_of_columns
+from .source.options import ReadMode, ReadOptions
+from .source.stream import NsqStreamReader
 from .source.without_limits import StreamReaderWithoutLimits
 from .versions import HAS_READ_LIMITS
 

@@ -30,13 +30,28 @@ class OptionError(NSQError):
 
 
 def parse_brokers(options: Mapping[str, str]) -> dict[str, str]:
-    """Parse `nsqdHttpAddress`; return the addresses by broker label. Raises OptionError if one has no port."""
-    addresses = options.get("nsqdHttpAddress") or _DEFAULT_ADDRESS
+    """Parse `nsqdHttpAddress`; return the addresses by broker label. Raises OptionError."""
+    return parse_addresses("nsqdHttpAddress", options.get("nsqdHttpAddress") or _DEFAULT_ADDRESS)
+
+
+def parse_addresses(name: str, text: str) -> dict[str, str]:
+    """Parse an option with HTTP addresses; return them by label, in order.
+
+    Raises:
+        OptionError: An address has no port, or has a user or password, which is not repeated: Spark's plans, rows and
+            checkpoints would show it.
+    """
     found = {}
-    for address in (each.strip().removeprefix("http://") for each in addresses.split(",")):
-        if "/" not in address.removeprefix("https://") and not address.rpartition(":")[2].isdecimal():
+    for address in (each.strip().removeprefix("http://").rstrip("/") for each in text.split(",")):
+        place = address.removeprefix("https://")
+        if "@" in place and not place.startswith("/"):
             raise OptionError(
-                f"the option nsqdHttpAddress must be host:port, or several separated by commas: {addresses!r}"
+                f"the option {name} must not have a user or password, because Spark shows it: give the secret with "
+                "authSecretFile"
+            )
+        if "/" not in place and not place.rpartition(":")[2].isdecimal():
+            raise OptionError(
+                f"the option {name} must be host:port, or several separated by commas: {text!r}"
             )
         found[broker_label(address)] = address
     return found

@@ -1,32 +1,28 @@
-"""The options and the columns of the source `nsq`; docs/reference/spark-data-source.md describes them.
+"""The options of the source `nsq`; docs/reference/spark-data-source.md describes them.
 
 Spark imports this to look up any data source, so it does not import pyarrow.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from typing import Any
 
 from ...client.connection.reconnect import PATIENCE_S
-from ...client.reading.broker_log import BrokerLog
+from ...client.connection.tls import TLSFiles
+from ...durations import parse_duration_ns
 from ...protocol.errors import NSQError
+from ...protocol.names import is_valid_name
+from ..logs import BrokerPlace, LogPlace
 from ..options import (
     ACCESS_OPTIONS,
     MS_PER_S,
     BrokerAccess,
     OptionError,
     parse_access,
+    parse_addresses,
     parse_brokers,
     parse_choice,
     parse_number,
@@ -34,16 +30,10 @@ from ..options import (
 )
 from ..versions import HAS_READ_LIMITS, VERSION
 
-_TYPES = {
-    "topic": StringType(),
-    "broker": StringType(),
-    "seq": LongType(),
-    "id": StringType(),
-    "ts_ns": LongType(),
-    "ts": TimestampType(),
-    "attempts": IntegerType(),
-    "body": BinaryType(),
-}
+_NS_PER_S = 10**9
+DISCOVERY_INTERVAL_S = 10.0
+MAX_TRIGGER_DELAY = "15m"
+"""The same as Kafka's source."""
 
 
 class SourceError(NSQError):
@@ -57,14 +47,20 @@ class ReadMode(Enum):
     STREAM = "spark.readStream"
 
 
+_LIMITS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _OPTIONS: dict[str, ReadMode | None] = {
     "topic": None,
+    "subscribe": None,
+    "subscribePattern": None,
     "nsqdHttpAddress": None,
+    "lookupdHttpAddress": None,
+    "discoveryIntervalMs": ReadMode.STREAM,
     "startingOffsets": None,
     "startingTimestamp": None,
     "endingOffsets": ReadMode.BATCH,
     "endingTimestamp": ReadMode.BATCH,
-    "maxOffsetsPerTrigger": ReadMode.STREAM,
+    **dict.fromkeys(_LIMITS, ReadMode.STREAM),
+    "channel": ReadMode.STREAM,
     "minPartitions": None,
     "columns": None,
     "failOnDataLoss": None,
@@ -72,11 +68,44 @@ _OPTIONS: dict[str, ReadMode | None] = {
     **dict.fromkeys(ACCESS_OPTIONS),
 }
 """The options, each with the mode it is for; None: both."""
-_LIMITS = {"maxOffsetsPerTrigger"}
-"""The options that need `HAS_READ_LIMITS`."""
 _SPELLINGS = {name.lower(): name for name in _OPTIONS}
 _SPARKS_OWN = "path"
 """Spark adds this option for `load("...")`; it is ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """The topics of a query.
+
+    Attributes:
+        topics: Their names; empty: `pattern` selects them.
+        pattern: A regular expression that matches whole names.
+        single: Whether the option `topic` names the only one. Then offsets do not name topics.
+    """
+
+    topics: tuple[str, ...]
+    pattern: str = ""
+    single: bool = False
+
+    def includes(self, topic: str) -> bool:
+        """Whether the query reads a topic."""
+        return topic in self.topics if self.topics else re.fullmatch(self.pattern, topic) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerLimits:
+    """The limits of a micro-batch.
+
+    Attributes:
+        max_offsets, max_bytes: The most sequences and bytes, of all logs together; None: no limit.
+        min_offsets: The sequences to wait for; 0: do not wait.
+        max_delay_s: The longest time to wait for them.
+    """
+
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_offsets: int = 0
+    max_delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +114,24 @@ class ReadOptions:
 
     Attributes:
         brokers: The addresses of the brokers, by their labels in rows and offsets, in the given order.
-        starting, ending: Positions, see docs/how-to/read-and-replay.md, or a JSON object with a position for
-            each broker.
-        max_offsets: The most sequences in a trigger; None: no limit.
-        min_partitions: The approximate number of tasks; 0: one for each broker.
+        lookupds: The HTTP addresses of discovery services, which find more brokers.
+        discovery_interval_s: How often a stream looks for more brokers and topics.
+        starting, ending: Positions, see docs/how-to/read-and-replay.md, or a JSON object with positions for brokers.
+        channel: The channel that a stream moves along; empty: none.
+        min_partitions: The approximate number of tasks; 0: by size.
         fail_on_data_loss: Whether messages that are no longer retained are an error.
         patience_s: How long to wait for an unreachable broker.
         access: TLS and the secret.
     """
 
-    topic: str
+    subscription: Subscription
     brokers: Mapping[str, str]
+    lookupds: tuple[str, ...] = ()
+    discovery_interval_s: float = DISCOVERY_INTERVAL_S
     starting: str = "earliest"
     ending: str = "latest"
-    max_offsets: int | None = None
+    limits: TriggerLimits = TriggerLimits()
+    channel: str = ""
     min_partitions: int = 0
     fail_on_data_loss: bool = True
     patience_s: float = PATIENCE_S
@@ -108,51 +141,53 @@ class ReadOptions:
     def parse(cls, options: Mapping[str, str], use: ReadMode) -> "ReadOptions":
         """Parse Spark's options, whose names are case-insensitive. Raises OptionError."""
         _check_names(options, use)
-        topic = options.get("topic")
-        if not topic:
-            raise OptionError("the source nsq needs the option topic")
+        lookupds = _parse_lookupds(options)
+        only_lookupds = lookupds and not options.get("nsqdHttpAddress")
+        interval_ms = parse_number(options, "discoveryIntervalMs", minimum=1)
+        channel = options.get("channel") or ""
+        if channel and not is_valid_name(channel):
+            raise OptionError(f"the option channel: {channel} is not a valid channel name")
         return cls(
-            topic,
-            parse_brokers(options),
+            _parse_subscription(options),
+            {} if only_lookupds else parse_brokers(options),
+            lookupds,
+            DISCOVERY_INTERVAL_S if interval_ms is None else interval_ms / MS_PER_S,
             _position(options, "starting", "earliest"),
             _position(options, "ending", "latest"),
-            parse_number(options, "maxOffsetsPerTrigger", minimum=1),
+            _parse_limits(options),
+            channel,
             parse_number(options, "minPartitions", minimum=0) or 0,
             parse_choice(options, "failOnDataLoss", "true", "false") == "true",
             parse_patience(options),
             parse_access(options),
         )
 
-    def log(self, broker: str) -> BrokerLog:
-        """Return the topic's log on a broker."""
-        access = self.access
-        return BrokerLog(self.brokers[broker], self.topic, access.tls, self.patience_s, access.secret)
+    def place(self, topic: str, broker: str) -> LogPlace:
+        """Return the place of a topic on a broker, which is known by its label."""
+        address = self.brokers.get(broker, broker)
+        return BrokerPlace(address, topic, self.access.tls, self.patience_s, self.access.secret)
 
 
-def schema_of_columns(options: Mapping[str, str]) -> StructType:
-    """Return the columns of the option `columns`, or all. Raises OptionError if a column does not exist."""
-    names = [name.strip() for name in (options.get("columns") or ",".join(_TYPES)).split(",")]
-    for name in names:
-        if name not in _TYPES:
-            raise OptionError(f"the source nsq has no column {name}; it has {', '.join(_TYPES)}")
-    return StructType([StructField(name, _TYPES[name], name == "attempts") for name in names])
+def position_on(position: str, topic: str, broker: str, address: str) -> str | None:
+    """Return the position in one log; None if the JSON object has none for it. Raises OptionError.
 
-
-def position_on(position: str, broker: str, address: str) -> str:
-    """Return the position for one broker. Raises OptionError if the JSON object has none.
-
-    The JSON object may also be the offset of a stream, which has an object with a `sequence` for each broker.
+    The JSON object has an entry for each broker; with several topics, an object of these for each topic. An entry is a
+    position, or that of a stream's offset, an object with a `sequence`.
     """
     if not position.startswith("{"):
         return position
     try:
-        by_broker = json.loads(position)
-        found = by_broker[broker] if broker in by_broker else by_broker[address]
-        return str(found["sequence"] if isinstance(found, dict) else found)
+        found: Any = json.loads(position)
+        if isinstance(of_topic := found.get(topic), dict):
+            found = of_topic
+        entry = found[broker] if broker in found else found[address]
+        if isinstance(entry, dict):
+            entry = entry["sequence"] if "sequence" in entry else entry["start"]
+        return str(entry)
     except ValueError:
         raise OptionError(f"the offsets are not JSON: {position}") from None
     except KeyError:
-        raise OptionError(f"the offsets have no entry for the broker {broker}") from None
+        return None
 
 
 def _check_names(options: Mapping[str, str], use: ReadMode) -> None:
@@ -165,14 +200,65 @@ def _check_names(options: Mapping[str, str], use: ReadMode) -> None:
         only = _OPTIONS[_SPELLINGS[lower]]
         if only not in (None, use):
             raise OptionError(f"the option {_SPELLINGS[lower]} is for {only.value} only")
-        if _SPELLINGS[lower] in _LIMITS and not HAS_READ_LIMITS:
+
+
+def _parse_subscription(options: Mapping[str, str]) -> Subscription:
+    given = [name for name in ("topic", "subscribe", "subscribePattern") if options.get(name)]
+    if not given:
+        raise OptionError("the source nsq needs the option topic, subscribe or subscribePattern")
+    if len(given) > 1:
+        raise OptionError(f"the options {' and '.join(given)} exclude each other")
+    text = options[given[0]]
+    if given == ["subscribePattern"]:
+        try:
+            re.compile(text)
+        except re.error as error:
             raise OptionError(
-                f"the option {_SPELLINGS[lower]} needs Spark 4.2 or newer; this is Spark {VERSION}"
-            )
+                f"the option subscribePattern is not a regular expression: {text!r}: {error}"
+            ) from None
+        return Subscription((), text)
+    topics = (text,) if given == ["topic"] else tuple(dict.fromkeys(map(str.strip, text.split(","))))
+    for topic in topics:
+        if not is_valid_name(topic):
+            raise OptionError(f"the option {given[0]}: {topic!r} is not a valid topic name")
+    return Subscription(topics, single=given == ["topic"])
+
+
+def _parse_lookupds(options: Mapping[str, str]) -> tuple[str, ...]:
+    text = options.get("lookupdHttpAddress")
+    if not text:
+        return ()
+    access = parse_access(options)
+    if access.secret and access.tls != TLSFiles():
+        raise OptionError(
+            "the option lookupdHttpAddress finds ports of plain HTTP, over which the secret would not be encrypted: "
+            "give the brokers with nsqdHttpAddress=https://host:port"
+        )
+    return tuple(parse_addresses("lookupdHttpAddress", text).values())
+
+
+def _parse_limits(options: Mapping[str, str]) -> TriggerLimits:
+    given = [name for name in _LIMITS if options.get(name)]
+    if given and not HAS_READ_LIMITS:
+        raise OptionError(f"the option {given[0]} needs Spark 4.2 or newer; this is {VERSION}")
+    delay = options.get("maxTriggerDelay") or MAX_TRIGGER_DELAY
+    try:
+        max_delay_s = parse_duration_ns(delay) / _NS_PER_S
+    except ValueError as error:
+        raise OptionError(f"the option maxTriggerDelay: {error}") from None
+    limits = TriggerLimits(
+        parse_number(options, "maxOffsetsPerTrigger", minimum=1),
+        parse_number(options, "maxBytesPerTrigger", minimum=1),
+        parse_number(options, "minOffsetsPerTrigger", minimum=0) or 0,
+        max_delay_s,
+    )
+    if limits.max_offsets is not None and limits.min_offsets > limits.max_offsets:
+        raise OptionError("minOffsetsPerTrigger is greater than maxOffsetsPerTrigger")
+    return limits
 
 
 def _position(options: Mapping[str, str], which: str, default: str) -> str:
-    """Return the starting or ending position, or a JSON object with one for each broker."""
+    """Return the starting or ending position, or a JSON object with positions."""
     offsets = options.get(f"{which}Offsets")
     timestamp_ms = parse_number(options, f"{which}Timestamp", minimum=0)
     if timestamp_ms is None:

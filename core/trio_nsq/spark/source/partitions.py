@@ -1,69 +1,117 @@
 """The partitions of the source `nsq`, for batches and streams: create them from spans, and read one."""
 
+import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 from pyspark.sql.datasource import InputPartition
 
-from ...client.reading.batches import is_for_all_channels
-from ...client.reading.broker_log import BrokerLog, LogReplaced
+from ...client.reading.batches import Found, is_for_all_channels
+from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Gap, Span
 from ...protocol.limits import MIB
+from ..logs import LogPlace
 from ..ranges import split
-from .options import ReadOptions, SourceError
+from .fleet import LogKey
+from .options import SourceError
 
+TASK_BYTES = 64 * MIB
+"""A task reads this in less than a second."""
+MIN_TASK_BYTES = 8 * MIB
+"""Starting a task costs as much as reading this."""
 BATCH_ROWS = 10_000
 """The most rows of an Arrow batch; larger batches are not faster."""
 BATCH_BYTES = 8 * MIB
 """About the most bytes of an Arrow batch; a row may be larger. A task holds a few batches, and Spark's JVM too."""
 
 
+@dataclass(frozen=True, slots=True)
+class SizedSpan:
+    """The messages of a log to read.
+
+    Attributes:
+        size_bytes: Their approximate size.
+        last_id: The id of the last one, 16 hex digits; None: not checked.
+    """
+
+    place: LogPlace
+    span: Span
+    size_bytes: int
+    last_id: str | None = None
+
+
 class NsqPartition(InputPartition):
-    """A range of one broker's log. Pickled and sent to the task.
+    """A range of one log. Pickled and sent to the task.
 
     Args:
         last_id: The id of the last message, 16 hex digits; None: not checked.
     """
 
-    def __init__(self, broker: str, span: Span, last_id: str | None = None) -> None:
-        super().__init__((broker, *span))
-        self.broker = broker
+    def __init__(self, key: LogKey, place: LogPlace, span: Span, last_id: str | None = None) -> None:
+        super().__init__((*key, *span))
+        self.key = key
+        self.place = place
         self.span = span
         self.last_id = last_id
 
 
-def make_partitions(spans: Mapping[str, Span], min_partitions: int) -> list[NsqPartition]:
-    """Split spans into about `min_partitions` ranges of similar length, but at least one for each span."""
-    total = sum(span.length for span in spans.values())
-    max_length = -(-total // max(1, min_partitions))
+def make_partitions(spans: Mapping[LogKey, SizedSpan], min_partitions: int) -> list[NsqPartition]:
+    """Split spans into ranges of similar size, at least one for each span.
+
+    Args:
+        min_partitions: The approximate number of ranges; 0: one for each `TASK_BYTES`, and one for each of this
+            machine's cores if that gives them at least `MIN_TASK_BYTES`.
+    """
+    total_bytes = sum(each.size_bytes for each in spans.values())
+    total = sum(each.span.length for each in spans.values())
+    if min_partitions:
+        max_length = -(-total // min_partitions)
+        return [each for key, span in spans.items() for each in _split(key, span, max_length)]
+    tasks = max(-(-total_bytes // TASK_BYTES), min(os.cpu_count() or 1, total_bytes // MIN_TASK_BYTES), 1)
+    max_bytes = max(1, -(-total_bytes // tasks))
+    found: list[NsqPartition] = []
+    for key, span in spans.items():
+        ranges = max(1, round(span.size_bytes / max_bytes))
+        found += _split(key, span, -(-span.span.length // ranges))
+    return found
+
+
+def _split(key: LogKey, sized: SizedSpan, max_length: int) -> list[NsqPartition]:
+    pieces = split(sized.span, max_length)
     return [
-        NsqPartition(broker, piece)
-        for broker, span in spans.items()
-        for piece in split(span, max_length if min_partitions else span.length)
+        NsqPartition(key, sized.place, piece, sized.last_id if piece.end == sized.span.end else None)
+        for piece in pieces
     ]
 
 
-def without_lost(options: ReadOptions, broker: str, span: Span, kept_from: int) -> Span | None:
+def size_of(start: Bounds, end: Bounds) -> int:
+    """Return the approximate size of the messages between two positions in a log."""
+    return max(0, start.bytes_ahead - end.bytes_ahead)
+
+
+def without_lost(key: LogKey, span: Span, kept_from: int, *, fails: bool) -> Span | None:
     """Return the part of a span that is still retained; None: nothing.
 
     Raises:
-        SourceError: Messages are lost, and `failOnDataLoss` is true.
+        SourceError: Messages are lost, and `fails` is true.
     """
     lost = min(kept_from, span.end)
     if span.first >= lost:
         return span
-    if options.fail_on_data_loss:
-        raise _lost(options, broker, span.first, lost, "no longer retained")
+    if fails:
+        raise _lost(key, span.first, lost, "no longer retained")
     return Span(lost, span.end) if lost < span.end else None
 
 
-def read_partition(
-    options: ReadOptions, columns: list[str], partition: InputPartition | None
-) -> Iterator[Any]:
+def read_partition(partition: InputPartition | None, columns: list[str], *, fails: bool) -> Iterator[Any]:
     """Read a partition as Arrow batches.
 
+    Args:
+        fails: Whether lost messages are an error.
+
     Raises:
-        SourceError: Messages are lost, and `failOnDataLoss` is true.
+        SourceError: Messages are lost, and `fails` is true.
         LogReplaced: The log is not the expected one.
         BrokerUnreachable, RequestRefused, RawStreamError: See `BrokerLog.read`.
     """
@@ -72,25 +120,23 @@ def read_partition(
     from ..export.columns import TableBuilder
     from ..export.layout import Layout
 
-    span = partition.span
-    builder = TableBuilder(options.topic, partition.broker, Layout())
+    key, span = partition.key, partition.span
+    builder = TableBuilder(key.topic, key.broker, Layout())
 
     def batches() -> Iterator[Any]:
         table = builder.table().select(columns)
         fitting = len(table) * BATCH_BYTES // max(1, table.nbytes)  # one record may be larger
         yield from table.to_batches(max_chunksize=max(1, min(BATCH_ROWS, fitting)))
 
-    for found in options.log(partition.broker).read(span):
+    for found in cast("Iterator[Found]", partition.place.open().read(span)):
         if isinstance(found, Gap):
-            if options.fail_on_data_loss:
-                raise _lost(
-                    options, partition.broker, found.first_sequence, found.next_sequence, found.reason
-                )
+            if fails:
+                raise _lost(key, found.first_sequence, found.next_sequence, found.reason)
             continue
         if found.next_sequence == span.end:
             last_id = f"{found.first_id + found.count - 1:016x}"
             if partition.last_id not in (None, last_id):
-                raise log_replaced(options, partition.broker)
+                raise log_replaced(key)
         if is_for_all_channels(found):
             builder.add(found)
         if len(builder) >= BATCH_ROWS or builder.body_bytes >= BATCH_BYTES:
@@ -99,21 +145,16 @@ def read_partition(
         yield from batches()
 
 
-def log_replaced(options: ReadOptions, broker: str) -> LogReplaced:
+def log_replaced(key: LogKey) -> LogReplaced:
     """Return the error for a log that is not the one that was read before."""
     return LogReplaced(
-        f"topic {options.topic} on {broker} is not the one that was read before: it was deleted and recreated, or "
+        f"topic {key.topic} on {key.broker} is not the one that was read before: it was deleted and recreated, or "
         "lost its last messages. To read it, start the query with a new checkpoint"
     )
 
 
-def id_of_message(log: BrokerLog, sequence: int) -> str | None:
-    """Return the id of a message; None if it is not retained. Waits for an unreachable broker."""
-    return log.patiently(lambda: log.id_at(sequence)) if sequence >= 0 else None
-
-
-def _lost(options: ReadOptions, broker: str, first: int, end: int, what: str) -> SourceError:
+def _lost(key: LogKey, first: int, end: int, what: str) -> SourceError:
     return SourceError(
-        f"messages {first} to {end - 1} of topic {options.topic} on {broker} are {what}; "
+        f"messages {first} to {end - 1} of topic {key.topic} on {key.broker} are {what}; "
         "to skip them, set failOnDataLoss=false"
     )

@@ -1,13 +1,17 @@
 """The stream reader for Spark before 4.2, which passes neither the start of a batch nor a limit to `latestOffset`.
 
 A batch then ends where the logs end. After a restart, the start is unknown until `partitions` is called, so what the
-other reader checks in `latestOffset` is checked there.
+other reader checks in `latestOffset` is checked there, and all brokers must answer.
 """
 
-from ..versions import ReadAllAvailable
-from .options import ReadOptions
-from .partitions import NsqPartition, id_of_message
-from .readers import BrokerOffset, NsqStreamReader, Offset, parse_offset
+from ...client.errors import RequestRefused
+from ..logs import LogPlace
+from .fleet import LogKey, ask_logs, check_topics, is_without_topic
+from .inquiry import Inquiry
+from .offsets import LogOffset, LogOffsets, Offset, build_offset, parse_offset
+from .options import ReadOptions, SourceError, TriggerLimits
+from .partitions import NsqPartition
+from .stream import NsqStreamReader, start_of
 
 
 class StreamReaderWithoutLimits(NsqStreamReader):
@@ -15,24 +19,53 @@ class StreamReaderWithoutLimits(NsqStreamReader):
 
     def __init__(self, options: ReadOptions, columns: list[str]) -> None:
         super().__init__(options, columns)
-        self._read_to: Offset = {}  # the end of the last batch of this process
+        self._read_to: LogOffsets = {}  # the end of the last batch of this process
 
     def latestOffset(self) -> Offset:  # type: ignore[override]
         """Return the current ends of the logs. Raises the errors of `NsqStreamReader.latestOffset`."""
-        start = dict(self._read_to)
-        for broker in self._options.brokers:
-            if broker not in start:
-                bounds, first = self._start_of_new(broker)
-                last_id = id_of_message(self._options.log(broker), bounds.end - 1)
-                start[broker] = BrokerOffset(first, bounds.end, last_id).to_json()
-        self._read_to = super().latestOffset(start, ReadAllAvailable())
-        return self._read_to
+        if not self._read_to:
+            options = self._options
+            inquiry: Inquiry[str, dict[LogKey, LogOffset]] = Inquiry("the query waits for it")
+            places = self._fleet.find(waits_for_all=True)
+            answers = ask_logs(inquiry, places, self._end_position, options.patience_s, waits_for_all=True)
+            for error in (*self._fleet.away.values(), *answers.away.values()):
+                raise error
+            check_topics(options, answers.found)
+            self._read_to = dict(answers.found)
+        else:
+            self._read_to = self.next_offsets(self._read_to, TriggerLimits())
+        return build_offset(self._read_to, self._options.subscription)
 
     def partitions(self, start: Offset, end: Offset) -> list[NsqPartition]:
         """Return the ranges between two offsets. Raises the errors of `latestOffset`, also about the start."""
-        self._read_to = self._read_to or end  # a batch that is repeated after a restart
-        before = parse_offset(start)
-        self._check_brokers(before)
-        for broker in before.keys() & self._options.brokers.keys():
-            self._known_broker(broker, before[broker])
+        options = self._options
+        before, after = parse_offset(start, options.subscription), parse_offset(end, options.subscription)
+        self._read_to = self._read_to or after  # a batch that is repeated after a restart
+        self._check_removed(before)
+        if missing := sorted(key for key in before.keys() - after.keys() if self._is_read(key)):
+            topic, broker = missing[0]
+            raise SourceError(
+                f"the checkpoint has topic {topic} on {broker}, which was not found: before Spark 4.2, all logs must "
+                "be there when a query is started again"
+            )
+        known = {key: position for key, position in before.items() if isinstance(position, LogOffset)}
+        inquiry: Inquiry[str, dict[LogKey, bool]] = Inquiry("the batch waits for it")
+
+        def check(key: LogKey, place: LogPlace) -> None:
+            self.bounds_of_known(key, place.open(), known[key])
+
+        places = {key: options.place(*key) for key in known if self._is_read(key)}
+        for error in ask_logs(inquiry, places, check, options.patience_s, waits_for_all=True).away.values():
+            raise error
         return super().partitions(start, end)
+
+    def _end_position(self, key: LogKey, place: LogPlace) -> LogOffset | None:
+        """Return the end of a log as a position, which started at the position of the options."""
+        log = place.open()
+        try:
+            bounds, first = start_of(key, log, self._starting_position(key, is_first=True))
+            return LogOffset(first, bounds.end, log.id_at(bounds.end - 1) if bounds.end else None)
+        except RequestRefused as error:
+            if is_without_topic(error):
+                return None
+            raise
