@@ -1,6 +1,6 @@
 """Tests for the books of an export: kills between any two of their steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from trio_nsq.spark.export.books import Books
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout
 from trio_nsq.spark.export.manifest import RangeResult, result_path
 from trio_nsq.spark.storage import ChangedMeanwhile, Lease, LeaseLost, LocalStorage, StorageError
+from trio_nsq.spark.tables.table import Compacted
 
 
 class Killed(BaseException):
@@ -64,6 +65,9 @@ class ListTable:
                 self.commits.append(files)
                 self.layouts.append(layout)
 
+    def compact(self, layout: Layout, still_ours: Callable[[], None]) -> Compacted:
+        return Compacted()
+
 
 def save_result(storage: LocalStorage, span: Span, **more: object) -> RangeResult:
     result = RangeResult("b:1", *span, span.length, files=[f"{span.first}.parquet"], **more)  # type: ignore[arg-type]
@@ -88,6 +92,7 @@ def test_table_gets_each_file_once_over_kills(tmp_path: Path, before: bool) -> N
                 for first in (0, 10):
                     save_result(plain, Span(first, first + 10))
                 books.settle()
+                books.commit()
         except Killed:
             killed = True
         table.storage = KillingStorage(plain.folder, 0, before=before)
@@ -105,6 +110,7 @@ def test_table_gets_each_file_once_over_kills(tmp_path: Path, before: bool) -> N
                 ):
                     save_result(plain, Span(first, first + 10))
             books.settle()
+            books.commit()
             assert books.settle() == []
             assert books.ranges_of("b:1").done == {Span(0, 40): 40}
             assert books.ranges_of("b:1").pending == {}
@@ -147,6 +153,7 @@ def test_new_fields_become_columns_of_a_table(tmp_path: Path) -> None:
         books.save()
         save_result(storage, Span(0, 10), new_fields={"b": "string"})
         books.settle()
+        books.commit()
         assert books.manifest is not None
         assert [column.name for column in books.manifest.layout.json_columns] == ["a", "b"]
         books.manifest.plan("b:1", Span(0, 30), 10)

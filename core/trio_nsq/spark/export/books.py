@@ -1,16 +1,19 @@
 """The books of an export: its manifest, the results of its tasks, and the commits to its table.
 
 Everything that is planned or done is in the manifest, or in the results that tasks have saved. `Books.settle` brings
-the results into the manifest, and commits their files to the table, if there is one. It may be killed at any step: the
-next call continues there. So each range is planned once, and its files are in the table once.
+the results into the manifest, and `Books.commit` adds their files to the table, if there is one. They may be killed at
+any step: the next call continues there. So each range is planned once, and its files are in the table once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from ..ranges import BrokerRanges
 from ..storage import Lease, Storage
+from ..tables.opening import open_table
+from ..tables.table import Compacted
+from ..tables.target import TableOptions, TableTarget
 from .layout import Layout, safe_name
 from .manifest import Manifest, ManifestError, RangeResult, manifest_path, result_path, results_folder
 
@@ -18,11 +21,12 @@ _READERS = 16
 """How many results are read at the same time: requests to object stores are slow."""
 
 
-class Table(Protocol):
-    """A table of the files, for example a Delta table."""
+class CommittedTable(Protocol):
+    """A table of the files, see `Table`."""
 
-    def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> None:
-        """Add the files of exported ranges to the table, once: a repeated call with the same number does nothing."""
+    def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> None: ...
+
+    def compact(self, layout: Layout, still_ours: Callable[[], None]) -> Compacted: ...
 
 
 class Books:
@@ -41,7 +45,7 @@ class Books:
     """
 
     def __init__(self, topic: str, storage: Storage, lease: Lease) -> None:
-        self.table: Table | None = None
+        self.table: CommittedTable | None = None
         self._topic = topic
         self._storage = storage
         self._lease = lease
@@ -96,8 +100,30 @@ class Books:
         self.manifest = Manifest(self._topic, [layout])
         return self.manifest
 
+    def use_table(self, target: TableTarget | None, options: TableOptions) -> None:
+        """Commit the files to a table from now on; None: there is no table.
+
+        Raises:
+            ManifestError: Earlier files are in another table, or in none.
+            TableError: The table does not fit the manifest or its layout, or cannot be used.
+        """
+        manifest = self.manifest
+        assert manifest is not None
+        wanted = "" if target is None else str(target)
+        if not manifest.table and not any(ranges.done for ranges in self.brokers.values()):
+            manifest.table = wanted
+        if manifest.table != wanted:
+            use = (
+                f"in a table: give {manifest.table}" if manifest.table else f"in no table: leave out {wanted}"
+            )
+            raise ManifestError(f"the files in {self._storage.shown} are {use}, or choose another folder")
+        if target is not None:
+            table = open_table(target, self._storage, self._topic, manifest.id, options)
+            table.check(manifest.commit, unfinished=bool(manifest.uncommitted), layout=manifest.layout)
+            self.table = table
+
     def settle(self, known: Sequence[RangeResult] = ()) -> list[RangeResult]:
-        """Bring the results of tasks into the manifest, also of a killed run, and commit their files to the table.
+        """Bring the results of tasks into the manifest, also of a killed run. `commit` adds their files to the table.
 
         Args:
             known: Results that need not be read, because their tasks have returned them.
@@ -106,12 +132,12 @@ class Books:
             The results that are new in the manifest.
 
         Raises:
-            NSQError, OSError: As `save`, or the table cannot be written. The next call continues.
+            NSQError, OSError: As `save`, or as `commit` for files of an earlier call. The next call continues.
         """
         manifest = self.manifest
         if manifest is None:
             return []
-        self._commit()  # of a killed run: its number and its files must not change
+        self.commit()  # of a killed run: its number and its files must not change
         names = self._storage.names(results_folder(self._topic))
         new = manifest.mark_done(self._results(names, known))
         if self.table is not None:
@@ -121,7 +147,6 @@ class Books:
                 manifest.uncommitted = committed
         self.save()
         self._storage.remove(names)
-        self._commit()
         return new
 
     def _results(self, names: Sequence[str], known: Sequence[RangeResult]) -> list[RangeResult]:
@@ -132,8 +157,13 @@ class Books:
             found = list(readers.map(self._storage.read, others))
         return [*known, *(RangeResult.from_bytes(each.data) for each in found if each is not None)]
 
-    def _commit(self) -> None:
-        """Commit the results of the manifest that are not known to be in the table."""
+    def commit(self) -> None:
+        """Commit the results of the manifest to the table, unless it is known to have them.
+
+        Raises:
+            TableError: The table cannot be changed, or it is not known whether it was. The next call continues.
+            NSQError, OSError: As `save`.
+        """
         manifest = self.manifest
         if self.table is None or manifest is None or not manifest.uncommitted:
             return
@@ -142,6 +172,12 @@ class Books:
         self.table.commit(manifest.commit, manifest.uncommitted, manifest.layout)
         manifest.uncommitted = []
         self.save()
+
+    def compact(self) -> Compacted:
+        """Merge small files of the table, if there is one, where it is worth it. Raises the errors of `commit`."""
+        if self.table is None or self.manifest is None:
+            return Compacted()
+        return self.table.compact(self.manifest.layout, self._lease.check)
 
     def remove_unfinished(self) -> None:
         """Remove the unfinished files of killed tasks, but not those of another topic's export."""

@@ -12,6 +12,7 @@ from ..logs import ChannelLog, LogPlace, SegmentedLog
 from ..ranges import BrokerRanges, covered_up_to, subtract
 from ..runtime.engine import Advance, Engine
 from ..storage import Lease, Storage, StorageError, storage_at
+from ..tables.target import TableOptions
 from .books import Books
 from .manifest import Manifest, RangeResult, manifest_path
 from .request import ExportRequest, ExportResult
@@ -43,10 +44,17 @@ class ExportJob:
         self._shown = storage.shown
         self._wanted: list[_WantedSpan] = []
         self._next: dict[str, int] = {}  # by label: where the next round starts
-        self._books.settle()
-        self._books.remove_unfinished()
         if self._books.manifest is not None:
             check_layout(self._books.manifest.layout, request, self._shown)
+            self._use_table()
+            self._books.settle()
+            self._books.commit()
+        self._books.remove_unfinished()
+
+    def _use_table(self) -> None:
+        request = self.request
+        options = TableOptions(request.compression, request.compression_level, request.row_group_bytes)
+        self._books.use_table(request.table, options)
 
     @property
     def exported(self) -> Mapping[str, BrokerRanges]:
@@ -72,6 +80,7 @@ class ExportJob:
             LogReplaced: Another log was exported to the folder before.
             LayoutError: No columns can be inferred.
             ManifestError: The manifest cannot be used.
+            TableError: The table cannot be used.
         """
         request = self.request
         self._wanted = [self._resolve(place) for place in places]
@@ -79,6 +88,7 @@ class ExportJob:
         if manifest is None:
             spans = [(each.place, each.span) for each in self._wanted if each.span is not None]
             manifest = self._books.start(new_layout(request, spans))
+            self._use_table()
         tasks: list[ExportTask] = []
         for wanted in self._wanted:
             tasks += self._plan_broker(manifest, wanted)
@@ -160,6 +170,7 @@ class ExportJob:
         finally:
             for result in self._books.settle(finished):
                 self.result.add(result)
+            self._books.commit()
         channel = self.request.channel
         for wanted in self._wanted:
             label = wanted.place.label
@@ -168,6 +179,8 @@ class ExportJob:
             to = covered_up_to(first, self._books.ranges_of(label).done)
             if channel is not None and to > wanted.channel_at:
                 _with_channels(wanted.place).move_channel(channel, to)
+        if self.request.compact:
+            self.result.compacted += self._books.compact().replaced
 
 
 def _with_channels(place: LogPlace) -> ChannelLog:
@@ -186,6 +199,7 @@ def open_export(request: ExportRequest, places: Sequence[LogPlace]) -> Iterator[
         BrokerUnreachable, RequestRefused: A broker does not have the topic.
         LayoutError: The folder has another layout.
         ManifestError, StorageError, OSError: The folder cannot be used, or another export writes to it.
+        TableError: The table cannot be used.
     """
     for place in places:
         place.open().bounds()

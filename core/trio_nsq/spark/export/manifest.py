@@ -101,6 +101,7 @@ class Manifest:
         id: A random name of this export, which its commits to a table carry.
         commit: The number of the last commit to a table; 0 before the first.
         uncommitted: The results of commit `commit`, until it is known that the table has them.
+        table: The table that has the files, as the options of `to-parquet`; empty: none.
     """
 
     topic: str
@@ -109,6 +110,7 @@ class Manifest:
     id: str = field(default_factory=lambda: secrets.token_hex(_ID_BYTES))
     commit: int = 0
     uncommitted: list[RangeResult] = field(default_factory=list)
+    table: str = ""
 
     @property
     def layout(self) -> Layout:
@@ -189,6 +191,7 @@ class Manifest:
             "brokers": brokers,
             "commit": self.commit,
             "uncommitted": [asdict(result) for result in self.uncommitted],
+            "table": self.table,
         }
         return json.dumps(found, separators=(",", ":")).encode() + b"\n"
 
@@ -210,6 +213,7 @@ class Manifest:
                 found["id"],
                 found["commit"],
                 [RangeResult.from_json(result) for result in found["uncommitted"]],
+                found.get("table", ""),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise ManifestError(f"it cannot be read: {exc!r}") from exc

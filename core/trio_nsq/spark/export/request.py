@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from ...log.gaps import Span
+from ..tables.target import TableTarget
 from .layout import JsonType, Layout
 from .manifest import RangeResult
 
@@ -28,6 +29,8 @@ class ExportRequest:
         row_group_bytes: The approximate size of the bodies in a row group.
         target_bytes: The approximate size of a range in the log; at least 1.
         min_ranges: Split each broker's log into at least this many ranges, so that every worker has work.
+        table: The table to commit the files to; None: no table.
+        compact: Merge small files of the table.
     """
 
     topic: str
@@ -42,6 +45,8 @@ class ExportRequest:
     row_group_bytes: int = 64 * MIB
     target_bytes: int = 256 * MIB
     min_ranges: int = 1
+    table: TableTarget | None = None
+    compact: bool = False
 
 
 @dataclass(slots=True)
@@ -57,6 +62,7 @@ class ExportResult:
         damaged: Whether some of the missing messages are damaged.
         for_one_channel, unparsed, misfits: See `RangeResult`.
         repeated: Messages that a channel redelivered; they are not exported again.
+        compacted: Small files of the table that were merged into larger ones.
         gaps: `(broker, first, end, reason)` of missing messages.
     """
 
@@ -75,6 +81,7 @@ class ExportResult:
     unparsed: int = 0
     misfits: dict[str, int] = field(default_factory=dict)
     repeated: int = 0
+    compacted: int = 0
     gaps: list[tuple[str, int, int, str]] = field(default_factory=list)
 
     def add(self, done: RangeResult) -> None:

@@ -20,7 +20,7 @@ LARGE_BYTES = 64 * 1024 * 1024
 """Files of this size and larger ones are not merged."""
 _SMALLEST_BYTES = 64 * 1024
 """Smaller files count as files of this size."""
-_AT_ONCE = 8
+AT_ONCE = 8
 """How many files of about the same size are merged at least; each of their sizes is within this factor."""
 
 
@@ -49,11 +49,11 @@ def small_files(files: Sequence[TableFile]) -> Iterator[list[TableFile]]:
     for file in sorted(files):
         tier, size = 0, _SMALLEST_BYTES
         while size < file.size_bytes:
-            tier, size = tier + 1, size * _AT_ONCE
+            tier, size = tier + 1, size * AT_ONCE
         if file.size_bytes < LARGE_BYTES:
             groups.setdefault((file.partition, tier), []).append(file)
     for group in groups.values():
-        if len(group) < _AT_ONCE:
+        if len(group) < AT_ONCE:
             continue
         part: list[TableFile] = []
         for file in group:

@@ -10,7 +10,7 @@ from ..export.columns import schema_of
 from ..export.layout import Layout, safe_name
 from ..export.manifest import RangeResult
 from ..storage import Storage
-from .compaction import TableFile, merge_files, small_files
+from .compaction import AT_ONCE, TableFile, merge_files, small_files
 from .target import TableBusy, TableError, TableOptions
 
 _ATTEMPTS = 20
@@ -45,6 +45,7 @@ class Table(ABC):
         self._topic = topic
         self._export_id = export_id
         self._options = options
+        self._new_files: int | None = None  # since the last compaction; None: there was none
 
     # ------------------------------------------------------------------ commits
 
@@ -104,6 +105,8 @@ class Table(ABC):
             self._append(number, names, layout)
 
         self._repeat(append)
+        if self._new_files is not None:
+            self._new_files += len(names)
 
     def _repeat(self, change: Callable[[], None]) -> None:
         """Call a function with the current state of the table, until no other writer precedes it."""
@@ -133,6 +136,8 @@ class Table(ABC):
         Raises:
             TableError, TableUnavailable, StorageError, OSError: See `commit`. The table has not lost anything.
         """
+        if self._new_files is not None and self._new_files < AT_ONCE:
+            return Compacted()
         self._load()
         schema = schema_of(layout)
         replaced = written = 0
@@ -152,6 +157,7 @@ class Table(ABC):
             self._load()
         still_ours()
         self._expire()
+        self._new_files = 0
         return Compacted(replaced, written)
 
     # ------------------------------------------------------------------ what the kinds provide
