@@ -3,7 +3,6 @@
 The plan is stored before the first publish, so an interrupted job continues with the same pieces:
 
     job.json            the request and the pieces; fixed once the job is planned
-    selected.bin        the rows that `--where` selected, if given
     done/PIECE.json     the results of pieces, written by their tasks
     lock                held by the process that runs the job
 """
@@ -13,9 +12,8 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from itertools import accumulate
 from pathlib import Path
 
 from ...client.connection.reconnect import PATIENCE_S
@@ -23,13 +21,14 @@ from ...client.connection.tls import TLSFiles
 from ...protocol.errors import NSQError
 from ...secret import NO_SECRET, Secret
 from ..runtime.engine import Advance, Engine
-from ..storage import PRIVATE_MODE, LocalStorage, shown_place
+from ..storage import PRIVATE_MODE, LocalStorage, StoredFile, shown_place
 from .files import ReplayColumns, ReplayFileError, ReplayFiles, open_files, select_topics
-from .pieces import Piece, row_groups_from_json, row_groups_to_json, split_into_pieces
+from .pieces import Piece, split_into_pieces
 from .request import PieceResult, ReplayRequest, ReplayResult
+from .rows import RowGroupRange
 from .task import ReplayTask
 
-VERSION = 1
+VERSION = 2
 KEPT_S = 7 * 24 * 3600
 """Complete jobs are removed after this time."""
 
@@ -97,44 +96,26 @@ class ReplayJob:
             self._nonce = found["nonce"]
             self.is_complete = found["complete"]
             plan = found["plan"]
-            selected = None if self.is_complete else self._storage.read("selected.bin")
-            packed = b"" if selected is None else selected.data
             columns = plan["columns"]
-            self._plan = _Plan(
-                plan["place"],
-                ReplayColumns(**columns | {"order": tuple(columns["order"])}),
-                plan["rows"],
-                plan["files"],
-                [tuple(row_groups_from_json(each, packed) for each in piece) for piece in plan["pieces"]],
-            )
+            plan["columns"] = ReplayColumns(**columns | {"order": tuple(columns["order"])})
+            plan["pieces"] = [
+                tuple(RowGroupRange(StoredFile(*stamp), *others) for stamp, *others in piece)
+                for piece in plan["pieces"]
+            ]
+            self._plan = _Plan(**plan)
         except (ValueError, KeyError, TypeError) as exc:
             raise JobError(f"the job {self.name} cannot be read, in {self._folder}: {exc!r}") from exc
 
     def _save(self, *, complete: bool = False) -> None:
         assert self._plan is not None
         plan = self._plan
-        packed = [each.selected or b"" for piece in plan.pieces for each in piece]
-        if any(packed) and not complete:
-            self._storage.put("selected.bin", b"".join(packed))
-        ends = iter(accumulate(map(len, packed)))
-        pieces = (
-            []
-            if complete
-            else [[row_groups_to_json(each, next(ends)) for each in piece] for piece in plan.pieces]
-        )
         found = {
             "version": VERSION,
             "job": self.name,
             "nonce": self._nonce,
             "complete": complete,
             "request": asdict(self.request),
-            "plan": {
-                "place": plan.place,
-                "columns": asdict(plan.columns),
-                "rows": plan.rows,
-                "files": plan.files,
-                "pieces": pieces,
-            },
+            "plan": asdict(replace(plan, pieces=[])) | {"pieces": [] if complete else plan.pieces},
         }
         self._storage.put("job.json", json.dumps(found, separators=(",", ":")).encode() + b"\n")
 
@@ -206,7 +187,7 @@ class ReplayJob:
         for number, row_groups in enumerate(plan.pieces):
             saved = PieceResult.load(self._storage, number)
             if saved is not None and saved.complete:
-                self.result.add(saved.as_repeated())
+                self.result.add(saved.as_before())
                 continue
             tasks.append(
                 ReplayTask(
@@ -254,7 +235,6 @@ class ReplayJob:
             return
         self.result.count_left_out()
         self._save(complete=True)
-        self._storage.remove(["selected.bin"])
         shutil.rmtree(self._folder / "done", ignore_errors=True)
 
 

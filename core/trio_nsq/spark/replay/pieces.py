@@ -2,9 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-from ..storage import StoredFile
 from .files import ReplayFiles, RowGroup
 from .rows import MIB, RowGroupRange, earliest_time, pack_bits
 
@@ -103,29 +101,3 @@ def _split(groups: Sequence[RowGroupRange]) -> list[list[RowGroupRange]]:
         else:
             piece.append(group)
     return pieces
-
-
-def row_groups_to_json(group: RowGroupRange, bits_end: int) -> list[Any]:
-    """Convert a range of row groups for `job.json`. Its bits are in another file, where they end at `bits_end`."""
-    bits = None if group.selected is None else [bits_end - len(group.selected), bits_end]
-    return [[*group.stamp], *group[1:7], bits, group.first_ns]
-
-
-def row_groups_from_json(found: Sequence[Any], packed: bytes) -> RowGroupRange:
-    """Parse a range of row groups; `packed` is the content of the file of bits. Raises ValueError, TypeError."""
-    (
-        (name, size_bytes, version),
-        first_group,
-        end_group,
-        first_row,
-        rows,
-        wanted,
-        body_bytes,
-        bits,
-        first_ns,
-    ) = found
-    stamp = StoredFile(name, size_bytes, str(version))  # older jobs have an integer
-    selected = None if bits is None else packed[slice(*bits)]
-    return RowGroupRange(
-        stamp, first_group, end_group, first_row, rows, wanted, body_bytes, selected, first_ns
-    )

@@ -6,7 +6,7 @@ This module does not import pyarrow, so that qcli can check options without it.
 
 import json
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from ..storage import Storage
 from ..tables.target import TableKind, TableVersion
@@ -75,35 +75,42 @@ class ReplayRequest:
 
 
 @dataclass(slots=True)
-class PieceResult:
-    """The result of a piece so far. Counts are messages, of all attempts unless noted.
+class ReplayCounts:
+    """Numbers of messages.
 
     Attributes:
-        published: Published by this attempt.
-        published_bytes: The size of their bodies.
-        repeated: Published by an earlier attempt, and not published again.
-        repeated_bytes: The size of their bodies.
+        published, published_bytes: Published by this run, and the size of their bodies.
+        before, before_bytes: Published by an earlier run or attempt, and not published again.
         maybe_twice: Those of `published` that were sent again because the first response was lost.
         unmatched: Not matched by the regular expression.
         without_body: Rows whose body is null or empty; NSQ has no empty messages.
         too_long: Longer than the limit, and not published.
         examples: The locations of the first of these.
-        batches: The number of the next batch.
         remembered: Whether the broker deduplicates; None: unknown.
     """
 
-    piece: int
     published: int = 0
     published_bytes: int = 0
-    repeated: int = 0
-    repeated_bytes: int = 0
+    before: int = 0
+    before_bytes: int = 0
     maybe_twice: int = 0
     unmatched: int = 0
     without_body: int = 0
     too_long: int = 0
     examples: list[str] = field(default_factory=list)
-    batches: int = 0
     remembered: bool | None = None
+
+
+@dataclass(slots=True)
+class PieceResult(ReplayCounts):
+    """The result of a piece so far.
+
+    Attributes:
+        batches: The number of the next batch.
+    """
+
+    piece: int = 0
+    batches: int = 0
     complete: bool = False
 
     def save(self, storage: Storage) -> None:
@@ -120,15 +127,10 @@ class PieceResult:
         except (ValueError, TypeError):
             return None
 
-    def as_repeated(self) -> "PieceResult":
+    def as_before(self) -> "PieceResult":
         """Convert the result of an earlier run for this run: all its messages were published before."""
-        return replace(
-            self,
-            published=0,
-            published_bytes=0,
-            repeated=self.published + self.repeated,
-            repeated_bytes=self.published_bytes + self.repeated_bytes,
-        )
+        before, before_bytes = self.before + self.published, self.before_bytes + self.published_bytes
+        return replace(self, published=0, published_bytes=0, before=before, before_bytes=before_bytes)
 
 
 def _path(piece: int) -> str:
@@ -136,45 +138,26 @@ def _path(piece: int) -> str:
 
 
 @dataclass(slots=True)
-class ReplayResult:
-    """The result of a job so far. Counts are messages unless noted.
+class ReplayResult(ReplayCounts):
+    """The result of a job so far.
 
     Attributes:
-        published, published_bytes: Published by this run.
-        before, before_bytes: Published by an earlier run or attempt, and not published again.
-        maybe_twice, unmatched, without_body, too_long, examples: See `PieceResult`.
         left_out: Rows outside of the time range, or not selected by `--where`.
         files, pieces: The number of files and pieces.
         pieces_done: The number of complete pieces.
-        remembered: See `PieceResult`.
     """
 
-    published: int = 0
-    published_bytes: int = 0
-    before: int = 0
-    before_bytes: int = 0
-    maybe_twice: int = 0
-    unmatched: int = 0
-    without_body: int = 0
-    too_long: int = 0
-    examples: list[str] = field(default_factory=list)
     left_out: int = 0
     rows: int = 0
     files: int = 0
     pieces: int = 0
     pieces_done: int = 0
-    remembered: bool | None = None
 
     def add(self, piece: PieceResult) -> None:
-        self.published += piece.published
-        self.published_bytes += piece.published_bytes
-        self.before += piece.repeated
-        self.before_bytes += piece.repeated_bytes
-        self.maybe_twice += piece.maybe_twice
-        self.unmatched += piece.unmatched
-        self.without_body += piece.without_body
-        self.too_long += piece.too_long
-        self.examples = (self.examples + piece.examples)[:MAX_EXAMPLES]
+        for each in fields(ReplayCounts):
+            if each.name != "remembered":
+                setattr(self, each.name, getattr(self, each.name) + getattr(piece, each.name))
+        del self.examples[MAX_EXAMPLES:]
         self.pieces_done += piece.complete
         if piece.remembered is not None:
             self.remembered = piece.remembered and self.remembered is not False

@@ -4,6 +4,7 @@ The plan of a replay determines the rows: row groups, a time range, and the rows
 """
 
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -43,7 +44,7 @@ class RowGroupRange(NamedTuple):
     rows: int
     wanted: int
     body_bytes: int
-    selected: bytes | None = None
+    selected: str | None = None
     first_ns: int | None = None
 
     def join(self, other: "RowGroupRange") -> "RowGroupRange":
@@ -70,16 +71,15 @@ class Rows(NamedTuple):
     locate: Callable[[int], tuple[str, int]]
 
 
-def pack_bits(bits: bytes, first: int, count: int) -> bytes:
-    """Compress some bits of a bitmap, least significant bit first; pass the same numbers to `unpack_bits`."""
-    return zlib.compress(bits[first // 8 : (first + count + 7) // 8], 1)
+def pack_bits(bits: bytes, first: int, count: int) -> str:
+    """Encode some bits of a bitmap, least significant bit first; pass the same numbers to `unpack_bits`."""
+    return b64encode(zlib.compress(bits[first // 8 : (first + count + 7) // 8], 1)).decode()
 
 
-def unpack_bits(packed: bytes, first: int, count: int) -> Any:
-    """Decompress bits into a boolean Arrow array."""
-    return pa.Array.from_buffers(
-        pa.bool_(), count, [None, pa.py_buffer(zlib.decompress(packed))], offset=first % 8
-    )
+def unpack_bits(packed: str, first: int, count: int) -> Any:
+    """Decode bits into a boolean Arrow array."""
+    bits = pa.py_buffer(zlib.decompress(b64decode(packed)))
+    return pa.Array.from_buffers(pa.bool_(), count, [None, bits], offset=first % 8)
 
 
 class RowReader:

@@ -85,7 +85,7 @@ class ReplayTask:
         saved = PieceResult.load(storage, self.piece) if storage is not None else None
         if saved is not None and saved.complete:
             return saved
-        result = PieceResult(self.piece, remembered=saved.remembered if saved is not None else None)
+        result = PieceResult(piece=self.piece, remembered=saved.remembered if saved is not None else None)
         if self.dry_run:
             for batch, _ in _Batches(self, result):
                 _count(result, batch, PublishOutcome.PUBLISHED, advance)
@@ -133,8 +133,8 @@ class ReplayTask:
 def _count(result: PieceResult, batch: list[bytes], outcome: PublishOutcome, advance: Advance | None) -> None:
     size = sum(map(len, batch))
     if outcome is PublishOutcome.REPEATED:
-        result.repeated += len(batch)
-        result.repeated_bytes += size
+        result.before += len(batch)
+        result.before_bytes += size
     else:
         result.published += len(batch)
         result.published_bytes += size
