@@ -1,17 +1,59 @@
-"""The names of places: paths and URIs."""
+"""The names of places: paths and URIs, and the secrets in URIs."""
 
+import re
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote, urlencode
 
-_SECRET_OPTIONS = ("key", "secret", "token", "password", "signature", "sig", "credential")
-"""Parts of the names of URI options that are not shown."""
+S3, GCS, AZURE, HADOOP = "s3", "gs", "az", "hdfs"
+_KINDS = {
+    "s3": S3,
+    "s3a": S3,
+    "gs": GCS,
+    "gcs": GCS,
+    "az": AZURE,
+    "azure": AZURE,
+    "abfs": AZURE,
+    "abfss": AZURE,
+    "hdfs": HADOOP,
+    "viewfs": HADOOP,
+}
+_PUBLIC_OPTIONS = frozenset({"region", "scheme", "endpoint_override", "allow_http"})
+"""The options of URIs that are not secret. Others are not shown: they may be."""
+_USER = re.compile(r"[^/@]*@")
+_USER_OF_S3 = re.compile(r"[^/@]*@|[^/@:]*:[^@]*@")
+"""A key and a secret, which may have slashes: AWS's secrets do."""
 
 
-def split_place(place: str) -> tuple[str, str]:
-    """Return the folder of a file, and its name."""
-    head, mark, query = place.partition("?") if local_path(place) is None else (place, "", "")
-    folder, _, name = head.rstrip("/").rpartition("/")
-    return f"{folder or '/'}{mark}{query}", name
+class PlaceURI(NamedTuple):
+    """The parts of a URI.
+
+    Attributes:
+        scheme: As in the URI, such as `s3a`.
+        kind: The kind of store, such as `S3`; empty: unknown.
+        user: What is before the `@`, without the secret; for Azure the container, if the host is the account.
+        secret: The secret of the user; empty: none.
+        host: The bucket, the container, or the host.
+        path: Without slashes at its ends.
+        options: What follows a question mark.
+    """
+
+    scheme: str
+    kind: str
+    user: str
+    secret: str
+    host: str
+    path: str
+    options: dict[str, str]
+
+    def without_secrets(self) -> "PlaceURI":
+        options = {name: value for name, value in self.options.items() if name in _PUBLIC_OPTIONS}
+        return self._replace(user=self.user if self.kind == AZURE else "", secret="", options=options)
+
+    def __str__(self) -> str:
+        user = f"{self.user}@" if self.user else ""
+        options = f"?{urlencode(self.options, safe='/:')}" if self.options else ""
+        return f"{self.scheme}://{user}{self.host}/{self.path}".rstrip("/") + options
 
 
 def local_path(place: str) -> Path | None:
@@ -21,16 +63,30 @@ def local_path(place: str) -> Path | None:
     return None if "://" in place else Path(place)
 
 
+def parse_place(place: str) -> PlaceURI:
+    """Parse the URI of a place that is not local."""
+    scheme, _, rest = place.partition("://")
+    rest, _, query = rest.partition("?")
+    kind = _KINDS.get(scheme.lower(), "")
+    user = secret = ""
+    if found := (_USER_OF_S3 if kind == S3 else _USER).match(rest):
+        rest = rest[found.end() :]
+        user, _, secret = found.group()[:-1].partition(":")
+    host, _, path = rest.partition("/")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    return PlaceURI(scheme.lower(), kind, unquote(user), unquote(secret), host, path.strip("/"), options)
+
+
 def shown_place(place: str) -> str:
     """Return a place without the secrets that its URI may have."""
+    return place if local_path(place) is not None else str(parse_place(place).without_secrets())
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """Return the folder of a file, and its name."""
     if local_path(place) is not None:
-        return place
-    scheme, network, path, query, _ = urlsplit(place)
-    options = [
-        (name, "***" if any(part in name.lower() for part in _SECRET_OPTIONS) else value)
-        for name, value in parse_qsl(query, keep_blank_values=True)
-    ]
-    _, at, host = network.rpartition("@")
-    if at and scheme in ("abfs", "abfss"):
-        host = network  # the container is before the `@`
-    return urlunsplit((scheme, host, path, urlencode(options, safe="*/:"), ""))
+        folder, _, name = place.rstrip("/").rpartition("/")
+        return folder or "/", name
+    uri = parse_place(place)
+    folder, _, name = uri.path.rpartition("/")
+    return str(uri._replace(path=folder)), name

@@ -1,0 +1,271 @@
+"""How to reach an object store: its endpoint, its region, and credentials, found where each platform keeps them.
+
+Settings come from, in this order: the URI, the environment, Spark's configuration (`spark.hadoop.fs.*`), and for S3 the
+profile of AWS. If there are no credentials among them, obstore asks the platform: web identity, the container, or the
+machine. That happens on each machine by itself; everything else travels with tasks.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .aws_profile import profile_settings
+from .interface import StorageError
+from .places import AZURE, GCS, S3, PlaceURI, local_path, parse_place
+
+_KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
+PROFILE, EXPIRES = "profile", "expires"
+"""The profile that temporary credentials are from, and when they expire; these are not settings of obstore."""
+_ENDPOINTS = ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint")
+_AWS = re.compile(
+    "aws_(?:"
+    "access_key_id|secret_access_key|session_token|region|default_region|endpoint|endpoint_url|"
+    "endpoint_url_s3|allow_http|virtual_hosted_style_request|unsigned_payload|skip_signature|"
+    "checksum_algorithm|s3_express|request_payer|server_side_encryption|sse_kms_key_id|"
+    "sse_bucket_key_enabled|sse_customer_key_base64|disable_bulk_delete)"
+)
+_AZURE = re.compile(
+    "azure_(?:"
+    "storage_account_name|storage_account_key|storage_access_key|storage_sas_key|storage_sas_token|"
+    "storage_token|storage_client_id|storage_client_secret|storage_tenant_id|client_id|client_secret|"
+    "tenant_id|authority_host|storage_endpoint|endpoint|storage_use_emulator|skip_signature|"
+    "encryption_key|storage_connection_string)"
+)
+_GOOGLE = re.compile(
+    "google_(?:"
+    "application_credentials|service_account|service_account_key|service_account_path|bearer_token|"
+    "base_url|skip_signature)"
+)
+_URI_OPTIONS = {
+    "region": "aws_region",
+    "access_key": _KEY,
+    "secret_key": _SECRET,
+    "session_token": _TOKEN,
+    "endpoint_override": "aws_endpoint",
+    "allow_http": "aws_allow_http",
+}
+_HADOOP_S3 = {
+    "access.key": _KEY,
+    "secret.key": _SECRET,
+    "session.token": _TOKEN,
+    "endpoint": "aws_endpoint",
+    "endpoint.region": "aws_region",
+}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Access:
+    """The settings of an object store. Can be pickled; its text has no secrets.
+
+    Attributes:
+        settings: Names and values, as in the environment but in lower case, such as `aws_region`.
+    """
+
+    settings: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Access({', '.join(name for name, _ in self.settings)})"
+
+    def options(self) -> dict[str, str]:
+        """Return the settings for obstore, deltalake and others that use Rust's object_store. They have secrets."""
+        return {name: value for name, value in self.settings if name not in (PROFILE, EXPIRES)}
+
+    def get(self, name: str) -> str | None:
+        return dict(self.settings).get(name)
+
+
+NO_ACCESS = Access()
+
+
+def find_access(place: str) -> tuple[str, Access]:
+    """Separate a place from its secrets, and find the settings to reach it.
+
+    Args:
+        place: A path or a URI, see `storage_at`.
+
+    Returns:
+        The place without secrets, and the settings for `storage_at`.
+
+    Raises:
+        StorageError: A profile or a file of credentials cannot be used, or a setting is missing.
+    """
+    if local_path(place) is not None:
+        return place, NO_ACCESS
+    uri = parse_place(place)
+    shown = str(uri.without_secrets())
+    find = {S3: _s3_settings, GCS: _google_settings, AZURE: _azure_settings}.get(uri.kind)
+    if find is None:
+        return place, NO_ACCESS
+    return shown, Access(tuple(sorted(find(uri).items())))
+
+
+def _environment(names: re.Pattern[str]) -> dict[str, str]:
+    """Return variables by their names in lower case. Those that are only valid on this machine are not among them."""
+    return {
+        name.lower(): value for name, value in os.environ.items() if value and names.fullmatch(name.lower())
+    }
+
+
+# ---------------------------------------------------------------------- S3
+
+
+def _s3_settings(uri: PlaceURI) -> dict[str, str]:
+    settings = {_URI_OPTIONS[name]: value for name, value in uri.options.items() if name in _URI_OPTIONS}
+    if uri.secret:
+        settings[_KEY], settings[_SECRET] = uri.user, uri.secret
+    if (endpoint := settings.get("aws_endpoint")) and "://" not in endpoint:
+        settings["aws_endpoint"] = f"{uri.options.get('scheme', 'https')}://{endpoint}"
+    ambient = _environment(_AWS)
+    endpoint = next((ambient[name] for name in _ENDPOINTS if name in ambient), None)
+    ambient = {name: value for name, value in ambient.items() if name not in _ENDPOINTS}
+    if endpoint is not None:
+        ambient["aws_endpoint"] = endpoint
+    if "aws_default_region" in ambient:
+        ambient.setdefault("aws_region", ambient.pop("aws_default_region"))
+    _add(settings, ambient)
+    _add(settings, _hadoop_s3(uri.host))
+    machine = "AWS_WEB_IDENTITY_TOKEN_FILE" in os.environ
+    _add(settings, profile_settings(with_keys=_KEY not in settings and not machine))
+    if (bundle := os.environ.get("AWS_CA_BUNDLE")) is not None:
+        settings["root_certificate"] = _read(Path(bundle), "AWS_CA_BUNDLE")
+    endpoint = settings.get("aws_endpoint", "https://")
+    if not endpoint.startswith(("http://", "https://")):
+        raise StorageError(f"the endpoint {endpoint} of S3 must begin with http:// or https://")
+    if endpoint.startswith("http://"):
+        settings["aws_allow_http"] = "true"
+    return settings
+
+
+def _add(settings: dict[str, str], more: Mapping[str, str]) -> None:
+    """Add settings that are missing. A key, its secret and its token are only used together."""
+    keys = {_KEY, _SECRET, _TOKEN, PROFILE, EXPIRES}
+    skipped = keys if _KEY in settings else set()
+    for name, value in more.items():
+        if name not in skipped:
+            settings.setdefault(name, value)
+
+
+def _hadoop_s3(bucket: str) -> dict[str, str]:
+    conf = _spark_settings()
+    found: dict[str, str] = {}
+    for prefix in ("fs.s3a.", f"fs.s3a.bucket.{bucket}."):
+        found |= {
+            ours: conf[prefix + theirs] for theirs, ours in _HADOOP_S3.items() if prefix + theirs in conf
+        }
+    if (endpoint := found.get("aws_endpoint")) and "://" not in endpoint:
+        secure = conf.get("fs.s3a.connection.ssl.enabled", "true") == "true"
+        found["aws_endpoint"] = f"{'https' if secure else 'http'}://{endpoint}"
+    return found
+
+
+# ---------------------------------------------------------------------- Google and Azure
+
+
+def _google_settings(uri: PlaceURI) -> dict[str, str]:
+    settings = _environment(_GOOGLE)
+    for name in ("google_service_account", "google_service_account_path"):
+        if path := settings.pop(name, None):
+            settings.setdefault("google_application_credentials", path)
+    if not settings.keys() - {"google_base_url"}:
+        conf = _spark_settings()
+        for name in (
+            "fs.gs.auth.service.account.json.keyfile",
+            "google.cloud.auth.service.account.json.keyfile",
+        ):
+            if name in conf:
+                settings["google_application_credentials"] = conf[name]
+    if (path := settings.get("google_application_credentials")) is not None:
+        text = _read(Path(path), "GOOGLE_APPLICATION_CREDENTIALS")
+        try:
+            kind = json.loads(text)["type"]
+        except (ValueError, KeyError, TypeError):
+            raise StorageError(
+                f"{path} (from GOOGLE_APPLICATION_CREDENTIALS) has no credentials of Google"
+            ) from None
+        if kind == "service_account":
+            del settings["google_application_credentials"]
+            settings["google_service_account_key"] = text
+    if settings.get("google_base_url", "").startswith("http://"):
+        settings["google_allow_http"] = "true"
+    return settings
+
+
+def _azure_settings(uri: PlaceURI) -> dict[str, str]:
+    settings = _environment(_AZURE)
+    for part in settings.pop("azure_storage_connection_string", "").split(";"):
+        name, _, value = part.partition("=")
+        if (ours := _CONNECTION_STRING.get(name)) is not None:
+            settings.setdefault(ours, value)
+    if uri.user:
+        account, _, domain = uri.host.partition(".")
+        settings["azure_storage_account_name"] = account
+        if domain.endswith("fabric.microsoft.com"):
+            settings["azure_use_fabric_endpoint"] = "true"
+        elif domain and not domain.endswith("core.windows.net"):
+            settings.setdefault(
+                "azure_storage_endpoint", f"https://{account}.{domain.replace('dfs.', 'blob.', 1)}"
+            )
+    key = f"fs.azure.account.key.{settings.get('azure_storage_account_name')}"
+    for name, value in _spark_settings().items():
+        if name == key or name.startswith(f"{key}."):
+            settings.setdefault("azure_storage_account_key", value)
+    emulated = settings.get("azure_storage_use_emulator", "").lower() in ("1", "true")
+    if emulated:
+        settings.setdefault("azure_storage_account_name", "devstoreaccount1")
+    if "azure_storage_account_name" not in settings:
+        raise StorageError(
+            f"the storage account of {uri.without_secrets()} is unknown: set AZURE_STORAGE_ACCOUNT_NAME, or use "
+            "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"
+        )
+    if emulated or settings.get("azure_storage_endpoint", "").startswith("http://"):
+        settings["azure_allow_http"] = "true"
+    return settings
+
+
+_CONNECTION_STRING = {
+    "AccountName": "azure_storage_account_name",
+    "AccountKey": "azure_storage_account_key",
+    "SharedAccessSignature": "azure_storage_sas_token",
+    "BlobEndpoint": "azure_storage_endpoint",
+}
+
+
+# ---------------------------------------------------------------------- files
+
+
+def _spark_settings() -> dict[str, str]:
+    """Return the settings of Hadoop's file systems in Spark's configuration, without `spark.hadoop.`."""
+    found: dict[str, str] = {}
+    folder = os.environ.get("SPARK_CONF_DIR")
+    if folder is None and (home := os.environ.get("SPARK_HOME")) is not None:
+        folder = f"{home}/conf"
+    if folder is not None:
+        try:
+            lines = (Path(folder) / "spark-defaults.conf").read_text().splitlines()
+        except OSError:
+            lines = []
+        for line in lines:
+            name, *value = line.replace("=", " ", 1).split(None, 1)[:2] if line.strip() else ("",)
+            found[name] = value[0].strip() if value else ""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # in spark-submit; its JVM has what the command line said
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()
+        found |= dict(SparkConf().getAll())
+    elif (spark := sys.modules.get("pyspark")) is not None:
+        context = getattr(getattr(spark, "SparkContext", None), "_active_spark_context", None)
+        if context is not None:
+            found |= dict(context.getConf().getAll())
+    prefix = "spark.hadoop."
+    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+
+
+def _read(path: Path, source: str) -> str:
+    try:
+        return path.read_text()
+    except OSError as exc:
+        raise StorageError(f"{path} (from {source}) cannot be read: {exc.strerror}") from exc

@@ -1,0 +1,231 @@
+"""Calls of an object store: each ends by a deadline, signals are handled meanwhile, and errors are one sentence.
+
+obstore's own retries are off: only so is it known whether an earlier attempt may have been applied.
+"""
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple, NoReturn, TypeVar
+
+from .interface import StorageError
+
+DEADLINE_S = 30.0
+FIRST_DEADLINE_S = 10.0
+"""Until the store has answered once: it is more likely that a setting is wrong."""
+ATTEMPT_S = 10.0
+"""The time-out of one request."""
+_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 3.0
+_GRACE_S = 2.0
+_RETRIED = frozenset({408, 425, 429})
+
+_Found = TypeVar("_Found")
+
+
+class Refused(Exception):
+    """A condition of a request was not met: the object exists, or has another version.
+
+    Attributes:
+        repeated: Whether an earlier attempt failed, which may have been applied nevertheless.
+    """
+
+    def __init__(self, *, repeated: bool) -> None:
+        super().__init__()
+        self.repeated = repeated
+
+
+class Calls:
+    """Calls of one object store.
+
+    Args:
+        shown: The place without secrets, for error messages.
+        bucket: What the error messages call the bucket, such as `the bucket clicks`.
+    """
+
+    def __init__(self, shown: str, bucket: str) -> None:
+        self._shown = shown
+        self._bucket = bucket
+        self._has_answered = False
+
+    def run(
+        self,
+        what: str,
+        work: Callable[[], _Found],
+        *,
+        attempt_s: float = ATTEMPT_S,
+        deadline_s: float = DEADLINE_S,
+    ) -> _Found:
+        """Call the store until it answers, in another thread.
+
+        Args:
+            what: What fails otherwise, for the message, such as `s3://bucket/name cannot be read`.
+            work: One request, which obstore ends after `attempt_s`.
+            deadline_s: No new attempt starts after this time.
+
+        Raises:
+            FileNotFoundError: The object does not exist.
+            Refused: A condition was not met.
+            StorageError: The store refuses the request, or does not answer by the deadline.
+        """
+        deadline_s = deadline_s if self._has_answered else min(deadline_s, FIRST_DEADLINE_S)
+        began_s = time.monotonic()
+        pause_s, repeated = _BACKOFF_S, False
+        while True:
+            try:
+                value = _in_thread(work, attempt_s + _GRACE_S)
+            except Exception as exc:
+                failure = _Failure.of(exc)
+                self._has_answered |= failure.status is not None
+                if failure.is_refused:
+                    raise Refused(repeated=repeated) from exc
+                if failure.status == 404:
+                    if failure.code in _NO_BUCKET:
+                        raise StorageError(f"{what}: {self._bucket} does not exist") from exc
+                    raise FileNotFoundError(f"{what}: it does not exist") from exc
+                if not failure.is_transient:
+                    raise StorageError(f"{what}: {failure.reason}") from exc
+                elapsed_s = time.monotonic() - began_s
+                if elapsed_s + pause_s > deadline_s:
+                    self._give_up(what, failure, elapsed_s, exc)
+            else:
+                self._has_answered = True
+                return value
+            repeated = True
+            threading.Event().wait(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _MAX_BACKOFF_S)
+
+    def _give_up(self, what: str, failure: "_Failure", elapsed_s: float, exc: Exception) -> NoReturn:
+        raise StorageError(f"{what}: {failure.reason}, for {elapsed_s:.0f} s") from exc
+
+
+def _in_thread(work: Callable[[], _Found], timeout_s: float) -> _Found:
+    """Call a function in another thread, so that signals are handled meanwhile.
+
+    A thread whose time is over is left alone. It ends with the process, and what it still does is conditional.
+    """
+    done: Future[_Found] = Future()
+
+    def call() -> None:
+        try:
+            done.set_result(work())
+        except Exception as exc:
+            done.set_exception(exc)
+        except BaseException as exc:  # obstore raises `PanicException` for bugs
+            done.set_exception(RuntimeError(str(exc)))
+
+    threading.Thread(target=call, name="trio-nsq-store", daemon=True).start()
+    return done.result(timeout_s)
+
+
+# ---------------------------------------------------------------------- errors
+
+_NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted"})
+_STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})\b")
+_CODE = re.compile(r"<Code>\s*([^<\s]+)\s*</Code>|\"code\":\s*\"(\w+)\"")
+_MESSAGE = re.compile(
+    r"<Message>\s*([^<]*?)\s*(?:RequestId|</Message>)|\"message\":\s*\"([^\"]*)\"", re.DOTALL
+)
+_CREDENTIALS = re.compile(
+    r"169\.254\.169\.254|169\.254\.170\.|computeMetadata|token request|MissingCredentials", re.I
+)
+_HOST = re.compile(r"https?://[^\s/?]+")
+_REASONS = (
+    (re.compile(r"dns error|failed to lookup"), "its name cannot be resolved"),
+    (re.compile(r"ConnectionRefused"), "it refuses connections"),
+    (
+        re.compile(r"ConnectionReset|IncompleteMessage|BrokenPipe|connection closed"),
+        "it closed the connection",
+    ),
+    (re.compile(r"[Cc]ertificate|UnknownIssuer"), "its certificate is not trusted"),
+    (
+        re.compile(r"InvalidContentType|InvalidMessage"),
+        "it does not use TLS: should the endpoint begin with http:// ?",
+    ),
+    (re.compile(r"TimedOut|timed out|Timeout"), "it did not answer in time"),
+    (re.compile(r"NetworkUnreachable|HostUnreachable|unreachable"), "the network is unreachable"),
+)
+_CERTIFICATE, _NO_TLS = _REASONS[3][1], _REASONS[4][1]
+_ADVICE = {
+    "InvalidAccessKeyId": "the access key is unknown",
+    "SignatureDoesNotMatch": "the secret key is wrong",
+    "AuthenticationFailed": "the account key is wrong",
+    "ExpiredToken": "the credentials have expired",
+    "AuthorizationHeaderMalformed": "the region is wrong: set AWS_REGION",
+    "IllegalLocationConstraintException": "the region is wrong: set AWS_REGION",
+    "PermanentRedirect": "the region or the endpoint is wrong: set AWS_REGION or AWS_ENDPOINT_URL",
+    "RequestTimeTooSkewed": "the clock of this machine is wrong",
+}
+
+
+class _Failure(NamedTuple):
+    """What is known about an error of obstore.
+
+    Attributes:
+        status: The HTTP status; None: there was no response.
+        code: The store's own code, such as `NoSuchBucket`; empty: none.
+        reason: The reason, part of a sentence.
+        is_refused: Whether a condition was not met.
+        is_transient: Whether another attempt may help.
+    """
+
+    status: int | None
+    code: str
+    reason: str
+    is_refused: bool = False
+    is_transient: bool = False
+
+    @classmethod
+    def of(cls, error: Exception) -> "_Failure":
+        from obstore import exceptions
+
+        text = str(error)
+        status, code = _first(_STATUS, text), _first(_CODE, text) or ""
+        number = int(status) if status else None
+        if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+            return cls(number or 412, code, "", is_refused=True)
+        if isinstance(error, FileNotFoundError) or number == 404:
+            return cls(404, code, "it does not exist")
+        if isinstance(error, TimeoutError):
+            return cls(None, "", "the store did not answer in time", is_transient=True)
+        if _CREDENTIALS.search(text):
+            return cls(
+                None, "", "there are no credentials: see 'Credentials' in the documentation of exports"
+            )
+        if number is not None:
+            return _of_status(number, code, text)
+        if "redirect without LOCATION" in text or "BareRedirect" in text:
+            return cls(301, "PermanentRedirect", _ADVICE["PermanentRedirect"])
+        host = _HOST.search(text)
+        store = "the store" if host is None else f"the store {host.group()} does not answer,"
+        for pattern, reason in _REASONS:
+            if pattern.search(text):
+                transient = reason not in (_CERTIFICATE, _NO_TLS)
+                return cls(None, "", f"{store} {reason}", is_transient=transient)
+        if isinstance(error, exceptions.GenericError) and ("HTTP error" in text or "HttpError" in text):
+            return cls(None, "", f"{store} the connection failed", is_transient=True)
+        first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+        return cls(None, "", _without_queries(first))
+
+
+def _of_status(status: int, code: str, text: str) -> _Failure:
+    message = _ADVICE.get(code) or _first(_MESSAGE, text) or ""
+    words = " ".join(part for part in (f"HTTP {status}", code) if part)
+    if status in (401, 403):
+        reason = f"access is denied ({words})" + (f", {message}" if message else "")
+        return _Failure(status, code, reason + ": check the credentials" * (code not in _ADVICE))
+    reason = f"the store answers {words}" + (f", {message.rstrip('.')}" if message else "")
+    transient = status >= 500 or status in _RETRIED or code in ("SlowDown", "RequestTimeout")
+    return _Failure(status, code, _without_queries(reason), is_transient=transient)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.search(text)
+    return None if found is None else next((group for group in found.groups() if group is not None), None)
+
+
+def _without_queries(text: str) -> str:
+    """Remove the queries of URLs: those of Azure may have signatures."""
+    return re.sub(r"\?[^\s\"']*", "", text)

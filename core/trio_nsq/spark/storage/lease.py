@@ -1,0 +1,185 @@
+"""A lease in an object store: an object that its holder changes every few seconds, by compare-and-swap.
+
+Another process takes it over when it has seen the object unchanged for the lease's time, on its own clock, or at once
+if the holder was a process of this machine that has ended. A holder that slept longer than that notices it before it
+writes again: `check` renews the lease if the last time is too long ago. What it has sent before that is conditional.
+"""
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ...protocol.errors import NSQError
+from .interface import ChangedMeanwhile, Lease, LeaseLost, Storage, StorageError, Stored
+from .local import this_process
+
+LEASE_S = 15.0
+"""How long a lease lasts after it was renewed."""
+RENEW_S = 3.0
+_POLL_S = 0.5
+_CHECKED_S = 10.0
+"""`check` renews a lease that was not renewed for this time; the rest is for writing."""
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+@contextmanager
+def hold_lease(storage: Storage, name: str, if_held: Callable[[str], NSQError]) -> Iterator[Lease]:
+    """See `Storage.hold`; for storages with an atomic `replace`.
+
+    Raises:
+        StorageError: The store cannot be used, or ignores conditions.
+    """
+    lease = _ObjectLease(storage, name)
+    lease.acquire(if_held)
+    try:
+        _check_conditions(storage, name)
+        lease.start()
+        yield lease
+    finally:
+        lease.release()
+
+
+def _check_conditions(storage: Storage, name: str) -> None:
+    """Check that the store honours conditions: two exporters could write everything twice otherwise."""
+    ignored = ""
+    if storage.put_new(name, b"{}"):
+        ignored = "If-None-Match"
+    else:
+        with suppress(ChangedMeanwhile):
+            storage.replace(name, b"{}", "0")
+            ignored = "If-Match"
+    if ignored:
+        raise StorageError(
+            f"the store of {storage.shown} ignores {ignored}: it would not keep two processes from writing the same "
+            "messages, so it cannot be used"
+        )
+
+
+class _ObjectLease(Lease):
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._storage = storage
+        self._name = name
+        self._about = {"holder": this_process(), "token": secrets.token_hex(8), **_identity()}
+        self._count = 0
+        self._version: str | None = None
+        self._renewed_s = 0.0
+        self._lost = False
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="trio-nsq-lease", daemon=True)
+
+    def acquire(self, if_held: Callable[[str], NSQError]) -> None:
+        """Wait until the lease is free, for at most its time. Raises the error of `if_held`."""
+        first = found = self._storage.read(self._name)
+        seen_s = _now_s()
+        while True:
+            about = _parse(found)
+            if about is None or _has_ended(about) or _now_s() - seen_s > LEASE_S:
+                with suppress(ChangedMeanwhile):
+                    self._swap(None if found is None else found.version)
+                    return
+            elif found is not None and first is not None and found.version != first.version:
+                raise if_held(str(about.get("holder") or "another process"))
+            self._ended.wait(_POLL_S)
+            found = self._storage.read(self._name)
+
+    def _swap(self, version: str | None) -> None:
+        began_s = _now_s()  # before the request: it may take long
+        self._count += 1
+        data = json.dumps({**self._about, "count": self._count}).encode()
+        self._version = self._storage.replace(self._name, data, version)
+        self._renewed_s = began_s
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def check(self) -> None:
+        with self._lock:
+            if not self._lost and _now_s() - self._renewed_s <= _CHECKED_S:
+                return
+            self._renew()
+
+    def _renew(self) -> None:
+        """Renew the lease, with the lock. Raises LeaseLost, or StorageError if the store does not answer."""
+        if not self._lost:
+            try:
+                self._swap(self._version)
+                return
+            except ChangedMeanwhile:
+                self._lost = True
+        raise LeaseLost(
+            f"another process has taken over {self._storage.shown}, because this one did not run for "
+            f"{LEASE_S:.0f} s or could not reach the store: it has written nothing since"
+        )
+
+    def _keep(self) -> None:
+        """Renew the lease until it is released."""
+        while not self._ended.wait(RENEW_S):
+            with self._lock, suppress(NSQError, OSError):  # `check` reports it
+                if self._ended.is_set() or self._lost:
+                    return
+                self._renew()
+
+    def release(self) -> None:
+        """Free the lease, so that the next process need not wait."""
+        self._ended.set()
+        with self._lock, suppress(NSQError, OSError):
+            if not self._lost:
+                self._storage.replace(self._name, json.dumps({"holder": None}).encode(), self._version)
+                self._lost = True
+
+
+def _now_s() -> float:
+    """Return the time of a clock that also runs while the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
+
+
+def _parse(found: Stored | None) -> dict[str, Any] | None:
+    """Return what the object of a lease says; None if the lease is free."""
+    if found is None:
+        return None
+    try:
+        about = json.loads(found.data)
+        return dict(about) if about["holder"] else None
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _identity() -> dict[str, Any]:
+    """Identify this process among all that ran on this machine since its start; empty if that is unknown."""
+    try:
+        return {"machine": _machine(), "pid": os.getpid(), "started": _started(os.getpid())}
+    except (OSError, IndexError):
+        return {}
+
+
+def _machine() -> str:
+    """Return what identifies this start of this machine, and the container."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+
+
+def _started(pid: int) -> str:
+    """Return when a process was started, in ticks. Raises FileNotFoundError if it has ended."""
+    state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    if state in "ZX":
+        raise FileNotFoundError(pid)
+    return rest[18]
+
+
+def _has_ended(about: dict[str, Any]) -> bool:
+    """Whether the holder was a process of this machine that has ended."""
+    try:
+        if about.get("machine") != _machine():
+            return False
+        return bool(_started(int(about["pid"])) != about["started"])
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, KeyError, IndexError):
+        return False

@@ -1,0 +1,418 @@
+"""Files in an object store: S3 and what speaks it, Google Cloud Storage, and Azure Blob Storage, through obstore.
+
+An object is written by one request, under its final name and only if the name is free, so nothing is left of killed
+processes. docs/decisions/0021-object-stores.md has the reasons.
+"""
+
+import mmap
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from io import SEEK_CUR, SEEK_END, RawIOBase
+from typing import IO, Any
+
+from ...extras import install_hint
+from ...protocol.errors import NSQError
+from .access import EXPIRES, PROFILE, Access
+from .aws_profile import profile_settings
+from .calls import ATTEMPT_S, DEADLINE_S, Calls, Refused
+from .interface import ChangedMeanwhile, Lease, NewFile, Storage, StorageError, Stored, StoredFile
+from .lease import hold_lease
+from .places import AZURE, GCS, S3, PlaceURI, parse_place
+
+_GIB = 1 << 30
+MAX_BYTES = 5 * _GIB
+"""The limit of one request to S3; the others have more."""
+_MIN_BYTES_PER_S = 1 << 20
+"""A slower upload or download is given up."""
+_LISTED_AT_ONCE = 1000
+_ATTEMPTS, _CONFLICT_S = 20, 0.2
+_NAMES = {S3: "the bucket", GCS: "the bucket", AZURE: "the container"}
+
+
+class ObjectStorage(Storage):
+    """A bucket, or the part of it below a path.
+
+    Args:
+        place: The URI, without secrets.
+        access: How to reach it.
+
+    Raises:
+        StorageError: obstore is not installed, or a setting is wrong.
+    """
+
+    def __init__(self, place: str, access: Access) -> None:
+        try:
+            import obstore  # noqa: F401
+        except ImportError as exc:
+            raise StorageError(f"{place} needs the package obstore: {install_hint('spark')}") from exc
+        self._uri = parse_place(place)
+        self.shown = place
+        self.access = access
+        self._prefix = f"{self._uri.path}/" if self._uri.path else ""
+        bucket = self._uri.user if self._uri.kind == AZURE and self._uri.user else self._uri.host
+        self._open = partial(_open_store, self._uri, bucket, access)
+        self._stores: dict[float, Any] = {}
+        self._calls = Calls(place, f"{_NAMES[self._uri.kind]} {bucket}")
+        self._store(ATTEMPT_S)
+
+    def _store(self, timeout_s: float) -> Any:
+        """Return obstore's store with a time-out of requests: it belongs to the client."""
+        if timeout_s not in self._stores:
+            try:
+                self._stores[timeout_s] = self._open(timeout_s)
+            except BaseException as exc:  # obstore raises `PanicException` for bugs
+                if isinstance(exc, KeyboardInterrupt | SystemExit | NSQError):
+                    raise
+                first = next(iter(str(exc).splitlines()), type(exc).__name__)
+                raise StorageError(f"{self.shown} cannot be used: {first}") from exc
+        return self._stores[timeout_s]
+
+    # ------------------------------------------------------------------ whole objects
+
+    def create(self, name: str) -> NewFile:
+        return _NewObject(self, name)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        for _ in self._attempts(name):
+            try:
+                self._put(name, data, "create")
+                return True
+            except Refused as refused:
+                if (found := self.read(name)) is not None:
+                    # An attempt without an answer may have been applied.
+                    return refused.repeated and found.data == data
+        raise AssertionError
+
+    def read(self, name: str) -> Stored | None:
+        import obstore
+
+        def get() -> Stored:
+            found = obstore.get(self._store(ATTEMPT_S), self._prefix + name)
+            return Stored(found.bytes().to_bytes(), _version_of(found.meta))
+
+        try:
+            return self._calls.run(f"{self.url_of(name)} cannot be read", get)
+        except FileNotFoundError:
+            return None
+
+    def replace(self, name: str, data: bytes, version: str | None) -> str:
+        for _ in self._attempts(name):
+            try:
+                return self._put(name, data, "create" if version is None else _condition(version))
+            except Refused as refused:
+                found = self.read(name)
+                if found is not None and refused.repeated and found.data == data:
+                    return found.version
+                if (None if found is None else found.version) != version:
+                    raise ChangedMeanwhile(f"{self.url_of(name)} was changed by another process") from None
+        raise AssertionError
+
+    def _attempts(self, name: str) -> Iterator[None]:
+        """Repeat a conditional request that was refused because another one was in progress."""
+        for attempt in range(_ATTEMPTS):
+            time.sleep(attempt and _CONFLICT_S)
+            yield
+        raise StorageError(f"{self.url_of(name)} cannot be written: other requests for it are in progress")
+
+    def put(self, name: str, data: bytes) -> None:
+        self._put(name, data, "overwrite")
+
+    def _put(self, name: str, data: Any, mode: Any, size: int = 0) -> str:
+        """Write an object by one request; return its version. Raises Refused if the condition of `mode` is not met."""
+        import obstore
+
+        timeout_s = _transfer_s(size)
+        store, path = self._store(timeout_s), self._prefix + name
+        result = self._calls.run(
+            f"{self.url_of(name)} cannot be written",
+            lambda: obstore.put(store, path, data, mode=mode, use_multipart=False),
+            attempt_s=timeout_s,
+            deadline_s=max(DEADLINE_S, 2 * timeout_s),
+        )
+        return _version_of(result)
+
+    def put_file(self, name: str, file: IO[bytes], size: int) -> bool:
+        """Write a large object from a file; return False if it exists. Its pages are not copied."""
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        for _ in self._attempts(name):
+            try:
+                self._put(name, content, "create", size)
+                return True
+            except Refused as refused:
+                if (there := self.size(name)) is not None:
+                    return refused.repeated and there == size
+        raise AssertionError
+
+    # ------------------------------------------------------------------ lists
+
+    def names(self, folder: str) -> list[str]:
+        start = f"{folder.strip('/')}/"
+        return [each.name for each in self._list(start) if "/" not in each.name.removeprefix(start)]
+
+    def files(self) -> list[StoredFile] | StoredFile | None:
+        found = list(self._list(""))
+        return found or (self.file("") if self._uri.path else None)
+
+    def file(self, name: str) -> StoredFile | None:
+        import obstore
+
+        path = (self._prefix + name).rstrip("/")
+        try:
+            found = self._calls.run(
+                f"{self.url_of(name)} cannot be read", lambda: obstore.head(self._store(ATTEMPT_S), path)
+            )
+        except FileNotFoundError:
+            return None
+        return StoredFile(name, found["size"], _stamp_of(found))
+
+    def _list(self, folder: str) -> Iterator[StoredFile]:
+        """List all objects of a folder. A request that fails is repeated from where the list is."""
+        import obstore
+
+        what, last = f"{self.url_of(folder)} cannot be listed", ""
+        store, prefix = self._store(ATTEMPT_S), self._prefix + folder
+
+        def begin() -> tuple[Any, Any]:
+            pages = obstore.list(store, prefix or None, offset=last or None, chunk_size=_LISTED_AT_ONCE)
+            return pages, next(pages, None)
+
+        pages, page = self._call_list(what, begin)
+        while page:
+            for each in page:
+                last = each["path"]
+                yield StoredFile(last.removeprefix(self._prefix), each["size"], _stamp_of(each))
+            try:
+                page = self._call_list(what, lambda: next(pages, None), deadline_s=0)  # noqa: B023
+            except StorageError:
+                pages, page = self._call_list(what, begin)
+
+    def _call_list(self, what: str, work: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
+        try:
+            return self._calls.run(what, work, deadline_s=deadline_s)
+        except FileNotFoundError as exc:
+            raise StorageError(str(exc)) from exc
+
+    def remove(self, names: Iterable[str]) -> None:
+        import obstore
+
+        paths = [self._prefix + name for name in names]
+        store = self._store(ATTEMPT_S)
+        for start in range(0, len(paths), _LISTED_AT_ONCE):
+            some = paths[start : start + _LISTED_AT_ONCE]
+            try:
+                self._calls.run(
+                    f"objects of {self.shown} cannot be removed", partial(obstore.delete, store, some)
+                )
+            except (FileNotFoundError, StorageError):
+                # One of them is missing, or the store has no request for many.
+                for path in some:
+                    with suppress(FileNotFoundError):
+                        self._calls.run(
+                            f"{self.shown} cannot be removed", partial(obstore.delete, store, path)
+                        )
+
+    def remove_unfinished(self, prefixes: Sequence[str]) -> None:
+        """Do nothing: an unfinished object is a file without a name on the disk of its process."""
+
+    def hold(self, name: str, if_held: Callable[[str], NSQError]) -> AbstractContextManager[Lease]:
+        return hold_lease(self, name, if_held)
+
+    def url_of(self, name: str) -> str:
+        uri = self._uri.without_secrets()
+        return str(uri._replace(path=(self._prefix + name).strip("/"), options={}))
+
+    def open_input(self, name: str) -> "ObjectInput":
+        found = self.file(name)
+        if found is None:
+            raise FileNotFoundError(f"{self.url_of(name)} does not exist")
+        return ObjectInput(self, found)
+
+    def read_range(self, name: str, start: int, end: int, version: str) -> bytes:
+        """Read a part of an object. Raises StorageError if it has another version."""
+        import obstore
+
+        timeout_s = _transfer_s(end - start)
+        options: Any = {"range": (start, end)} | _condition_of_read(version)
+
+        def get() -> bytes:
+            return (
+                obstore.get(self._store(timeout_s), self._prefix + name, options=options).bytes().to_bytes()
+            )
+
+        what = f"{self.url_of(name)} cannot be read"
+        try:
+            deadline_s = max(DEADLINE_S, 2 * timeout_s)
+            return self._calls.run(what, get, attempt_s=timeout_s, deadline_s=deadline_s)
+        except (Refused, FileNotFoundError):
+            raise StorageError(f"{what}: it was changed meanwhile") from None
+
+
+def _open_store(uri: PlaceURI, bucket: str, access: Access, timeout_s: float) -> Any:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    options = access.options()
+    client: dict[str, Any] = {
+        "timeout": timedelta(seconds=timeout_s),
+        "connect_timeout": timedelta(seconds=5),
+    }
+    if (certificate := options.pop("root_certificate", None)) is not None:
+        client["root_certificate"] = certificate
+    for kind in ("aws", "google", "azure"):
+        if options.pop(f"{kind}_allow_http", "").lower() in ("1", "true"):
+            client["allow_http"] = True
+    common: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
+    if uri.kind == S3:
+        options.setdefault("aws_region", "us-east-1")
+        options["aws_conditional_put"] = "etag"  # whatever the environment says
+        if "aws_access_key_id" in options:
+            # Not as options: a token in the environment of a worker would be added to them.
+            common["credential_provider"] = _S3Keys(access)
+            for name in ("aws_access_key_id", "aws_secret_access_key", "aws_session_token"):
+                options.pop(name, None)
+        return S3Store(bucket, config=options, **common)  # type: ignore[arg-type]
+    if uri.kind == GCS:
+        return GCSStore(bucket, config=options, **common)  # type: ignore[arg-type]
+    return AzureStore(bucket, config=options, **common)  # type: ignore[arg-type]
+
+
+class _S3Keys:
+    """Gives obstore the keys of S3; those of a profile are found again when they expire."""
+
+    def __init__(self, access: Access) -> None:
+        self._keys = dict(access.settings)
+
+    def __call__(self) -> Any:
+        expires = _parse_time(self._keys.get(EXPIRES))
+        if expires is not None and expires < datetime.now(UTC) + timedelta(minutes=1):
+            self._keys |= profile_settings(with_keys=True, name=self._keys.get(PROFILE))
+            expires = _parse_time(self._keys.get(EXPIRES))
+        return {
+            "access_key_id": self._keys["aws_access_key_id"],
+            "secret_access_key": self._keys.get("aws_secret_access_key", ""),
+            "token": self._keys.get("aws_session_token"),
+            "expires_at": expires,
+        }
+
+
+def _parse_time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _transfer_s(size: int) -> float:
+    """Return the time-out for sending or receiving this many bytes: one of a few, because each needs a client."""
+    wanted_s = ATTEMPT_S + size / _MIN_BYTES_PER_S
+    timeout_s = ATTEMPT_S
+    while timeout_s < wanted_s:
+        timeout_s *= 4
+    return timeout_s if size > _MIN_BYTES_PER_S else ATTEMPT_S
+
+
+def _stamp_of(meta: Any) -> str:
+    """Return the ETag without quotes, which some stores omit in some responses."""
+    return str(meta.get("e_tag") or meta["last_modified"]).replace('"', "")
+
+
+def _version_of(meta: Any) -> str:
+    """Encode the ETag and the number of a version: Google Cloud Storage compares the number, others the ETag."""
+    return f"{(meta.get('e_tag') or '')} {meta.get('version') or ''}".strip()
+
+
+def _condition(version: str) -> dict[str, str]:
+    tag, _, number = version.partition(" ")
+    return {"e_tag": tag} | ({"version": number} if number else {})
+
+
+def _condition_of_read(stamp: str) -> dict[str, str]:
+    weak, _, tag = stamp.rpartition("W/")
+    return {} if " " in tag else {"if_match": f'W/"{tag}"' if weak or stamp != tag else f'"{tag}"'}
+
+
+class _NewObject(NewFile):
+    """A new object: a file without a name in the folder for temporary files, until it is published."""
+
+    def __init__(self, storage: ObjectStorage, name: str) -> None:
+        self._storage = storage
+        self._name = name
+        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="trio-nsq-")  # noqa: SIM115
+
+    def write(self, data: Any, /) -> int:
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        if not self.closed:
+            self._file.flush()
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                self._file.flush()
+                self.size = self._file.tell()
+            finally:
+                super().close()
+
+    def publish(self) -> bool:
+        self.close()
+        if self.size > MAX_BYTES:
+            raise StorageError(
+                f"{self._storage.url_of(self._name)} would have {self.size / _GIB:.1f} GiB, more than the 5 GiB that "
+                "S3 takes at once: use a smaller --target-file-size"
+            )
+        published = self._storage.put_file(self._name, self._file, self.size)
+        self.discard()
+        return published
+
+    def discard(self) -> None:
+        with suppress(OSError, ValueError):
+            super().close()
+        self._file.close()
+
+
+class ObjectInput(RawIOBase):
+    """An object as a seekable file. Each read is one request, for the version that was opened."""
+
+    def __init__(self, storage: ObjectStorage, file: StoredFile) -> None:
+        self._storage = storage
+        self._about = file
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        base = {SEEK_CUR: self._at, SEEK_END: self._about.size_bytes}.get(whence, 0)
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        return self._about.size_bytes
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self._about.size_bytes - self._at)
+        count = left if size is None or size < 0 else min(size, left)
+        if not count:
+            return b""
+        data = self._storage.read_range(self._about.name, self._at, self._at + count, self._about.version)
+        self._at += len(data)
+        return data
+
+    def readall(self) -> bytes:
+        return self.read(-1)
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
