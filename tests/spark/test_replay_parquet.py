@@ -339,7 +339,7 @@ def test_usage_errors(
         (["two/c", "t"], 1, "There is no folder or file two/c. To replay a topic: 'qcli replay two t'."),
         ([str(tmp_path / "data"), "t"], 1, "has no Parquet files"),
         (["archive", "t"], 1, "Note: archive is a topic here; for the folder of this name, write ./archive"),
-        (["gopher://x/y", "t"], 1, "The folder gopher://x/y cannot be used"),
+        (["gopher://x/y", "t"], 1, "The place gopher://x/y is not supported"),
     ):
         (tmp_path / "data").mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path)

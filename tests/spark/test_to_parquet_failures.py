@@ -72,7 +72,7 @@ def test_unusable_folder(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path:
     result = to_parquet(topic, tmp_path / "file")
     assert (result.code, result.err) == (1, f"Error: {tmp_path}/file: Not a directory\n")
     result = to_parquet(topic, "nonsense://bucket/folder")
-    assert (result.code, "nonsense://bucket/folder cannot be used" in result.err) == (1, True)
+    assert (result.code, "nonsense://bucket/folder is not supported" in result.err) == (1, True)
 
 
 @pytest.mark.parametrize(("limit_bytes", "file"), [(100, "_nsq/{0}/manifest.json"), (20_000, "{0}-")])

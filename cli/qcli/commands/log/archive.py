@@ -15,6 +15,7 @@ from ...framework.errors import ExitCode, Failure, translate
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, plain_table, print_diagnostic, size, write
 from ...terminal.progress import byte_progress
+from ..shared.places import without_secrets
 from .findings import finding_lines, finding_record
 from .paths import NOT_A_LOG, Place, places
 
@@ -77,6 +78,7 @@ def command(path: Path, archive: str, tail: bool, form: str) -> int:
             raise click.UsageError(f"{path} is a segment: give the folder of its topic.")
         if set(place.topic) == {"."}:
             raise Failure(f"The topic {place.topic!r} cannot be archived: it is not a name for a folder.")
+    archive = without_secrets(archive)
     archivers = [_archiver(place, archive, tail) for place in found]
     failure = None
     with byte_progress(_total_bytes(found), "Archiving") as progress:

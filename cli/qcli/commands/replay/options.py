@@ -19,6 +19,7 @@ from ...framework.errors import Failure
 from ...framework.options import given_flags
 from ...framework.params import Source, source, topic_name
 from ...framework.positions import check_range, refuse_sequence, time_of
+from ..shared.places import without_secrets
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -262,7 +263,7 @@ class ReplayOptions:
                 raise click.UsageError("-n is for topics: files are read in parallel, without an order.")
             now_ns = time.time_ns()
             request = ReplayRequest(
-                self.source if self.iceberg else _absolute(self.source),
+                self.source if self.iceberg else _absolute(without_secrets(self.source)),
                 self.topic,
                 self._broker_for_files(),
                 self.from_topics,

@@ -20,6 +20,7 @@ from ...contexts.choice import require_address
 from ...framework import params
 from ...framework.options import given, given_flags
 from ...framework.positions import check_range
+from ..shared.places import without_secrets
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import JsonType
@@ -129,9 +130,10 @@ class ToParquetOptions:
         Raises UsageError: the options contradict each other.
         """
         engine = "spark" if self.master is not None else self.engine
+        folder = without_secrets(self.folder)
         if self.from_segments:
             self._check_segments()
-            return dataclasses.replace(self, lookupd_addresses=(), engine=engine)
+            return dataclasses.replace(self, folder=folder, lookupd_addresses=(), engine=engine)
         consume = self._consumes()
         # A broker on the command line replaces services of the environment.
         asks = given("lookupd_addresses") or not given("tcp_addresses", "nsqd_http_addresses")
@@ -140,6 +142,7 @@ class ToParquetOptions:
         require_address(addresses, TCP_OPTION if consume else HTTP_OPTION, LOOKUPD_OPTION)
         return dataclasses.replace(
             self,
+            folder=folder,
             consume=consume,
             lookupd_addresses=lookupds,
             spool=self._check_consuming(() if lookupds else self.tcp_addresses) if consume else self.spool,
@@ -191,11 +194,11 @@ class ToParquetOptions:
             return self.spool
 
         from trio_nsq.spark.export.manifest import manifest_path
-        from trio_nsq.spark.storage import local_path
+        from trio_nsq.spark.storage import local_path, shown_place
 
         if (folder := local_path(self.folder)) is None:
             raise click.UsageError(
-                f"{self.folder} is not on this machine: give a local folder for the spool with --spool."
+                f"{shown_place(self.folder)} is not on this machine: give a local folder for the spool with --spool."
             )
         return (folder / manifest_path(self.topic)).with_name("spool")
 

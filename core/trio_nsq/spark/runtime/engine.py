@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from ...protocol.errors import NSQError
+from ..storage import KnownAccess
 
 Advance = Callable[[int, int], None]
 """A progress callback, called with the number of messages and the size of their bodies."""
@@ -46,8 +47,13 @@ def run_inline(tasks: Sequence[Task[Done]], finish: Callable[[Done], None], adva
         finish(task.run(advance))
 
 
-def attempt(task: Task[Done]) -> Done | NSQError | OSError:
-    """Run a task in a worker. Return permanent errors instead of raising them, so that they keep their type."""
+def attempt(access: KnownAccess, task: Task[Done]) -> Done | NSQError | OSError:
+    """Run a task in a worker. Return permanent errors instead of raising them, so that they keep their type.
+
+    Args:
+        access: How the process that planned the task reaches object stores.
+    """
+    access.keep()
     try:
         return task.run()
     except (NSQError, OSError) as exc:

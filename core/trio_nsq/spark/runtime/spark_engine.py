@@ -11,6 +11,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ import trio_nsq
 
 from ...extras import install_hint
 from ...protocol.errors import NSQError
+from ..storage import known_access
 from .engine import Advance, Done, Task, attempt
 from .java import LocalJvm, find_java_home, java_home, start_jvm
 
@@ -257,7 +259,11 @@ class SparkEngine:
         def work() -> None:
             try:
                 self._context.setJobGroup(_GROUP, self._name, interruptOnCancel=True)
-                results.extend(self._context.parallelize(tasks, len(tasks)).map(attempt).collect())
+                results.extend(
+                    self._context.parallelize(tasks, len(tasks))
+                    .map(partial(attempt, known_access()))
+                    .collect()
+                )
             except BaseException as exc:
                 failures.append(exc)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...protocol.errors import NSQError
-from ..storage import Storage, local_path, shown_place, storage_at
+from ..storage import Storage, keep_secrets, local_path, shown_place, storage_at
 from .archive import ARCHIVED_SUFFIX, parse_incarnation
 from .files import StoredFiles
 from .log import ArchivedLog, SegmentLog
@@ -79,6 +79,7 @@ def find_places(folder: str, topic: str, label: str | None = None) -> list[Segme
     """
     if (local := local_path(folder)) is not None:
         folder = str(local.absolute())
+    folder = keep_secrets(folder)
     parts = [part for part in folder.partition("?")[0].split("/") if part]
     name = label or (parts[-1] if parts else "segments")
     if parts[-1:] == [f"{topic}{_TOPIC_SUFFIX}"] and _exists(folder):

@@ -4,26 +4,29 @@ A file gets its final name only when its content is complete, and no complete fi
 `Storage`.
 """
 
-from .access import NO_ACCESS, Access, find_access
+from .access import Access, KnownAccess, keep_secrets, known_access
 from .interface import ChangedMeanwhile, Lease, LeaseLost, NewFile, Storage, StorageError, Stored, StoredFile
 from .local import PRIVATE_MODE, LocalStorage, lock_file, make_folder, naming_file, not_utf8
+from .objects import ObjectStorage
 from .opening import storage_at
 from .places import local_path, shown_place, split_place
 
 __all__ = [
-    "NO_ACCESS",
     "PRIVATE_MODE",
     "Access",
     "ChangedMeanwhile",
+    "KnownAccess",
     "Lease",
     "LeaseLost",
     "LocalStorage",
     "NewFile",
+    "ObjectStorage",
     "Storage",
     "StorageError",
     "Stored",
     "StoredFile",
-    "find_access",
+    "keep_secrets",
+    "known_access",
     "local_path",
     "lock_file",
     "make_folder",

@@ -2,7 +2,7 @@
 
 Settings come from, in this order: the URI, the environment, Spark's configuration (`spark.hadoop.fs.*`), and for S3 the
 profile of AWS. If there are no credentials among them, obstore asks the platform: web identity, the container, or the
-machine. That happens on each machine by itself; everything else travels with tasks.
+machine. That happens on each machine by itself; everything else travels with tasks (`KnownAccess`).
 """
 
 import json
@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from .aws_profile import profile_settings
@@ -48,6 +49,7 @@ _URI_OPTIONS = {
     "endpoint_override": "aws_endpoint",
     "allow_http": "aws_allow_http",
 }
+_SECRET_OPTIONS = {"access_key", "secret_key", "session_token"}
 _HADOOP_S3 = {
     "access.key": _KEY,
     "secret.key": _SECRET,
@@ -78,29 +80,60 @@ class Access:
         return dict(self.settings).get(name)
 
 
-NO_ACCESS = Access()
+_known: dict[str, tuple[str, Access]] = {}
+"""The settings found or received in this process, and the place for which they were found, by bucket."""
 
 
-def find_access(place: str) -> tuple[str, Access]:
-    """Separate a place from its secrets, and find the settings to reach it.
+@dataclass(frozen=True, slots=True, repr=False)
+class KnownAccess:
+    """The settings of all buckets that a process uses, for the tasks that it sends to others. Can be pickled."""
+
+    buckets: tuple[tuple[str, Access], ...]
+
+    def keep(self) -> None:
+        """Use these settings in this process."""
+        _known.update({bucket: ("", access) for bucket, access in self.buckets})
+
+
+def known_access() -> KnownAccess:
+    """Return the settings of all places that were used in this process. Expired keys of profiles are found again."""
+    for bucket, (place, access) in _known.items():
+        if place and is_expired(access.get(EXPIRES)):
+            _known[bucket] = place, _find(parse_place(place))
+    return KnownAccess(tuple((bucket, access) for bucket, (_, access) in _known.items()))
+
+
+def keep_secrets(place: str) -> str:
+    """Find the settings to reach a place, keep them in this process, and return the place without secrets.
 
     Args:
-        place: A path or a URI, see `storage_at`.
-
-    Returns:
-        The place without secrets, and the settings for `storage_at`.
+        place: A path or a URI, see `storage_at`. The secrets of its URI are used in this process from now on.
 
     Raises:
         StorageError: A profile or a file of credentials cannot be used, or a setting is missing.
     """
-    if local_path(place) is not None:
-        return place, NO_ACCESS
-    uri = parse_place(place)
-    shown = str(uri.without_secrets())
-    find = {S3: _s3_settings, GCS: _google_settings, AZURE: _azure_settings}.get(uri.kind)
-    if find is None:
-        return place, NO_ACCESS
-    return shown, Access(tuple(sorted(find(uri).items())))
+    if local_path(place) is None and (uri := parse_place(place)).kind in (S3, GCS, AZURE):
+        access_to(uri)
+        return str(uri.without_secrets())
+    return place
+
+
+def access_to(uri: PlaceURI) -> Access:
+    """Return the settings to reach a bucket; find them unless they are known. Raises the errors of `keep_secrets`."""
+    bucket = str(uri._replace(scheme=uri.kind, path="", options={}).without_secrets())
+    if uri.secret or uri.options.keys() & _SECRET_OPTIONS or bucket not in _known:
+        _known[bucket] = str(uri), _find(uri)
+    return _known[bucket][1]
+
+
+def _find(uri: PlaceURI) -> Access:
+    find = {S3: _s3_settings, GCS: _google_settings, AZURE: _azure_settings}[uri.kind]
+    return Access(tuple(sorted(find(uri).items())))
+
+
+def is_expired(time: str | None) -> bool:
+    """Whether keys expire within a minute; `time` is None if they do not."""
+    return time is not None and datetime.fromisoformat(time) < datetime.now(UTC) + timedelta(minutes=1)
 
 
 def _environment(names: re.Pattern[str]) -> dict[str, str]:

@@ -81,9 +81,9 @@ class Calls:
                 self._has_answered |= failure.status is not None
                 if failure.is_refused:
                     raise Refused(repeated=repeated) from exc
-                if failure.status == 404:
-                    if failure.code in _NO_BUCKET:
-                        raise StorageError(f"{what}: {self._bucket} does not exist") from exc
+                if failure.code in _NO_BUCKET:
+                    raise StorageError(f"{what}: {self._bucket} does not exist") from exc
+                if failure.status == 404 and failure.code in _NO_OBJECT:
                     raise FileNotFoundError(f"{what}: it does not exist") from exc
                 if not failure.is_transient:
                     raise StorageError(f"{what}: {failure.reason}") from exc
@@ -98,7 +98,7 @@ class Calls:
             pause_s = min(2 * pause_s, _MAX_BACKOFF_S)
 
     def _give_up(self, what: str, failure: "_Failure", elapsed_s: float, exc: Exception) -> NoReturn:
-        raise StorageError(f"{what}: {failure.reason}, for {elapsed_s:.0f} s") from exc
+        raise StorageError(f"{what}: {failure.reason}; this was tried for {elapsed_s:.0f} s") from exc
 
 
 def _in_thread(work: Callable[[], _Found], timeout_s: float) -> _Found:
@@ -123,6 +123,7 @@ def _in_thread(work: Callable[[], _Found], timeout_s: float) -> _Found:
 # ---------------------------------------------------------------------- errors
 
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted"})
+_NO_OBJECT = frozenset({"", "NoSuchKey", "BlobNotFound", "ResourceNotFound", "notFound"})
 _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3})\b")
 _CODE = re.compile(r"<Code>\s*([^<\s]+)\s*</Code>|\"code\":\s*\"(\w+)\"")
 _MESSAGE = re.compile(
@@ -133,21 +134,20 @@ _CREDENTIALS = re.compile(
 )
 _HOST = re.compile(r"https?://[^\s/?]+")
 _REASONS = (
-    (re.compile(r"dns error|failed to lookup"), "its name cannot be resolved"),
-    (re.compile(r"ConnectionRefused"), "it refuses connections"),
+    (re.compile(r"dns error|failed to lookup"), "the name of the store {} cannot be resolved", True),
+    (re.compile(r"ConnectionRefused"), "the store {} refuses connections", True),
     (
         re.compile(r"ConnectionReset|IncompleteMessage|BrokenPipe|connection closed"),
-        "it closed the connection",
+        "the store {} closed the connection",
+        True,
     ),
-    (re.compile(r"[Cc]ertificate|UnknownIssuer"), "its certificate is not trusted"),
-    (
-        re.compile(r"InvalidContentType|InvalidMessage"),
-        "it does not use TLS: should the endpoint begin with http:// ?",
-    ),
-    (re.compile(r"TimedOut|timed out|Timeout"), "it did not answer in time"),
-    (re.compile(r"NetworkUnreachable|HostUnreachable|unreachable"), "the network is unreachable"),
+    (re.compile(r"[Cc]ertificate|UnknownIssuer"), "the certificate of the store {} is not trusted", False),
+    (re.compile(r"InvalidContentType|InvalidMessage"), "the store {} uses http, not https", False),
+    (re.compile(r"TimedOut|timed out|Timeout"), "the store {} did not answer in time", True),
+    (re.compile(r"unreachable", re.IGNORECASE), "the network of the store {} is unreachable", True),
+    (re.compile(r"HTTP error|HttpError"), "the connection to the store {} failed", True),
 )
-_CERTIFICATE, _NO_TLS = _REASONS[3][1], _REASONS[4][1]
+"""What is found in an error without an HTTP status, the reason, and whether another attempt may help."""
 _ADVICE = {
     "InvalidAccessKeyId": "the access key is unknown",
     "SignatureDoesNotMatch": "the secret key is wrong",
@@ -186,7 +186,7 @@ class _Failure(NamedTuple):
         number = int(status) if status else None
         if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
             return cls(number or 412, code, "", is_refused=True)
-        if isinstance(error, FileNotFoundError) or number == 404:
+        if isinstance(error, FileNotFoundError) and number is None:
             return cls(404, code, "it does not exist")
         if isinstance(error, TimeoutError):
             return cls(None, "", "the store did not answer in time", is_transient=True)
@@ -199,13 +199,9 @@ class _Failure(NamedTuple):
         if "redirect without LOCATION" in text or "BareRedirect" in text:
             return cls(301, "PermanentRedirect", _ADVICE["PermanentRedirect"])
         host = _HOST.search(text)
-        store = "the store" if host is None else f"the store {host.group()} does not answer,"
-        for pattern, reason in _REASONS:
+        for pattern, reason, transient in _REASONS:
             if pattern.search(text):
-                transient = reason not in (_CERTIFICATE, _NO_TLS)
-                return cls(None, "", f"{store} {reason}", is_transient=transient)
-        if isinstance(error, exceptions.GenericError) and ("HTTP error" in text or "HttpError" in text):
-            return cls(None, "", f"{store} the connection failed", is_transient=True)
+                return cls(None, "", reason.format(host.group() if host else ""), is_transient=transient)
         first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
         return cls(None, "", _without_queries(first))
 

@@ -33,7 +33,7 @@ class HadoopStorage(Storage):
         try:
             self._system, path = pyarrow.fs.FileSystem.from_uri(place)
         except (pa.ArrowException, OSError, ValueError) as exc:
-            raise StorageError(f"the folder {self.shown} cannot be used: {exc}") from exc
+            raise StorageError(f"the folder {self.shown} cannot be used: {str(exc).splitlines()[0]}") from exc
         self._path = path.rstrip("/")
 
     def path_of(self, name: str) -> str:

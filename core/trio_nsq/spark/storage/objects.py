@@ -9,14 +9,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from io import SEEK_CUR, SEEK_END, RawIOBase
 from typing import IO, Any
 
 from ...extras import install_hint
 from ...protocol.errors import NSQError
-from .access import EXPIRES, PROFILE, Access
+from .access import EXPIRES, PROFILE, Access, is_expired
 from .aws_profile import profile_settings
 from .calls import ATTEMPT_S, DEADLINE_S, Calls, Refused
 from .interface import ChangedMeanwhile, Lease, NewFile, Storage, StorageError, Stored, StoredFile
@@ -48,7 +48,9 @@ class ObjectStorage(Storage):
         try:
             import obstore  # noqa: F401
         except ImportError as exc:
-            raise StorageError(f"{place} needs the package obstore: {install_hint('spark')}") from exc
+            raise StorageError(
+                f"the place {place} needs the package obstore: {install_hint('spark')}"
+            ) from exc
         self._uri = parse_place(place)
         self.shown = place
         self.access = access
@@ -68,7 +70,7 @@ class ObjectStorage(Storage):
                 if isinstance(exc, KeyboardInterrupt | SystemExit | NSQError):
                     raise
                 first = next(iter(str(exc).splitlines()), type(exc).__name__)
-                raise StorageError(f"{self.shown} cannot be used: {first}") from exc
+                raise StorageError(f"the place {self.shown} cannot be used: {first}") from exc
         return self._stores[timeout_s]
 
     # ------------------------------------------------------------------ whole objects
@@ -95,7 +97,7 @@ class ObjectStorage(Storage):
             return Stored(found.bytes().to_bytes(), _version_of(found.meta))
 
         try:
-            return self._calls.run(f"{self.url_of(name)} cannot be read", get)
+            return self._calls.run(f"the object {self.url_of(name)} cannot be read", get)
         except FileNotFoundError:
             return None
 
@@ -108,7 +110,9 @@ class ObjectStorage(Storage):
                 if found is not None and refused.repeated and found.data == data:
                     return found.version
                 if (None if found is None else found.version) != version:
-                    raise ChangedMeanwhile(f"{self.url_of(name)} was changed by another process") from None
+                    raise ChangedMeanwhile(
+                        f"the object {self.url_of(name)} was changed by another process"
+                    ) from None
         raise AssertionError
 
     def _attempts(self, name: str) -> Iterator[None]:
@@ -116,7 +120,9 @@ class ObjectStorage(Storage):
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt and _CONFLICT_S)
             yield
-        raise StorageError(f"{self.url_of(name)} cannot be written: other requests for it are in progress")
+        raise StorageError(
+            f"the object {self.url_of(name)} cannot be written: other requests for it are in progress"
+        )
 
     def put(self, name: str, data: bytes) -> None:
         self._put(name, data, "overwrite")
@@ -128,7 +134,7 @@ class ObjectStorage(Storage):
         timeout_s = _transfer_s(size)
         store, path = self._store(timeout_s), self._prefix + name
         result = self._calls.run(
-            f"{self.url_of(name)} cannot be written",
+            f"the object {self.url_of(name)} cannot be written",
             lambda: obstore.put(store, path, data, mode=mode, use_multipart=False),
             attempt_s=timeout_s,
             deadline_s=max(DEADLINE_S, 2 * timeout_s),
@@ -163,7 +169,8 @@ class ObjectStorage(Storage):
         path = (self._prefix + name).rstrip("/")
         try:
             found = self._calls.run(
-                f"{self.url_of(name)} cannot be read", lambda: obstore.head(self._store(ATTEMPT_S), path)
+                f"the object {self.url_of(name)} cannot be read",
+                lambda: obstore.head(self._store(ATTEMPT_S), path),
             )
         except FileNotFoundError:
             return None
@@ -173,7 +180,7 @@ class ObjectStorage(Storage):
         """List all objects of a folder. A request that fails is repeated from where the list is."""
         import obstore
 
-        what, last = f"{self.url_of(folder)} cannot be listed", ""
+        what, last = f"the objects of {self.url_of(folder)} cannot be listed", ""
         store, prefix = self._store(ATTEMPT_S), self._prefix + folder
 
         def begin() -> tuple[Any, Any]:
@@ -212,7 +219,7 @@ class ObjectStorage(Storage):
                 for path in some:
                     with suppress(FileNotFoundError):
                         self._calls.run(
-                            f"{self.shown} cannot be removed", partial(obstore.delete, store, path)
+                            f"objects of {self.shown} cannot be removed", partial(obstore.delete, store, path)
                         )
 
     def remove_unfinished(self, prefixes: Sequence[str]) -> None:
@@ -228,7 +235,7 @@ class ObjectStorage(Storage):
     def open_input(self, name: str) -> "ObjectInput":
         found = self.file(name)
         if found is None:
-            raise FileNotFoundError(f"{self.url_of(name)} does not exist")
+            raise FileNotFoundError(f"the object {self.url_of(name)} does not exist")
         return ObjectInput(self, found)
 
     def read_range(self, name: str, start: int, end: int, version: str) -> bytes:
@@ -243,7 +250,7 @@ class ObjectStorage(Storage):
                 obstore.get(self._store(timeout_s), self._prefix + name, options=options).bytes().to_bytes()
             )
 
-        what = f"{self.url_of(name)} cannot be read"
+        what = f"the object {self.url_of(name)} cannot be read"
         try:
             deadline_s = max(DEADLINE_S, 2 * timeout_s)
             return self._calls.run(what, get, attempt_s=timeout_s, deadline_s=deadline_s)
@@ -286,20 +293,15 @@ class _S3Keys:
         self._keys = dict(access.settings)
 
     def __call__(self) -> Any:
-        expires = _parse_time(self._keys.get(EXPIRES))
-        if expires is not None and expires < datetime.now(UTC) + timedelta(minutes=1):
+        if is_expired(self._keys.get(EXPIRES)):
             self._keys |= profile_settings(with_keys=True, name=self._keys.get(PROFILE))
-            expires = _parse_time(self._keys.get(EXPIRES))
+        expires = self._keys.get(EXPIRES)
         return {
             "access_key_id": self._keys["aws_access_key_id"],
             "secret_access_key": self._keys.get("aws_secret_access_key", ""),
             "token": self._keys.get("aws_session_token"),
-            "expires_at": expires,
+            "expires_at": None if expires is None else datetime.fromisoformat(expires),
         }
-
-
-def _parse_time(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
 
 
 def _transfer_s(size: int) -> float:
@@ -361,8 +363,8 @@ class _NewObject(NewFile):
         self.close()
         if self.size > MAX_BYTES:
             raise StorageError(
-                f"{self._storage.url_of(self._name)} would have {self.size / _GIB:.1f} GiB, more than the 5 GiB that "
-                "S3 takes at once: use a smaller --target-file-size"
+                f"the object {self._storage.url_of(self._name)} would have {self.size / _GIB:.1f} GiB, more than the 5 "
+                "GiB that S3 takes at once: use a smaller --target-file-size"
             )
         published = self._storage.put_file(self._name, self._file, self.size)
         self.discard()

@@ -1,6 +1,6 @@
 """Open the storage of a place: a local folder, an object store, or Hadoop's file system."""
 
-from .access import Access, find_access
+from .access import access_to
 from .hadoop import HadoopStorage
 from .interface import Storage, StorageError
 from .local import LocalStorage
@@ -8,13 +8,12 @@ from .objects import ObjectStorage
 from .places import AZURE, GCS, HADOOP, S3, local_path, parse_place
 
 
-def storage_at(place: str, access: Access | None = None) -> Storage:
+def storage_at(place: str) -> Storage:
     """Return the storage of a place, which need not exist.
 
     Args:
         place: A path, or a URI: `file://`, `s3://` (or `s3a://`), `gs://`, `az://` (or `abfs://`, `abfss://`), or
             `hdfs://`.
-        access: How to reach it, from `find_access`; None: find it on this machine.
 
     Raises:
         StorageError: The URI is not supported, or cannot be used.
@@ -24,13 +23,13 @@ def storage_at(place: str, access: Access | None = None) -> Storage:
     uri = parse_place(place)
     if uri.kind in (S3, GCS, AZURE):
         if not uri.host:
-            raise StorageError(f"{uri.without_secrets()} has no bucket: write {uri.scheme}://BUCKET/FOLDER")
-        if access is None:
-            place, access = find_access(place)
-        return ObjectStorage(place, access)
+            raise StorageError(
+                f"the place {uri.without_secrets()} has no bucket: write {uri.scheme}://BUCKET/FOLDER"
+            )
+        return ObjectStorage(str(uri.without_secrets()), access_to(uri))
     if uri.kind == HADOOP:
         return HadoopStorage(place)
     raise StorageError(
-        f"{uri.without_secrets()} is not supported: use a path, or a URI that begins with s3://, gs://, az://, "
-        "abfss:// or hdfs://"
+        f"the place {uri.without_secrets()} is not supported: use a path, or a URI that begins with s3://, gs://, "
+        "az://, abfss:// or hdfs://"
     )

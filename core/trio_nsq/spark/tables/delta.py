@@ -19,7 +19,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 
 from ..export.columns import schema_of
 from ..export.layout import MESSAGE_COLUMNS, Layout, PartitionBy
-from ..storage import Storage
+from ..storage import ObjectStorage, Storage
 from .compaction import TableFile
 from .parquet_stats import delta_stats
 from .table import Table
@@ -203,7 +203,9 @@ def explained(shown: str, what: str, *, is_new: bool = False) -> Iterator[None]:
 
 def delta_options(storage: Storage) -> dict[str, str]:
     """Return deltalake's options to open a table in a storage; they may have secrets."""
-    return {}
+    if not isinstance(storage, ObjectStorage):
+        return {}
+    return {"aws_region": "us-east-1", "aws_conditional_put": "etag"} | storage.access.options()
 
 
 def _table_schema(layout: Layout) -> Any:
