@@ -3,11 +3,11 @@
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from ...client.reading.batches import Found, is_for_all_channels
+from ...client.reading.batches import is_for_all_channels
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Gap, Span
 from ...protocol.limits import MIB
@@ -128,7 +128,7 @@ def read_partition(partition: InputPartition | None, columns: list[str], *, fail
         fitting = len(table) * BATCH_BYTES // max(1, table.nbytes)  # one record may be larger
         yield from table.to_batches(max_chunksize=max(1, min(BATCH_ROWS, fitting)))
 
-    for found in cast("Iterator[Found]", partition.place.open().read(span)):
+    for found in partition.place.open().read(span):
         if isinstance(found, Gap):
             if fails:
                 raise _lost(key, found.first_sequence, found.next_sequence, found.reason)
