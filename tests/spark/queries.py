@@ -11,6 +11,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
+from spark.support import until
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.source.stream import NsqStreamReader
 
@@ -67,6 +68,18 @@ class Query:
 
     def _start(self, number: int) -> str:
         return self.checkpoint[number - 1] if number else json.dumps(self.control.initialOffset())
+
+
+def await_rows(query: Query, count: int) -> list[Row]:
+    """Run batches until they have had this many rows."""
+    found: list[Row] = []
+
+    def has_all() -> bool:
+        found.extend(query.batch() or [])
+        return len(found) >= count
+
+    until(has_all)
+    return found
 
 
 def sequences(rows: list[Row] | None) -> list[int]:

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from cli.support import Cli
 from interop.peers import Broker, free_ports, nsqd, qcli_lookupd, qcli_serve
-from spark.queries import Query, broker_on
+from spark.queries import Query, await_rows, broker_on
 from spark.support import HOUR_NS, cli_of, numbers, until, write_log
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 from trio_nsq.spark.data_source import NsqDataSource
@@ -168,9 +168,7 @@ def test_brokers_are_found_by_lookupd(tmp_path: Path, stack: ExitStack, by_patte
     assert again.batches() == [[(one.http_address, 3)]]
     with broker_on(tmp_path / "two", port, *flags) as (two, _):
         cli_of(two).publish("t", numbers(1))
-        found: list[object] = []
-        until(lambda: bool(found.extend(again.batch() or []) or found))
-        assert found == [(two.http_address, 2)]
+        assert await_rows(again, 1) == [(two.http_address, 2)]
 
 
 def test_lookupd_that_does_not_answer(qcli: Cli, topic: str, stack: ExitStack) -> None:
@@ -225,9 +223,7 @@ def test_stream_goes_on_without_a_dead_broker(
     assert len(warnings) == 2, warnings  # each query warns once
     assert f"the broker at {dead.http_address} cannot be reached: Connection refused" in warnings[0]
     with broker_on(tmp_path / "dead", port):
-        found: list[object] = []
-        until(lambda: bool(found.extend(now.batch() or []) or len(found) == 2))
-        assert found == [(dead.http_address, 4), (dead.http_address, 5)]
+        assert await_rows(now, 2) == [(dead.http_address, 4), (dead.http_address, 5)]
     assert f"the server at {dead.http_address} answers again" in caplog.records[-1].message
 
 
@@ -247,13 +243,9 @@ def test_broker_that_is_down_when_the_query_starts(
     query = Query([], **options)
     query.batches()
     again = Query(query.checkpoint, **options)
-    found: list[int] = []
     with broker_on(tmp_path / "dead", port) as (broker, _):
         cli_of(broker).publish(topic, numbers(1))
-        until(
-            lambda: bool(found.extend(row[1] for row in again.batch() or []) or len(found) == len(expected))
-        )
-    assert found == expected
+        assert await_rows(again, len(expected)) == [(dead, n) for n in expected]
 
 
 def test_stopped_broker_delays_no_batch(tmp_path: Path, stack: ExitStack) -> None:
@@ -275,9 +267,7 @@ def test_stopped_broker_delays_no_batch(tmp_path: Path, stack: ExitStack) -> Non
         finally:
             two.process.send_signal(SIGCONT)
         cli_of(two).publish("t", numbers(1))
-        found: list[object] = []
-        until(lambda: bool(found.extend(query.batch() or []) or found))
-        assert found == [(two.http_address, 1)]
+        assert await_rows(query, 1) == [(two.http_address, 1)]
 
 
 def test_available_now_ends_without_a_dead_broker(tmp_path: Path, stack: ExitStack) -> None:

@@ -20,7 +20,14 @@ from trio_nsq.client.reading.broker_log import LogReplaced
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.source.fleet import LogKey
-from trio_nsq.spark.source.offsets import LogOffset, NotReached, build_offset, parse_offset, share_limit
+from trio_nsq.spark.source.offsets import (
+    LogOffset,
+    LogOffsets,
+    NotReached,
+    build_offset,
+    parse_offset,
+    share_limit,
+)
 from trio_nsq.spark.source.options import SourceError, Subscription
 from trio_nsq.spark.versions import ReadAllAvailable
 
@@ -323,7 +330,10 @@ def test_format_of_offsets() -> None:
     """With the option topic, offsets are those of earlier versions."""
     one = Subscription(("t",), single=True)
     text = '{"a:1": {"first": 0, "id": "9a46b01870c003e7", "sequence": 1000}, "b:2": {"first": 7, "sequence": 7}}'
-    places = {LogKey("t", "b:2"): LogOffset(7, 7), LogKey("t", "a:1"): LogOffset(0, 1000, "9a46b01870c003e7")}
+    places: LogOffsets = {
+        LogKey("t", "b:2"): LogOffset(7, 7),
+        LogKey("t", "a:1"): LogOffset(0, 1000, "9a46b01870c003e7"),
+    }
     assert json.dumps(build_offset(places, one)) == text
     assert parse_offset(json.loads(text), one) == places
     several = Subscription(("t", "u"))
