@@ -263,10 +263,10 @@ def iceberg_table(text: str) -> TableTarget:
     "--row-group-size",
     "row_group_bytes",
     type=file_bytes,
-    default="64MiB",
+    default="32MiB",
     metavar="SIZE",
     brief=True,
-    help="Put about this many bytes of bodies into one row group.",
+    help="Put about this many bytes of rows into one row group, before compression. An export needs memory for two.",
 )
 @option(
     FILES,

@@ -26,7 +26,7 @@ class ExportRequest:
             fields of the sample become columns.
         compression: A Parquet codec, in lower case.
         compression_level: None: the default of the codec.
-        row_group_bytes: The approximate size of the bodies in a row group.
+        row_group_bytes: The approximate size of the rows in a row group, before compression.
         target_bytes: The approximate size of a range in the log; at least 1.
         min_ranges: Split each broker's log into at least this many ranges, so that every worker has work.
         table: The table to commit the files to; None: no table.
@@ -42,7 +42,7 @@ class ExportRequest:
     json_fields: Sequence[tuple[str, JsonType | None]] = ()
     compression: str = "zstd"
     compression_level: int | None = 1
-    row_group_bytes: int = 64 * MIB
+    row_group_bytes: int = 32 * MIB
     target_bytes: int = 256 * MIB
     min_ranges: int = 1
     table: TableTarget | None = None
