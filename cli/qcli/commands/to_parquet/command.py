@@ -135,8 +135,8 @@ def iceberg_table(text: str) -> TableTarget:
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
         "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, "
         "damaged, for_one_channel (copies for one channel, which are not written again), unparsed, misfits (values "
-        "that did not fit their column, by field), repeated (delivered again by a channel, and not written), "
-        "compacted (small files of a table that were merged).",
+        "that did not fit their column, by field), widened (fields whose columns became double), repeated (delivered "
+        "again by a channel, and not written), compacted (small files of a table that were merged).",
     },
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)

@@ -185,6 +185,9 @@ class ExportRun:
             write(json_lines([{**head, **fields, "elapsed_s": round(elapsed_s, 3)}]))
         elif not self._options.quiet:
             print_diagnostic(self._heading + _summary(request, outcome, elapsed_s))
+        if outcome.widened and not self._options.quiet:
+            wider = ", ".join(sorted(set(outcome.widened)))
+            print_diagnostic(f"Note: double instead of long in all files, because of fractions: {wider}.")
         if outcome.misfits:
             print_diagnostic(_misfits_warning(outcome.misfits))
 
@@ -227,8 +230,8 @@ def _misfits_warning(misfits: Mapping[str, int]) -> str:
     fields = ", ".join(f"{field} ({count:,})" for field, count in worst[:_FIELDS_SHOWN])
     more = f" and {len(worst) - _FIELDS_SHOWN:,} more" if len(worst) > _FIELDS_SHOWN else ""
     return (
-        f"Warning: {count_of(sum(misfits.values()), 'value')} did not fit the type of their column, which is null "
-        f"there: {fields}{more}. The column unparsed has the whole bodies."
+        f"Warning: {count_of(sum(misfits.values()), 'value')} did not fit the types of their columns: "
+        f"{fields}{more}. The columns are null there, and the column unparsed has the whole bodies."
     )
 
 

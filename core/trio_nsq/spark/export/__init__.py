@@ -2,5 +2,6 @@
 
 `job.ExportJob` plans the ranges of an `ExportRequest` and has an engine run a `task.ExportTask` for each. `manifest`
 has the planned and the exported ranges, and `layout` the columns and names of the files. `columns` and `json_columns`
-convert messages to Arrow tables.
+convert messages to Arrow tables, which `files` writes. `sampling` infers the layout of a new folder, and `widening`
+converts its files to a later one.
 """

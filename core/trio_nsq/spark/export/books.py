@@ -14,8 +14,10 @@ from ..storage import Lease, Storage
 from ..tables.opening import open_table
 from ..tables.table import Compacted
 from ..tables.target import TableOptions, TableTarget
+from .columns import schema_of
 from .layout import Layout, safe_name
 from .manifest import Manifest, ManifestError, RangeResult, manifest_path, result_path, results_folder
+from .widening import columns_too_long, exported_files, widen_file
 
 _READERS = 16
 """How many results are read at the same time: requests to object stores are slow."""
@@ -118,6 +120,7 @@ class Books:
             )
             raise ManifestError(f"the files in {self._storage.shown} are {use}, or choose another folder")
         if target is not None:
+            manifest.layouts = [layout.fixed() for layout in manifest.layouts]  # no table can follow
             table = open_table(target, self._storage, self._topic, manifest.id, options)
             table.check(manifest.commit, unfinished=bool(manifest.uncommitted), layout=manifest.layout)
             self.table = table
@@ -138,6 +141,7 @@ class Books:
         if manifest is None:
             return []
         self.commit()  # of a killed run: its number and its files must not change
+        self._convert()
         names = self._storage.names(results_folder(self._topic))
         new = manifest.mark_done(self._results(names, known))
         if self.table is not None:
@@ -148,6 +152,43 @@ class Books:
         self.save()
         self._storage.remove(names)
         return new
+
+    def widen(self, types: Mapping[str, str]) -> list[str]:
+        """Give columns wider types in all files, unless a file has a value that would not fit.
+
+        Args:
+            types: The types by field, as in `RangeResult.widen`.
+
+        Returns:
+            The fields whose columns are wider now. The others keep their type from now on.
+
+        Raises:
+            NSQError, OSError: As `save`, or a file cannot be converted. The next call of `settle` continues.
+        """
+        manifest = self.manifest
+        assert manifest is not None
+        columns = {each.name: each.field for each in manifest.layout.json_columns if each.field in types}
+        too_long = columns_too_long(self._storage, self._files(), columns)
+        fixed = {columns[name] for name in too_long}
+        manifest.widen(manifest.layout.fixed(fixed).widened(types))
+        self.save()
+        self._convert()
+        return sorted(set(columns.values()) - fixed)
+
+    def _convert(self) -> None:
+        """Convert the files that have an older layout than the last one, also after a killed run."""
+        manifest = self.manifest
+        if manifest is None or not manifest.widening:
+            return
+        schema = schema_of(manifest.layout)
+        for name in self._files():
+            self._lease.check()
+            widen_file(self._storage, name, schema)
+        manifest.widening = False
+        self.save()
+
+    def _files(self) -> list[str]:
+        return exported_files(self._storage, self._topic, self.brokers)
 
     def _results(self, names: Sequence[str], known: Sequence[RangeResult]) -> list[RangeResult]:
         """Return the known results, and those of the other files."""

@@ -6,31 +6,18 @@ from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ...log.gaps import Span
 from ...log.records import RecordBatch
 from ..storage import NewFile, Storage, naming_file
-from .columns import DICTIONARY_COLUMNS, TableBuilder
-from .layout import BODY, Layout, partition_folder, partition_key, range_name
+from .columns import TableBuilder
+from .layout import Layout, partition_folder, partition_key, range_name
 from .request import MIB, ExportRequest
+from .widening import parquet_writer, widen_file
 
 _TABLE_ROWS = 20_000
 _TABLE_BYTES = 4 * MIB
 """How many messages, and bytes of bodies, are converted to Arrow at a time. JSON needs 10 times as much memory."""
-
-
-def parquet_writer(file: Any, schema: Any, request: ExportRequest) -> Any:
-    """Return a writer of a Parquet file with the options of a request."""
-    return pq.ParquetWriter(
-        file,
-        schema,
-        compression=request.compression,
-        compression_level=request.compression_level,
-        use_dictionary=DICTIONARY_COLUMNS,
-        # Comparing bodies takes 5 % of the time, and queries do not skip row groups by them.
-        write_statistics=[name for name in schema.names if name != BODY],
-    )
 
 
 class RangeFiles:
@@ -99,8 +86,12 @@ class RangeFiles:
         """
         self._thread.shutdown()
         for name, file in self._complete:
-            size = file.size if file.publish() else self._storage.size(name)
-            self.file_bytes += size or 0
+            if file.publish():
+                self.file_bytes += file.size
+            else:
+                # An attempt that was considered dead may have written it before columns became wider.
+                widen_file(self._storage, name, self.builder.schema)
+                self.file_bytes += self._storage.size(name) or 0
         self.names = [name for name, _ in self._complete]
         self._complete.clear()
 
@@ -149,7 +140,10 @@ class RangeFiles:
             if self._writer is None:
                 self._file_name = self._next_name()
                 self._file = self._storage.create(self._file_name)
-                self._writer = parquet_writer(self._file, self.builder.schema, self._request)
+                request = self._request
+                self._writer = parquet_writer(
+                    self._file, self.builder.schema, request.compression, request.compression_level
+                )
             self._writer.write_table(group, row_group_size=len(group))
 
     def _complete_file(self) -> None:

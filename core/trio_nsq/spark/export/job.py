@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import cast
 
@@ -163,14 +163,9 @@ class ExportJob:
         Raises:
             NSQError, OSError: A task failed.
         """
-        finished: list[RangeResult] = []
-        try:
-            if tasks:
-                engine(tasks, finished.append, advance)
-        finally:
-            for result in self._books.settle(finished):
-                self.result.add(result)
-            self._books.commit()
+        left = self._run_tasks(engine, tasks, advance)
+        while left:
+            left = self._run_tasks(engine, left, advance)
         channel = self.request.channel
         for wanted in self._wanted:
             label = wanted.place.label
@@ -181,6 +176,29 @@ class ExportJob:
                 _with_channels(wanted.place).move_channel(channel, to)
         if self.request.compact:
             self.result.compacted += self._books.compact().replaced
+
+    def _run_tasks(self, engine: Engine, tasks: Sequence[ExportTask], advance: Advance) -> list[ExportTask]:
+        """Run tasks once. Return those to run again, with a new layout, because their values need wider columns."""
+        finished: list[RangeResult] = []
+        try:
+            if tasks:
+                engine(tasks, finished.append, advance)
+        finally:
+            for result in self._books.settle([each for each in finished if not each.widen]):
+                self.result.add(result)
+            self._books.commit()
+        unwritten = {(each.broker, each.span): each.widen for each in finished if each.widen}
+        if not unwritten:
+            return []
+        types = {field: kind for widen in unwritten.values() for field, kind in widen.items()}
+        self.result.widened += self._books.widen(types)
+        manifest = self._books.manifest
+        assert manifest is not None
+        return [
+            replace(task, layout=manifest.layout, layout_index=len(manifest.layouts) - 1)
+            for task in tasks
+            if (task.broker, task.span) in unwritten
+        ]
 
 
 def _with_channels(place: LogPlace) -> ChannelLog:

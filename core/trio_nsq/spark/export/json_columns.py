@@ -136,14 +136,11 @@ def decode_object(body: bytes) -> dict[str, Any]:
     return found
 
 
-def infer_columns(
-    bodies: Iterable[bytes], given: Sequence[tuple[str, JsonType | None]], *, widens: bool = True
-) -> list[JsonColumn]:
+def infer_columns(bodies: Iterable[bytes], given: Sequence[tuple[str, JsonType | None]]) -> list[JsonColumn]:
     """Infer columns from a sample.
 
     Args:
         given: Fields, with a type or None to infer it; empty: all fields of the sample.
-        widens: Whether columns with an inferred type may be widened later.
 
     Raises:
         LayoutError: There are no columns, or too many.
@@ -168,7 +165,7 @@ def infer_columns(
         )
     names = name_columns(field for field, _ in asked)
     return [
-        JsonColumn(field, kind or types.get(field) or JsonType.STRING, name, widens and kind is None)
+        JsonColumn(field, kind or types.get(field) or JsonType.STRING, name, kind is None)
         for (field, kind), name in zip(asked, names, strict=True)
     ]
 
@@ -260,6 +257,14 @@ _CONVERTERS: dict[JsonType, Callable[[object], Any]] = {
     JsonType.TIMESTAMP: _timestamp,
     JsonType.JSON: _text,
 }
+
+
+def doubles_of(longs: Any) -> Any:
+    """Convert a column of longs to doubles. Raises ValueError if a value cannot be represented exactly."""
+    try:
+        return longs.cast(pa.float64())
+    except pa.ArrowInvalid:  # also raised for numbers beyond 2**53 that a double has
+        return pa.array([None if each is None else _double(each) for each in longs.to_pylist()], pa.float64())
 
 
 def _fits(convert: Callable[[object], Any], value: object) -> bool:

@@ -1,7 +1,7 @@
 """The layout of exported files: columns, partition folders and names. The first export to a folder determines it."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -112,11 +112,11 @@ class Layout:
         )
         return replace(self, json_columns=tuple(columns))
 
-    def fixed(self, fields: Iterable[str]) -> "Layout":
-        """Return the layout in which the columns of these fields are not widened any more."""
-        fixed = set(fields)
+    def fixed(self, fields: Collection[str] | None = None) -> "Layout":
+        """Return the layout in which the columns of these fields, or all, are not widened any more."""
         columns = (
-            replace(column, widens=False) if column.field in fixed else column for column in self.json_columns
+            replace(column, widens=column.widens and fields is not None and column.field not in fields)
+            for column in self.json_columns
         )
         return replace(self, json_columns=tuple(columns))
 

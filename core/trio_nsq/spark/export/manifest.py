@@ -102,6 +102,7 @@ class Manifest:
         commit: The number of the last commit to a table; 0 before the first.
         uncommitted: The results of commit `commit`, until it is known that the table has them.
         table: The table that has the files, as the options of `to-parquet`; empty: none.
+        widening: Whether files are being converted to the last layout; some may have an older one.
     """
 
     topic: str
@@ -111,6 +112,7 @@ class Manifest:
     commit: int = 0
     uncommitted: list[RangeResult] = field(default_factory=list)
     table: str = ""
+    widening: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -174,6 +176,13 @@ class Manifest:
         if layout != self.layout:
             self.layouts.append(layout)
 
+    def widen(self, layout: Layout) -> None:
+        """Give all files this layout, also those of pending ranges; the caller converts the files that are there."""
+        self.layouts.append(layout)
+        for ranges in self.brokers.values():
+            ranges.pending = dict.fromkeys(ranges.pending, len(self.layouts) - 1)
+        self.widening = True
+
     def to_bytes(self) -> bytes:
         brokers = {
             label: {
@@ -192,6 +201,7 @@ class Manifest:
             "commit": self.commit,
             "uncommitted": [asdict(result) for result in self.uncommitted],
             "table": self.table,
+            "widening": self.widening,
         }
         return json.dumps(found, separators=(",", ":")).encode() + b"\n"
 
@@ -214,6 +224,7 @@ class Manifest:
                 found["commit"],
                 [RangeResult.from_json(result) for result in found["uncommitted"]],
                 found.get("table", ""),
+                bool(found.get("widening")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise ManifestError(f"it cannot be read: {exc!r}") from exc

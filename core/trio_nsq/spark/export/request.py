@@ -61,6 +61,7 @@ class ExportResult:
         missing: Messages that are no longer retained.
         damaged: Whether some of the missing messages are damaged.
         for_one_channel, unparsed, misfits: See `RangeResult`.
+        widened: JSON fields whose columns became doubles, in all files.
         repeated: Messages that a channel redelivered; they are not exported again.
         compacted: Small files of the table that were merged into larger ones.
         gaps: `(broker, first, end, reason)` of missing messages.
@@ -80,6 +81,7 @@ class ExportResult:
     for_one_channel: int = 0
     unparsed: int = 0
     misfits: dict[str, int] = field(default_factory=dict)
+    widened: list[str] = field(default_factory=list)
     repeated: int = 0
     compacted: int = 0
     gaps: list[tuple[str, int, int, str]] = field(default_factory=list)

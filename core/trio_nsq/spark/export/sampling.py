@@ -33,9 +33,7 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
     if asked.body is not BodyFormat.JSON:
         return asked
     columns = infer_columns(_sample(wanted), request.json_fields)
-    layout = replace(asked, json_columns=tuple(columns), keep_rest=not request.json_fields)
-    # Columns of tables cannot be widened from long to double.
-    return layout if request.table is None else layout.fixed(column.field for column in columns)
+    return replace(asked, json_columns=tuple(columns), keep_rest=not request.json_fields)
 
 
 def check_layout(there: Layout, request: ExportRequest, place: str) -> None:

@@ -39,6 +39,8 @@ class ExportTask:
     def run(self, advance: Advance | None = None, storage: Storage | None = None) -> RangeResult:
         """Write the files of the range, then its result; if there is a result, only return it.
 
+        If values need wider columns than those of the layout, nothing is written: see `RangeResult.widen`.
+
         Files get their final names when all of them are complete. On an error, temporary files are removed, unless the
         process is killed.
 
@@ -57,6 +59,9 @@ class ExportTask:
         files = RangeFiles(storage, self.request, self.layout, self.broker, self.span)
         try:
             result = self._write(files, advance)
+            if result.widen:
+                files.discard()
+                return result
             files.publish()
         except BaseException:
             files.discard()
@@ -86,7 +91,14 @@ class ExportTask:
             body_bytes += size
             if advance is not None:
                 advance(count, size)
-        files.close()
+            if files.builder.widen:
+                break
+        else:
+            files.close()
+        if files.builder.widen:
+            if advance is not None:
+                advance(-messages, -body_bytes)  # they are read again
+            return RangeResult(self.broker, *span, layout=self.layout_index, widen=files.builder.widen)
         return RangeResult(
             self.broker,
             *span,
