@@ -15,8 +15,16 @@ from .broker.name_completion import TIMEOUT_VARIABLE
 from .contexts.choice import CONTEXT_VARIABLE, note_of_unused_context, root_context_option
 from .framework.command import LazyGroup, contexts_below, did_you_mean
 from .framework.completion import COMPLETE_VARIABLE, answer_shell
-from .framework.errors import ExitCode, Failure, OutputClosed, Terminated, leaf_exceptions, translate
-from .framework.options import GroupedOption, version_option
+from .framework.errors import (
+    ExitCode,
+    Failure,
+    OutputClosed,
+    Terminated,
+    causes_of,
+    leaf_exceptions,
+    translate,
+)
+from .framework.options import VERBOSE, GroupedOption, version_option
 from .framework.output import configure_streams, print_diagnostic
 
 _PREFIX = "QCLI_"
@@ -182,6 +190,8 @@ def _run(arguments: Sequence[str]) -> int:
         if isinstance(outcome, OutputClosed):
             return ExitCode.OK
         if isinstance(outcome, Failure):
+            if ctx is not None and ctx.meta.get(VERBOSE):
+                print_diagnostic(causes_of(error))
             print_diagnostic(f"Error: {outcome.message}")
             if ctx is not None and (note := note_of_unused_context(ctx)):
                 print_diagnostic(note)

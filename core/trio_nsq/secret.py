@@ -1,6 +1,7 @@
 """The secret of a client: sent with AUTH over TCP, and in the Authorization header over HTTP."""
 
 import logging
+import re
 import string
 from base64 import b64encode
 from dataclasses import dataclass, field
@@ -19,6 +20,16 @@ SECURITY_LOGGER = "trio_nsq.security"
 
 _TOKEN_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-._~+/=")
 """The characters of a bearer token (RFC 6750)."""
+_SECRETS = (
+    (re.compile(r"(?<=://)[^/@\s\"']+@"), ""),
+    (
+        re.compile(
+            r"(?i)((?:secret|password|token|access.?key|credential)[\w.-]*\"?'?\s*[=:]\s*\"?'?)[^\s\"',;)]+"
+        ),
+        r"\1***",
+    ),
+)
+"""User names and passwords of URLs, and values whose names say that they are secret."""
 _warned: set[str] = set()  # addresses
 
 
@@ -117,3 +128,10 @@ def warn_in_clear(address: str) -> None:
             "the secret is sent to %s without encryption, so others in the network can read it: use TLS",
             address,
         )
+
+
+def redacted(text: str) -> str:
+    """Return a text, such as a log, without passwords in URLs and values whose names say that they are secret."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text

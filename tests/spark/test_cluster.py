@@ -6,11 +6,13 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pyspark
@@ -81,8 +83,34 @@ CONF = [
 ]
 
 
-def test_spark_submit_with_a_bundle(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """Run the command that `qcli spark bundle` prints."""
+WORKER = ("pyarrow",)
+RICH = ("rich", "markdown-it-py", "mdurl", "pygments")
+TRIO = ("trio", "attrs", "idna", "outcome", "sniffio", "sortedcontainers")
+SUBMITTER = (*WORKER, "click", *RICH, *TRIO)
+"""What docs/how-to/spark.md names for workers, and for the machine with spark-submit, with what these require."""
+
+
+def python_with(folder: Path, distributions: Sequence[str]) -> str:
+    """Make a Python that has only these distributions; return its program."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name in distributions:
+        found = distribution(name)
+        for top in {file.parts[0] for file in found.files or () if file.parts[0] != ".."}:
+            (packages / top).symlink_to(Path(str(found.locate_file(top))))
+    return str(folder / "bin" / "python")
+
+
+@pytest.fixture(scope="module")
+def worker_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with what workers need, and nothing else."""
+    return python_with(tmp_path_factory.mktemp("worker") / "python", WORKER)
+
+
+def test_spark_submit_with_a_bundle(
+    cluster: str, worker_python: str, qcli: Cli, topic: str, tmp_path: Path
+) -> None:
+    """Run the command that `qcli spark bundle` prints, with Pythons that have only the documented packages."""
     bodies = [b"%09d" % n * 10 for n in range(20_000)]
     qcli.publish(topic, bodies)
     told = qcli("spark", "bundle", str(tmp_path / "submit")).out.decode()
@@ -95,7 +123,11 @@ def test_spark_submit_with_a_bundle(cluster: str, qcli: Cli, topic: str, tmp_pat
     folder = tmp_path / "a"
     with java_home() as home:
         env = qcli.environment(
-            PYTHONPATH=bundle, PYSPARK_PYTHON=sys.executable, JAVA_HOME=str(home), SPARK_LOCAL_IP="127.0.0.1"
+            PYTHONPATH=bundle,
+            PYSPARK_PYTHON=worker_python,
+            PYSPARK_DRIVER_PYTHON=python_with(tmp_path / "python", SUBMITTER),
+            JAVA_HOME=str(home),
+            SPARK_LOCAL_IP="127.0.0.1",
         )
         arguments = [
             "to-parquet",
@@ -122,7 +154,9 @@ def test_spark_submit_with_a_bundle(cluster: str, qcli: Cli, topic: str, tmp_pat
     assert leftovers(folder) == []
 
 
-def test_replay_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_replay_with_a_master(
+    cluster: str, worker_python: str, qcli: Cli, topic: str, tmp_path: Path
+) -> None:
     """Run --where and the pieces on the cluster. Its workers cannot save results, so the driver asks the
     broker at the end.
     """
@@ -131,7 +165,8 @@ def test_replay_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Pat
             tmp_path / "e" / f"{index}.parquet", {"body": [b"%d" % n * 900 for n in range(5000)]}, 1000
         )
     words = ["replay", str(tmp_path / "e"), topic, "--master", cluster, "--where", "body LIKE '%7%'"]
-    ours = Cli(qcli.tcp_address, qcli.http_address, jobs_of(tmp_path))
+    environment = jobs_of(tmp_path) | {"PYSPARK_PYTHON": worker_python}
+    ours = Cli(qcli.tcp_address, qcli.http_address, environment)
     with ours.running(*words, "--format", "json") as running:
         out, err = running.process.communicate(timeout=RUN_DEADLINE_S)
     assert running.process.returncode == 0, err
@@ -140,6 +175,28 @@ def test_replay_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Pat
     assert (said["engine"], said["published"], said["rows"]) == ("spark", len(expected), 15_000)
     assert said["pieces_done"] == said["pieces"] > 1
     assert sorted(bodies_in(qcli.http_address, topic)) == sorted(expected)
+
+
+def test_failures_of_workers_are_one_sentence(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """A Python without a package, and executors for which no worker has room."""
+    qcli.publish(topic, [b"%d" % n for n in range(1000)])
+    words = ["to-parquet", topic, str(tmp_path / "a"), "--master", cluster, "-q"]
+    bare = qcli(*words, env={"PYSPARK_PYTHON": python_with(tmp_path / "bare", ())})
+    told = (
+        "Error: Spark failed: the Python of the workers has no module pyarrow: install it on every node, or set "
+        "PYSPARK_PYTHON to a Python that has it.\n"
+    )
+    assert (bare.code, bare.err) == (1, told)
+    environment = {"PYSPARK_SUBMIT_ARGS": "--conf spark.executor.memory=1024g pyspark-shell"}
+    with Cli(qcli.tcp_address, qcli.http_address, environment).running(*words) as running:
+        assert running.process.stderr is not None
+        line = running.process.stderr.readline().decode()
+        assert line.startswith(
+            "Note: Spark waits for a worker: none of the cluster has a free core and 1024g"
+        )
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(RUN_DEADLINE_S) == 130
+    assert not parquet_files(tmp_path / "a")
 
 
 def test_export_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The manual page of each command lists its codes, from here.
 
 import errno
 import os
+import traceback
 from collections.abc import Iterator
 from enum import IntEnum
 
@@ -82,6 +83,13 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         if isinstance(current, BaseExceptionGroup):
             pending.extend(current.exceptions)
         pending.extend(cause for cause in (current.__cause__, current.__context__) if cause is not None)
+
+
+def causes_of(error: BaseException) -> str:
+    """Return the traces of what led to a failure, without secrets."""
+    from trio_nsq.secret import redacted
+
+    return redacted("".join(traceback.format_exception(error.__cause__ or error))).rstrip()
 
 
 def leaf_exceptions(error: BaseException) -> list[BaseException]:

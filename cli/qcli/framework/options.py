@@ -21,6 +21,8 @@ IGNORED_VARIABLES = "qcli.ignored_variables"
 """Key in a context's `meta`: the names of parameters that are not read from the environment."""
 DEFAULTS_ORIGIN = "qcli.defaults_origin"
 """Key in a context's `meta`: where the values of click's `default_map` are from, for errors."""
+VERBOSE = "qcli.verbose"
+"""Key in a context's `meta`: whether `--verbose` is given."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 _Options = TypeVar("_Options")
@@ -175,6 +177,17 @@ def output_format(text: str, *formats: str) -> Decorator:
     """`--format`; the first of the formats is the default."""
     choice = click.Choice(formats)
     return option("Output", "--format", "form", type=choice, default=formats[0], help=text)
+
+
+def verbose_option(text: str) -> Decorator:
+    """`--verbose`: a failure is shown with its causes. It is no parameter of the command."""
+
+    def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        ctx.meta[VERBOSE] = value
+
+    return option(
+        "Output", "--verbose", is_flag=True, brief=True, expose_value=False, callback=remember, help=text
+    )
 
 
 def count_option(

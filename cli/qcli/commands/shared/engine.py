@@ -12,8 +12,8 @@ from trio_nsq.wording import count_of
 
 from ...broker.failures import http_failure
 from ...framework.errors import Failure
-from ...framework.options import Decorator, all_of, option, output_format
-from ...framework.output import size
+from ...framework.options import Decorator, all_of, option, output_format, verbose_option
+from ...framework.output import print_diagnostic, size
 
 if TYPE_CHECKING:
     from trio_nsq.client import RequestRefused
@@ -56,6 +56,7 @@ def engine_options(reachable: str, report: str) -> Decorator:
         option(
             "Output", "--quiet", "-q", is_flag=True, help=f"Show errors only, no progress and no {report}."
         ),
+        verbose_option("Show everything that Spark and the store reported about an error."),
     )
 
 
@@ -141,4 +142,4 @@ def spark_engine(
 
     # py4j logs each lost connection to the JVM at the root logger; the command reports it once.
     logging.getLogger().addHandler(logging.NullHandler())
-    return open_spark(master, name, memory)
+    return open_spark(master, name, memory, lambda text: print_diagnostic(f"Note: {text}"))

@@ -8,7 +8,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ..runtime.spark_engine import SparkEngine, SparkFailed
+from ..runtime.failures import SparkFailed, failure
+from ..runtime.spark_engine import SparkEngine
 from ..storage import local_path, storage_at
 from .files import ReplayFiles
 from .filter import ROW, FilterError
@@ -62,7 +63,7 @@ def select_rows_with_spark(
         raise FilterError(f"--where cannot be used: {_first_line(exc)}") from exc
     except Exception as exc:
         if isinstance(exc, PySparkException) or type(exc).__module__.partition(".")[0] == "py4j":
-            raise SparkFailed(f"Spark could not apply --where: {_first_line(exc)}") from exc
+            raise failure(exc, "Spark could not apply --where") from exc
         raise
     return {name: bytes(bits) for name, bits in bitmaps.items() if any(bits)}
 

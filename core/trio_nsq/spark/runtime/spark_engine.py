@@ -3,11 +3,13 @@
 Without a master, Spark runs in a local JVM, which exits with this process, also when this process is killed.
 """
 
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,10 +21,11 @@ from typing import IO, TYPE_CHECKING, Any
 import trio_nsq
 
 from ...extras import install_hint
-from ...protocol.errors import NSQError
 from ..storage import known_access
 from .engine import Advance, Done, Task, attempt
-from .java import LocalJvm, find_java_home, java_home, start_jvm
+from .failures import SparkFailed, failure, start_failure
+from .java import LocalJvm, NoJava, find_java_home, java_home, start_jvm
+from .master import check_master
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -32,6 +35,8 @@ LOCAL = "local[*,3]"
 """All cores, and three attempts for each task."""
 _POLL_S = 0.1
 _GROUP = "trio-nsq"
+_NO_WORKER_S = 15.0
+"""How long a job waits for its first executor before the user is told."""
 _END_S = 10.0
 _ZIP_TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _LOCAL_CONF = {
@@ -48,10 +53,6 @@ _CONF = {
 }
 
 
-class SparkFailed(NSQError):
-    """Spark is not installed, does not start, or failed; the text has the reason."""
-
-
 def check_spark() -> None:
     """Check that Spark is installed. Raises SparkFailed."""
     try:
@@ -64,39 +65,52 @@ def check_spark() -> None:
 
 @contextmanager
 def open_spark(
-    master: str | None = None, name: str = "qcli to-parquet", memory: str = "512m"
+    master: str | None = None,
+    name: str = "qcli to-parquet",
+    memory: str = "512m",
+    tell: Callable[[str], None] | None = None,
 ) -> Iterator["SparkEngine"]:
     """Start Spark, or use that of spark-submit, and stop it after the block.
 
     Args:
         master: The URL of the master; None: run locally, or use the master of spark-submit.
         memory: The memory of a local JVM, which only schedules tasks.
+        tell: Called with a sentence while Spark waits for something that the user should know.
 
     Raises:
         SparkFailed: Spark is not installed, or does not start.
         NoJava: There is no Java.
     """
     check_spark()
+    check_master(master)
     from pyspark import SparkContext
 
     # Spark's log is needed only if Spark does not start.
     with tempfile.TemporaryFile(prefix="trio-nsq-spark-") as log, tempfile.TemporaryDirectory() as folder:
-        if "PYSPARK_GATEWAY_PORT" in os.environ:
-            context, process = SparkContext.getOrCreate(), None
-        else:
-            context, process = _started_context(master, name, memory, log)
+        with _start_failures(log):
+            if "PYSPARK_GATEWAY_PORT" in os.environ:
+                context, process = SparkContext.getOrCreate(), None
+            else:
+                context, process = _started_context(master, name, memory, log)
         try:
-            # With spark-submit's `--py-files`, this package is already in a zip file.
-            if not str(context.master).startswith("local") and Path(trio_nsq.__path__[0]).is_dir():
-                # Workers on other machines get this package, so that they run the same version.
-                write_zip(Path(folder) / "trio_nsq.zip")
-                context.addPyFile(str(Path(folder) / "trio_nsq.zip"))
+            with _start_failures(log):
+                _send_package(context, Path(folder))
             if (server := getattr(context, "_accumulatorServer", None)) is not None:
                 # If the JVM is lost, pyspark's threads would print errors; the tasks already raise one.
                 server.handle_error = lambda *_: None
-            yield SparkEngine(context, name)
+            yield SparkEngine(context, name, tell)
         finally:
             _end(context, process)
+
+
+def _send_package(context: "SparkContext", folder: Path) -> None:
+    """Send this package to workers on other machines, so that they run the same version.
+
+    With spark-submit's `--py-files`, it is already in a zip file.
+    """
+    if not str(context.master).startswith("local") and Path(trio_nsq.__path__[0]).is_dir():
+        write_zip(folder / "trio_nsq.zip")
+        context.addPyFile(str(folder / "trio_nsq.zip"))
 
 
 def write_zip(path: Path, packages: Sequence[ModuleType] = (trio_nsq,)) -> None:
@@ -118,9 +132,8 @@ def write_zip(path: Path, packages: Sequence[ModuleType] = (trio_nsq,)) -> None:
 def _started_context(
     master: str | None, name: str, memory: str, log: IO[bytes]
 ) -> tuple["SparkContext", "subprocess.Popen[bytes] | None"]:
-    """Start Spark; return its context and the process of the JVM. Raises SparkFailed, NoJava."""
+    """Start Spark; return its context and the process of the JVM. Raises NoJava, and the errors of pyspark and py4j."""
     from pyspark import SparkConf, SparkContext
-    from pyspark.errors import PySparkRuntimeError
 
     local = master is None or master.startswith("local")
     settings = {"spark.master": master or LOCAL, "spark.app.name": name, **_CONF}
@@ -139,15 +152,25 @@ def _started_context(
                 gateway = _gateway(conf, log)
             process = gateway.proc
         return SparkContext(gateway=gateway, conf=conf), process
-    except BaseException as exc:
+    except BaseException:
         if process is not None:
             process.kill()
             process.wait()
-        if isinstance(exc, PySparkRuntimeError):
-            raise SparkFailed(f"Spark does not start with {_java_used()}: {_last_line(log) or exc}") from exc
-        if type(exc).__module__.partition(".")[0] == "py4j":
-            raise SparkFailed(f"Spark does not start: {_reason(exc)}") from exc
+        SparkContext._gateway = SparkContext._jvm = None  # the next context starts a new JVM
         raise
+
+
+@contextmanager
+def _start_failures(log: IO[bytes]) -> Iterator[None]:
+    """Convert errors of the start of Spark inside the block to SparkFailed."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError, OSError) as exc:
+        log.seek(0)
+        raise start_failure(exc, log.read().decode(errors="replace"), _java_used()) from exc
 
 
 def _start_own_jvm(settings: dict[str, str], log: IO[bytes]) -> LocalJvm | None:
@@ -201,32 +224,20 @@ def _end(context: "SparkContext", process: "subprocess.Popen[bytes] | None") -> 
 
 def _java_used() -> str:
     """Describe the Java that was used, for error messages."""
-    home, _ = find_java_home()
+    try:
+        home, _ = find_java_home()
+    except NoJava:  # spark-submit has its own
+        return "the Java of spark-submit"
     return f"the Java in {home}{' (from JAVA_HOME)' if os.environ.get('JAVA_HOME') else ''}"
-
-
-def _last_line(log: IO[bytes]) -> str:
-    """Return the last line of the log, without the lines of Spark's script about its own variables."""
-    log.seek(0)
-    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line and "/spark-class: line " not in line), "")
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first line of the message of a JVM's exception."""
-    java: Any = getattr(error, "java_exception", None)
-    if java is not None:
-        with suppress(Exception):
-            return str(java.toString()).splitlines()[0]
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 class SparkEngine:
     """An `Engine` that runs tasks on Spark."""
 
-    def __init__(self, context: "SparkContext", name: str) -> None:
+    def __init__(self, context: "SparkContext", name: str, tell: Callable[[str], None] | None = None) -> None:
         self._context = context
         self._name = name
+        self._tell = tell or (lambda _: None)
 
     @property
     def is_local(self) -> bool:
@@ -277,7 +288,7 @@ class SparkEngine:
                 thread.join(_END_S)
             raise
         if failures:
-            raise SparkFailed(f"Spark failed: {_reason(failures[0])}") from failures[0]
+            raise failure(failures[0]) from failures[0]
         for result in results:
             if not isinstance(result, Exception):
                 finish(result)
@@ -290,8 +301,12 @@ class SparkEngine:
         tracker = self._context.statusTracker()
         reported = 0
         total = sum(task.messages for task in tasks)
+        told_at_s = time.monotonic() + _NO_WORKER_S
         while thread.is_alive():
             thread.join(_POLL_S)
+            if time.monotonic() > told_at_s:
+                told_at_s = math.inf
+                self._tell_if_waiting()
             done = 0
             with suppress(Exception):  # if the JVM has exited, the thread ends too
                 for job in tracker.getJobIdsForGroup(_GROUP):
@@ -302,3 +317,14 @@ class SparkEngine:
             if messages > reported:
                 advance(messages - reported, 0)
                 reported = messages
+
+    def _tell_if_waiting(self) -> None:
+        """Tell the user if no executor works for this program, because Spark waits for one without an end."""
+        jvm_context: Any = self._context._jsc
+        with suppress(Exception):  # if the JVM has exited, the thread ends too
+            if not self.is_local and jvm_context.sc().getExecutorMemoryStatus().size() <= 1:  # the driver
+                memory = self._context.getConf().get("spark.executor.memory", "1g")
+                self._tell(
+                    f"Spark waits for a worker: none of the cluster has a free core and {memory} of memory for an "
+                    "executor (spark.executor.memory), or executors cannot connect to this machine."
+                )
