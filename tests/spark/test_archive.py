@@ -11,7 +11,7 @@ from log.support import HastyFiles, append_each, contents, numbered, segment_fil
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.log.gaps import Gap, Span
 from trio_nsq.log.inspection.findings import Kind
-from trio_nsq.spark.segments.places import SegmentsError, SegmentsPlace, find_places, parse_places
+from trio_nsq.spark.segments.places import SegmentsError, SegmentsPlace, parse_places, topics_in
 from trio_nsq.spark.segments.writer import ArchivedTopic, TopicArchiver
 from trio_nsq.spark.storage import LocalStorage
 
@@ -60,7 +60,7 @@ def test_closed_segments_are_copied_once(tmp_path: Path) -> None:
     assert report.copied_bytes == sum(path.stat().st_size for path in closed)
     end = int(last.stem)
     assert report.next_sequence == end
-    (place,) = find_places(str(tmp_path / "a"), "t")
+    (place,) = parse_places([str(tmp_path / "a")], "t")
     assert batches_of(place) == [each for each in batches if each.next_sequence <= end]
     first = closed[0]
     name = f"t/{report.incarnation}/{int(first.stem):020d}-{int(closed[1].stem) - 1:020d}.seg"
@@ -80,7 +80,7 @@ def test_an_archive_keeps_what_retention_deletes(tmp_path: Path) -> None:
     end = DiskLog(folder, files=HastyFiles()).next_sequence
     make_log(folder, numbered(end, 30))
     archive(folder, tmp_path / "a", tail=True)
-    (place,) = find_places(str(tmp_path / "a"), "t")
+    (place,) = parse_places([str(tmp_path / "a")], "t")
     assert batches_of(place)[0].base_sequence == 0
     assert place.open().bounds().end == numbered(end, 30)[-1].next_sequence
 
@@ -95,7 +95,7 @@ def test_a_killed_copy_is_continued(tmp_path: Path) -> None:
         path.unlink()
     again = archive(folder, tmp_path / "a")
     assert (again.copied, again.copied + again.present) == (len(lost), report.copied)
-    (place,) = find_places(str(tmp_path / "a"), "t")
+    (place,) = parse_places([str(tmp_path / "a")], "t")
     assert batches_of(place)[-1].next_sequence == report.next_sequence
 
 
@@ -105,7 +105,7 @@ def test_a_missing_segment_is_a_gap(tmp_path: Path) -> None:
     report = archive(folder, tmp_path / "a")
     _, second, third, *_ = sorted((tmp_path / "a" / "t" / str(report.incarnation)).glob("*.seg"))
     second.unlink()
-    (place,) = find_places(str(tmp_path / "a"), "t")
+    (place,) = parse_places([str(tmp_path / "a")], "t")
     found = [each for each in place.open().read(Span(0, report.next_sequence)) if isinstance(each, Gap)]
     begin, end = (int(path.name.partition("-")[0]) for path in (second, third))
     assert found == [Gap(begin, end, "damaged")]
@@ -115,7 +115,7 @@ def test_a_last_segment_that_was_copied_early_is_replaced_by_the_closed_one(tmp_
     folder = topic_folder(tmp_path / "data")
     make_log(folder, numbered(0, 3), 10**6)
     early = archive(folder, tmp_path / "a", tail=True)
-    (place,) = find_places(str(tmp_path / "a"), "t")
+    (place,) = parse_places([str(tmp_path / "a")], "t")
     assert place.open().bounds().end == early.next_sequence == numbered(0, 3)[-1].next_sequence
     make_log(folder, numbered(early.next_sequence, 20), 10**6)
     log = DiskLog(folder, files=HastyFiles())
@@ -139,7 +139,7 @@ def test_damage_is_copied_and_reported(tmp_path: Path) -> None:
     report = archive(folder, tmp_path / "a")
     assert [finding.kind for finding in report.findings] == [Kind.DAMAGE, Kind.DAMAGE]
     assert "not copied: it belongs to another topic" in report.findings[1].what
-    (place,) = find_places(str(tmp_path / "a"), "t")
+    (place,) = parse_places([str(tmp_path / "a")], "t")
     gaps = [each for each in place.open().read(Span(0, report.next_sequence)) if isinstance(each, Gap)]
     assert [gap.reason for gap in gaps] == ["damaged"]
     assert gaps[0].next_sequence == int(segment_files(folder)[2].stem)
@@ -150,7 +150,8 @@ def test_incarnations_are_separate_logs(tmp_path: Path) -> None:
     for folder in folders:
         make_log(folder, numbered(0, 60))
     found = {str(archive(folder, tmp_path / "a").incarnation) for folder in folders}
-    places = find_places(str(tmp_path / "a"), "t")
+    assert topics_in(str(tmp_path / "a")) == ["t"]
+    places = parse_places([str(tmp_path / "a")], "t")
     assert {place.label for place in places} == {f"a-{name[:8]}" for name in found}
     assert all(batches_of(place) for place in places)
     (place,) = parse_places([f"b:4151={tmp_path / 'a' / 't' / min(found)}"], "t")
@@ -162,6 +163,7 @@ def test_labels_of_places(tmp_path: Path) -> None:
         make_log(topic_folder(tmp_path / name / "data"), numbered(0, 3))
     one, two = (str(tmp_path / name / "data") for name in ("one", "two"))
     labels = partial(map, lambda place: place.label)
+    assert topics_in(one) == ["t"]
     assert list(labels(parse_places([one], "t"))) == ["data"]
     assert list(labels(parse_places([f"127.0.0.1:4151={one}", f"b={two}"], "t"))) == ["127.0.0.1:4151", "b"]
     assert list(labels(parse_places([f"{one}/topics/t.topic"], "t"))) == ["t"]

@@ -3,14 +3,18 @@
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import CaseInsensitiveDict
 
 from broker.state import damage
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
+from log.support import HastyFiles, append_each, numbered
 from spark.support import (
     NOON_NS,
     ToParquet,
@@ -23,11 +27,16 @@ from spark.support import (
     rows,
     write_log,
 )
+from trio_nsq.log import DiskLog
+from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.request import ExportRequest
+from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.runtime.engine import Engine
 from trio_nsq.spark.segments.places import parse_places
 from trio_nsq.spark.segments.writer import TopicArchiver
+from trio_nsq.spark.source.batch import NsqReader
+from trio_nsq.spark.source.options import SourceError
 from trio_nsq.spark.storage import LocalStorage
 
 BODIES = [b"%06d" % number + b"x" * (number % 300) for number in range(5000)]
@@ -219,3 +228,87 @@ def test_spark_reads_segments(
         assert len(tasks) > 5
         job.run(engine, tasks, lambda *_: None)
     assert rows(tmp_path).equals(rows(through_broker))
+
+
+# ---------------------------------------------------------------------- the data source
+
+
+def reader(**options: str) -> NsqReader:
+    source = NsqDataSource(CaseInsensitiveDict(options))
+    return source.reader(source.schema())
+
+
+@pytest.mark.slow
+def test_the_data_source_reads_segments(
+    spark: SparkSession, serve: Broker, through_broker: Path, backup: Path, tmp_path: Path
+) -> None:
+    names = ["broker", "seq", "id", "ts_ns", "body"]
+    source = spark.read.format("nsq").options(topic="t", columns=",".join(names), minPartitions="5")
+    expected = rows(through_broker, *names)
+    frame = source.option("segments", f"{serve.http_address}={backup}").load()
+    assert frame.toArrow().sort_by("seq").cast(expected.schema).equals(expected)
+    archive = archived(backup, tmp_path / "archive")
+    in_archive = source.option("segments", str(archive)).load().toArrow().sort_by("seq")
+    assert in_archive.cast(expected.schema).drop_columns("broker").equals(expected.drop_columns("broker"))
+    late = source.options(segments=str(backup), startingOffsets="4990", endingOffsets="4995").load()
+    assert sorted(row.seq for row in late.collect()) == list(range(4990, 4995))
+
+
+@pytest.mark.slow
+def test_a_stream_reads_an_archive_that_grows(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "topics" / "t.topic"
+    folder.mkdir(parents=True)
+    source = spark.readStream.format("nsq").options(
+        topic="t", segments=str(tmp_path / "a"), columns="seq,body"
+    )
+
+    def run() -> list[tuple[int, bytes]]:
+        """Append messages, archive them, and run the stream to the end of the archive; return what it has written."""
+        log = DiskLog(folder, segment_bytes=500, files=HastyFiles())
+        append_each(log, numbered(log.next_sequence, 60))
+        log.roll()
+        log.close()
+        archived(tmp_path / "data", tmp_path / "a")
+        query = (
+            source.load()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "out"))
+        )
+        assert query.awaitTermination(120)
+        found = spark.read.parquet(str(tmp_path / "out")).collect()
+        return sorted((row.seq, bytes(row.body)) for row in found)
+
+    for end in (120, 240):
+        expected = [b"%010d" % number for number in range(end)]
+        assert run() == list(enumerate(expected))
+
+
+def test_topics_of_folders(backup: Path, tmp_path: Path) -> None:
+    for number, topic in enumerate(["a1", "a2", "b"]):
+        write_log(tmp_path / "data", topic, [(NOON_NS, numbers(number + 1))])
+    folders = f"{tmp_path / 'data'},other={backup}"
+    found: Counter[tuple[str, str]] = Counter()
+    for each in reader(subscribePattern="a.|t", segments=folders, minPartitions="1").partitions():
+        found[each.key] += each.span.length
+    assert found == {("a1", "data"): 1, ("a2", "data"): 2, ("t", "other"): 5000}
+    with pytest.raises(SourceError, match="there is no topic c"):
+        reader(subscribe="a1,c", segments=folders).partitions()
+
+
+def test_partitions_begin_at_segments(backup: Path) -> None:
+    starts = sorted(int(path.stem) for path in (backup / "topics" / "t.topic").glob("*.log"))
+    found = reader(topic="t", segments=str(backup), minPartitions="4").partitions()
+    assert {each.span.first for each in found} <= set(starts)
+    assert len(found) >= 4
+
+
+def test_options_that_segments_exclude(tmp_path: Path) -> None:
+    for options, text in (
+        ({"nsqdHttpAddress": "127.0.0.1:1"}, "segments and nsqdHttpAddress exclude each other"),
+        ({"segments": "s3://KEY:SECRET@bucket/a"}, "must not have keys or secrets"),
+    ):
+        with pytest.raises(OptionError, match=text) as caught:
+            reader(**{"topic": "t", "segments": str(tmp_path), **options})
+        assert "SECRET" not in str(caught.value)

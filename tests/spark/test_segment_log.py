@@ -82,7 +82,7 @@ def check_same(folder: Path, to: Path) -> None:
         log.close()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     flips=st.lists(st.integers(0, 2**20), max_size=4),

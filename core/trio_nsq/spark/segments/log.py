@@ -59,6 +59,7 @@ class SegmentLog:
         self._files = files or Files()
         self._shown = str(folder) if shown is None else shown
         self._incarnation = incarnation
+        self._ends: dict[tuple[Path, int], int] = {}  # the end of the log, by last segment and its size
 
     # ------------------------------------------------------------------ the log
 
@@ -159,6 +160,12 @@ class SegmentLog:
         last = segments[-1]
         if last.limit is not None:
             return last.limit
+        version = (last.path, segment_bytes(last, self._files))
+        if version not in self._ends:
+            self._ends = {version: self._read_end(last)}
+        return self._ends[version]
+
+    def _read_end(self, last: SegmentPath) -> int:
         end = base_in_name(last.path)
         try:
             self._check_header(last.path)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,10 @@ _BROKER = re.compile(r"[^/=]+(?==)")
 
 class SegmentsError(NSQError):
     """A place does not have the segments of a topic; the text has the reason."""
+
+
+class TopicNotThere(SegmentsError):
+    """A place has no segments of a topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +62,56 @@ def parse_places(texts: Sequence[str], topic: str) -> list[SegmentsPlace]:
         SegmentsError: A place has no segments of the topic, or two have the same label.
         StorageError, OSError: A place cannot be read.
     """
-    found: list[SegmentsPlace] = []
-    for text in texts:
-        broker = _BROKER.match(text)
-        folder = text[broker.end() + 1 :] if broker is not None else text
-        found += find_places(folder, topic, broker[0] if broker is not None else None)
-    labels = [place.label for place in found]
-    for place in found:
-        if labels.count(place.label) > 1:
-            raise SegmentsError(
-                f"two folders would have the same value {place.label!r} in the column broker: give them as NAME=FOLDER"
-            )
+    found = [place for text in texts for place in find_places(*_split(text), topic)]
+    _check_labels(found)
     return found
 
 
-def find_places(folder: str, topic: str, label: str | None = None) -> list[SegmentsPlace]:
+def places_of(texts: Sequence[str], topic: str) -> list[SegmentsPlace]:
+    """As `parse_places`, but the topic need not be in all places. Empty if it is in none."""
+    found: list[SegmentsPlace] = []
+    for text in texts:
+        with suppress(TopicNotThere):
+            found += find_places(*_split(text), topic)
+    _check_labels(found)
+    return found
+
+
+def topics_in(text: str) -> list[str]:
+    """Return the topics in a place, given as `[BROKER=]FOLDER`. Raises StorageError, OSError."""
+    _, folder = _split(text)
+    names = _names(_join(folder, _TOPICS))
+    in_data = {name.partition("/")[0] for name in names if "/" in name}
+    if in_data:
+        return sorted(name.removesuffix(_TOPIC_SUFFIX) for name in in_data if name.endswith(_TOPIC_SUFFIX))
+    return sorted({name.split("/")[0] for name in _names(folder) if name.endswith(ARCHIVED_SUFFIX)})
+
+
+def _split(text: str) -> tuple[str | None, str]:
+    """Split `[BROKER=]FOLDER`."""
+    broker = _BROKER.match(text)
+    return (None, text) if broker is None else (broker[0], text[broker.end() + 1 :])
+
+
+def _check_labels(places: Sequence[SegmentsPlace]) -> None:
+    labels = [place.label for place in places]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise SegmentsError(
+                f"two folders would have the same value {label!r} in the column broker: give them as NAME=FOLDER"
+            )
+
+
+def find_places(label: str | None, folder: str, topic: str) -> list[SegmentsPlace]:
     """Find the segments of a topic in one folder; see `parse_places`.
 
     Args:
         label: The label; None: the last part of the folder.
+
+    Raises:
+        TopicNotThere: The folder has no segments of the topic.
+        SegmentsError: The folder is of another topic.
+        StorageError, OSError: The folder cannot be read.
     """
     if (local := local_path(folder)) is not None:
         folder = str(local.absolute())
@@ -98,7 +134,7 @@ def find_places(folder: str, topic: str, label: str | None = None) -> list[Segme
         if file.endswith(ARCHIVED_SUFFIX) and parse_incarnation(parent) is not None
     }
     if not incarnations:
-        raise SegmentsError(
+        raise TopicNotThere(
             f"{shown_place(folder)} has no topic {topic}: it has neither {_TOPICS}/{topic}{_TOPIC_SUFFIX}, as a data "
             f"folder, nor {topic}/INCARNATION/*{ARCHIVED_SUFFIX}, as an archive"
         )

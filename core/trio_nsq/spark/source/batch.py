@@ -13,7 +13,15 @@ from ..options import OptionError
 from .fleet import Fleet, LogKey, ask_logs, check_topics, is_without_topic
 from .inquiry import Inquiry
 from .options import ReadOptions, position_on
-from .partitions import NsqPartition, SizedSpan, make_partitions, read_partition, size_of, without_lost
+from .partitions import (
+    NsqPartition,
+    SizedSpan,
+    make_partitions,
+    read_partition,
+    size_of,
+    starts_of,
+    without_lost,
+)
 
 
 class NsqReader(DataSourceReader):
@@ -62,7 +70,7 @@ class NsqReader(DataSourceReader):
         span: Span | None = None
         if first < end.at:
             span = without_lost(key, Span(first, end.at), start.first, fails=options.fail_on_data_loss)
-        return SizedSpan(place, span or Span(end.at, end.at), size_of(start, end))
+        return SizedSpan(place, span or Span(end.at, end.at), size_of(start, end), starts=starts_of(log))
 
     def _resolve(self, log: Log, key: LogKey, position: str) -> tuple[Bounds, int]:
         """Return the bounds of a log, and the sequence of a position, which may not exist any more."""

@@ -1,7 +1,7 @@
 """Find the logs of a query: its topics on its brokers. Only the driver does this, with blocking calls."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -10,6 +10,7 @@ from ...client.errors import BrokerUnreachable, NotABroker, RequestRefused
 from ...client.http.broker_http import BrokerHTTP
 from ...lookup.answers import ProducerAddress, parse_lookup, parse_nodes
 from ..logs import LogPlace
+from ..segments.places import places_of, topics_in
 from .inquiry import Answers, Inquiry
 from .options import ReadOptions, SourceError
 
@@ -62,7 +63,7 @@ class Fleet:
     def is_fixed(self) -> bool:
         """Whether the options alone determine the logs."""
         options = self._options
-        return not options.lookupds and bool(options.subscription.topics)
+        return not options.lookupds and not options.segments and bool(options.subscription.topics)
 
     def find(self, *, waits_for_all: bool = False) -> dict[LogKey, LogPlace]:
         """Return the logs that are known now.
@@ -73,9 +74,12 @@ class Fleet:
         Raises:
             BrokerUnreachable: No server answers.
             RequestRefused: A server refuses the secret.
+            StorageError, SegmentsError: The folders of segments cannot be read.
         """
         options = self._options
         topics = options.subscription.topics
+        if options.segments:
+            return self._find_segments(options.segments)
         keys = [LogKey(topic, broker) for topic in topics for broker in options.brokers]
         if not self.is_fixed:
             requests: dict[str, Callable[[], set[LogKey]]] = {
@@ -90,6 +94,14 @@ class Fleet:
             for found in self._answers.values():
                 keys += sorted(found)
         return {key: options.place(*key) for key in dict.fromkeys(keys)}
+
+    def _find_segments(self, folders: Sequence[str]) -> dict[LogKey, LogPlace]:
+        """Return the logs in the folders of segments."""
+        subscription = self._options.subscription
+        topics = subscription.topics or sorted(
+            {topic for folder in folders for topic in topics_in(folder) if subscription.includes(topic)}
+        )
+        return {LogKey(topic, place.label): place for topic in topics for place in places_of(folders, topic)}
 
     def _ask_broker(self, broker: str, address: str) -> set[LogKey]:
         """Return the topics of a broker that the pattern selects. Raises BrokerUnreachable, RequestRefused."""
@@ -166,7 +178,7 @@ def check_topics(options: ReadOptions, with_log: Iterable[LogKey]) -> None:
     """Check that each topic that the query names has a log. Raises SourceError."""
     missing = set(options.subscription.topics) - {key.topic for key in with_log}
     if missing:
-        where = ", ".join([*options.brokers, *options.lookupds])
+        where = ", ".join([*options.brokers, *options.lookupds, *options.segments])
         raise SourceError(
             f"there is no topic {', '.join(sorted(missing))} on {where}: create it (qcli topic create), or correct "
             "the name"

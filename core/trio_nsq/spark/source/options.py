@@ -28,6 +28,7 @@ from ..options import (
     parse_number,
     parse_patience,
 )
+from ..storage.places import shown_place
 from ..versions import HAS_READ_LIMITS, VERSION
 
 _NS_PER_S = 10**9
@@ -54,6 +55,7 @@ _OPTIONS: dict[str, ReadMode | None] = {
     "subscribePattern": None,
     "nsqdHttpAddress": None,
     "lookupdHttpAddress": None,
+    "segments": None,
     "discoveryIntervalMs": ReadMode.STREAM,
     "startingOffsets": None,
     "startingTimestamp": None,
@@ -115,6 +117,7 @@ class ReadOptions:
     Attributes:
         brokers: The addresses of the brokers, by their labels in rows and offsets, in the given order.
         lookupds: The HTTP addresses of discovery services, which find more brokers.
+        segments: Folders to read instead of brokers, as `[BROKER=]FOLDER`.
         discovery_interval_s: How often a stream looks for more brokers and topics.
         starting, ending: Positions, see docs/how-to/read-and-replay.md, or a JSON object with positions for brokers.
         channel: The channel that a stream moves along; empty: none.
@@ -127,6 +130,7 @@ class ReadOptions:
     subscription: Subscription
     brokers: Mapping[str, str]
     lookupds: tuple[str, ...] = ()
+    segments: tuple[str, ...] = ()
     discovery_interval_s: float = DISCOVERY_INTERVAL_S
     starting: str = "earliest"
     ending: str = "latest"
@@ -142,15 +146,17 @@ class ReadOptions:
         """Parse Spark's options, whose names are case-insensitive. Raises OptionError."""
         _check_names(options, use)
         lookupds = _parse_lookupds(options)
-        only_lookupds = lookupds and not options.get("nsqdHttpAddress")
+        segments = _parse_segments(options)
+        no_brokers = segments or (lookupds and not options.get("nsqdHttpAddress"))
         interval_ms = parse_number(options, "discoveryIntervalMs", minimum=1)
         channel = options.get("channel") or ""
         if channel and not is_valid_name(channel):
             raise OptionError(f"the option channel: {channel} is not a valid channel name")
         return cls(
             _parse_subscription(options),
-            {} if only_lookupds else parse_brokers(options),
+            {} if no_brokers else parse_brokers(options),
             lookupds,
+            segments,
             DISCOVERY_INTERVAL_S if interval_ms is None else interval_ms / MS_PER_S,
             _position(options, "starting", "earliest"),
             _position(options, "ending", "latest"),
@@ -163,7 +169,14 @@ class ReadOptions:
         )
 
     def place(self, topic: str, broker: str) -> LogPlace:
-        """Return the place of a topic on a broker, which is known by its label."""
+        """Return the place of a topic on a broker, which is known by its label. Raises SegmentsError, StorageError."""
+        if self.segments:
+            from ..segments.places import TopicNotThere, places_of
+
+            for place in places_of(self.segments, topic):
+                if place.label == broker:
+                    return place
+            raise TopicNotThere(f"the option segments has no topic {topic} of {broker}")
         address = self.brokers.get(broker, broker)
         return BrokerPlace(address, topic, self.access.tls, self.patience_s, self.access.secret)
 
@@ -235,6 +248,23 @@ def _parse_lookupds(options: Mapping[str, str]) -> tuple[str, ...]:
             "give the brokers with nsqdHttpAddress=https://host:port"
         )
     return tuple(parse_addresses("lookupdHttpAddress", text).values())
+
+
+def _parse_segments(options: Mapping[str, str]) -> tuple[str, ...]:
+    text = options.get("segments")
+    if not text:
+        return ()
+    for name in ("nsqdHttpAddress", "lookupdHttpAddress", "channel"):
+        if options.get(name):
+            raise OptionError(f"the options segments and {name} exclude each other")
+    found = tuple(dict.fromkeys(map(str.strip, text.split(","))))
+    for place in found:
+        if shown_place(place) != place:
+            raise OptionError(
+                "the option segments must not have keys or secrets, because Spark shows it: give them in the "
+                "environment, or in Spark's configuration"
+            )
+    return found
 
 
 def _parse_limits(options: Mapping[str, str]) -> TriggerLimits:

@@ -1,7 +1,7 @@
 """The partitions of the source `nsq`, for batches and streams: create them from spans, and read one."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from ...client.reading.batches import is_for_all_channels
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Gap, Span
 from ...protocol.limits import MIB
-from ..logs import LogPlace
+from ..logs import Log, LogPlace, SegmentedLog
 from ..ranges import split
 from .fleet import LogKey
 from .options import SourceError
@@ -33,12 +33,14 @@ class SizedSpan:
     Attributes:
         size_bytes: Their approximate size.
         last_id: The id of the last one, 16 hex digits; None: not checked.
+        starts: Where files of the log start, if tasks read them.
     """
 
     place: LogPlace
     span: Span
     size_bytes: int
     last_id: str | None = None
+    starts: Sequence[int] = ()
 
 
 class NsqPartition(InputPartition):
@@ -78,7 +80,7 @@ def make_partitions(spans: Mapping[LogKey, SizedSpan], min_partitions: int) -> l
 
 
 def _split(key: LogKey, sized: SizedSpan, max_length: int) -> list[NsqPartition]:
-    pieces = split(sized.span, max_length)
+    pieces = split(sized.span, max_length, sized.starts)
     return [
         NsqPartition(key, sized.place, piece, sized.last_id if piece.end == sized.span.end else None)
         for piece in pieces
@@ -88,6 +90,11 @@ def _split(key: LogKey, sized: SizedSpan, max_length: int) -> list[NsqPartition]
 def size_of(start: Bounds, end: Bounds) -> int:
     """Return the approximate size of the messages between two positions in a log."""
     return max(0, start.bytes_ahead - end.bytes_ahead)
+
+
+def starts_of(log: Log) -> Sequence[int]:
+    """Return where the files of a log start; empty if a broker reads them."""
+    return log.starts() if isinstance(log, SegmentedLog) else ()
 
 
 def without_lost(key: LogKey, span: Span, kept_from: int, *, fails: bool) -> Span | None:

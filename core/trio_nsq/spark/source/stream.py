@@ -49,6 +49,7 @@ from .partitions import (
     make_partitions,
     read_partition,
     size_of,
+    starts_of,
     without_lost,
 )
 from .progress import Progress
@@ -263,7 +264,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether the options allow to read a log of the checkpoint."""
         options = self._options
         return options.subscription.includes(key.topic) and (
-            key.broker in options.brokers or bool(options.lookupds)
+            key.broker in options.brokers or bool(options.lookupds or options.segments)
         )
 
     def _check_removed(self, before: LogOffsets) -> None:
@@ -370,7 +371,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         left = without_lost(key, span, end.first, fails=self._options.fail_on_data_loss)
         if left is None:
             return None
-        return SizedSpan(place, left, size_of(log.bounds(str(left.first)), end), position.last_id)
+        size_bytes = size_of(log.bounds(str(left.first)), end)
+        return SizedSpan(place, left, size_bytes, position.last_id, starts_of(log))
 
 
 def start_of(key: LogKey, log: Log, position: str) -> tuple[Bounds, int]:
