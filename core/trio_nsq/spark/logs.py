@@ -41,6 +41,9 @@ class ChannelLog(Log, Protocol):
     def open_channel(self, channel: str) -> int:
         """Create the channel if it does not exist, and return its position. Raises the errors of `bounds`."""
 
+    def has_channel(self, channel: str) -> bool:
+        """Whether the channel exists. Raises the errors of `bounds`."""
+
     def move_channel(self, channel: str, sequence: int) -> None:
         """Move a channel durably; its new position may be before `sequence`. Raises the errors of `bounds`."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ...framework.errors import ExitCode, Terminated
+from ...framework.output import print_diagnostic
 from ..shared.engine import library_errors
 from ..shared.job_reports import job_reports
-from .export_run import ExportRun, find_brokers, note_new_channel, when_refused
+from .brokers import NoBrokerKnown, find_brokers, healthy, note_new_channel, when_refused
+from .export_run import ExportRun
 
 if TYPE_CHECKING:
     from .options import ToParquetOptions
@@ -20,14 +23,12 @@ def export(options: ToParquetOptions) -> int:
 
     request = options.request()
     with library_errors(when_refused), ExitStack() as stack:
-        addresses = find_brokers(options)
+        addresses = _known_brokers(options)
         if not options.consume:
-            note_new_channel(options, addresses)
-            run = ExportRun(
-                stack.enter_context(open_export(request, [options.place(each) for each in addresses])),
-                options,
-                stack,
-            )
+            places = [options.place(address) for address in addresses]
+            job = stack.enter_context(open_export(request, places, may_come=options.follow))
+            note_new_channel(options, healthy(addresses, job.failures))
+            run = ExportRun(job, options, stack)
         else:
             from .spool_run import SpoolExportRun, check_reachable
 
@@ -48,3 +49,14 @@ def export(options: ToParquetOptions) -> int:
             run.job.remove_temporary_files()
             run.conclude()
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
+
+
+def _known_brokers(options: ToParquetOptions) -> Sequence[str]:
+    """Return the brokers' addresses; none if --follow waits for them. Raises Failure: there are none."""
+    try:
+        return find_brokers(options)
+    except NoBrokerKnown as failure:
+        if not options.follow or options.consume:
+            raise
+        print_diagnostic(f"Warning: {failure} Waiting for one.")
+        return []

@@ -4,15 +4,10 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import NoReturn
-
-import click
 
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 from trio_nsq.client.http.job_reporter import JobProgress
-from trio_nsq.client.reading.broker_log import LogReplaced
-from trio_nsq.protocol.address import format_address
 from trio_nsq.spark.export.job import ExportJob
 from trio_nsq.spark.export.request import ExportRequest, ExportResult
 from trio_nsq.spark.export.task import ExportTask
@@ -21,21 +16,16 @@ from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.spark.tables.target import TableUnavailable
 from trio_nsq.wording import count_of
 
-from ...broker.address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
-from ...broker.admin_client import AdminClient, channels_by_topic
-from ...broker.connection_options import ConnectOptions
-from ...broker.failures import lookupd_unreachable
-from ...broker.refusals import read_failure
 from ...broker.topic_log import report_gap
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress import message_progress
-from ..shared.engine import better_engine, failure_from, spark_engine
+from ..shared.engine import better_engine, spark_engine
+from .brokers import GO_ON, NoBrokerKnown, find_brokers, incomplete, is_temporary
 from .options import ToParquetOptions
 
 _RETRY_S = 5.0
 """The maximum time from the start of a failed round to the next round."""
-GO_ON = "Run the same command again to continue."
 
 
 class ExportRun:
@@ -57,6 +47,7 @@ class ExportRun:
         self._rounds_reported = 0
         self._heading = ""
         self._begun_s = time.monotonic()
+        self._failing: set[str] = set()  # labels of brokers whose failure was told
 
     def once(self, addresses: Sequence[str]) -> int:
         """Export once and return the exit code."""
@@ -66,7 +57,12 @@ class ExportRun:
             if self.job.result.ranges == 0:
                 raise
             raise self._partial(error) from error
+        failures = self.job.failures
+        if len(failures) == len(addresses) and self.job.result.ranges == 0:
+            raise next(iter(failures.values()))
         self.report()
+        if failures:
+            raise incomplete(failures.values(), others=len(failures) < len(addresses))
         return ExitCode.DAMAGED if self.job.result.damaged else ExitCode.OK
 
     def follow(self, addresses: Sequence[str], every_s: float) -> NoReturn:
@@ -94,9 +90,7 @@ class ExportRun:
             begun_s = self._begun_s = time.monotonic()
             try:
                 self._round(addresses)
-                if failing:
-                    print_diagnostic("Note: the export continues.")
-                failing = False
+                failing = self._tell_failures(addresses)
             except (BrokerUnreachable, RequestRefused, TableUnavailable) as error:
                 if isinstance(error, RequestRefused) and error.is_about_secret:
                     raise
@@ -112,9 +106,30 @@ class ExportRun:
                 self.report(outcome)
             self._pause(begun_s + (min(every_s, _RETRY_S) if failing else every_s), failing)
             try:
-                addresses = find_brokers(self._options)
+                # A broker that is down is forgotten by discovery services, and still has messages to export.
+                addresses = sorted({*addresses, *find_brokers(self._options)})
+            except NoBrokerKnown:
+                pass  # the topic does not exist yet
             except Failure as failure:  # keep the known addresses
                 print_diagnostic(f"Warning: {failure}")
+
+    def _tell_failures(self, addresses: Sequence[str]) -> bool:
+        """Tell once which brokers do not answer, and when they do again. Return whether none can be exported.
+
+        Raises:
+            NSQError: A log cannot be exported, and waiting does not help.
+        """
+        failures = self.job.failures
+        for error in failures.values():
+            if not is_temporary(error):
+                raise error
+        for label in sorted(self._failing - failures.keys()):
+            print_diagnostic(f"Note: the broker at {label} answers; the export continues with it.")
+        others = "; the others are exported" if len(failures) < len(addresses) else ""
+        for label in sorted(failures.keys() - self._failing):
+            print_diagnostic(f"Warning: {failures[label]}{others}; retrying.")
+        self._failing = set(failures)
+        return len(failures) == len(addresses)
 
     def _pause(self, until_s: float, failing: bool) -> None:
         """Wait until a time of the monotonic clock; `failing` says whether the last round failed."""
@@ -196,8 +211,7 @@ class ExportRun:
         self._report_gaps()
         if self._is_news():  # else an earlier round has reported everything
             self.report()
-        message = failure_from(error, when_refused).message
-        return Failure(message if isinstance(error, LogReplaced) else f"{message} {GO_ON}", ExitCode.PARTIAL)
+        return incomplete([error])
 
 
 def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) -> str:
@@ -233,69 +247,3 @@ def _misfits_warning(misfits: Mapping[str, int]) -> str:
         f"Warning: {count_of(sum(misfits.values()), 'value')} did not fit the types of their columns: "
         f"{fields}{more}. The columns are null there, and the column unparsed has the whole bodies."
     )
-
-
-def find_brokers(options: ToParquetOptions) -> Sequence[str]:
-    """Return the brokers' addresses, or with --from-segments the folders of their logs.
-
-    Raises Failure: discovery services do not answer, or have no broker.
-    """
-    if options.from_segments:
-        from trio_nsq.spark.segments.places import parse_places
-
-        return [
-            f"{place.label}={place.folder}" for place in parse_places(options.from_segments, options.topic)
-        ]
-    lookupds = options.lookupd_addresses
-    if not lookupds:
-        return options.broker_addresses
-    # Imported here because trio, which other exports do not need, makes the start slower.
-    from ...broker.discovery import ask_lookupds
-    from ...framework.signals import run_until_signal
-
-    connecting = ConnectOptions.of_command()
-    if not options.consume and connecting.auth_secret and connecting.encrypts_tcp:
-        raise click.UsageError(
-            f"{LOOKUPD_OPTION} finds ports of plain HTTP, over which the secret would not be encrypted: give the "
-            f"brokers with {HTTP_OPTION} https://HOST:PORT, or use --consume."
-        )
-    brokers, failures = run_until_signal(
-        partial(ask_lookupds, lookupds, options.topic, connecting, options.lookupd_allowed_hosts)
-    )
-    if len(failures) == len(lookupds):
-        raise lookupd_unreachable(failures[0].address, failures[0].reason)
-    for failure in failures:
-        print_diagnostic(f"Warning: {failure}; brokers that only this service knows are left out.")
-    if not brokers:
-        raise Failure(f"The discovery services know no broker with topic {options.topic}.")
-    return sorted(
-        {
-            format_address(each.broadcast_address, each.tcp_port if options.consume else each.http_port)
-            for each in brokers
-        }
-    )
-
-
-def note_new_channel(options: ToParquetOptions, addresses: Sequence[str]) -> None:
-    """Print a note for each broker where --channel is a new channel that begins after the topic's messages."""
-    for address in addresses if options.channel is not None and not options.quiet else ():
-        try:
-            topics = AdminClient(address).stats(options.topic)["topics"]
-        except Failure:
-            continue  # the export reports it, or waits for the broker
-        channels = channels_by_topic(topics).get(options.topic, [])
-        if channels and options.channel not in channels:  # the first channel gets all messages
-            source = f"{options.topic}/{options.channel}"
-            print_diagnostic(
-                f"Note: channel {source} is new on {address} and begins after the newest message. To export older "
-                f"messages too, run 'qcli channel seek {source} --to earliest', then the same command again."
-            )
-
-
-def when_refused(error: RequestRefused) -> Failure:
-    """Return the failure for a refusal of a broker."""
-    failure = read_failure(error)
-    if error.text == "NOT_FOUND":
-        hint = f"To consume a channel, at least once: {TCP_OPTION} HOST:PORT --channel NAME."
-        failure = Failure(f"{failure.message} {hint}", failure.exit_code)
-    return failure

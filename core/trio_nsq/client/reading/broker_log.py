@@ -185,6 +185,19 @@ class BrokerLog:
         params = {"channel": channel, "to": "latest", "dry_run": "true"}
         return self._numbers("POST", "/channel/seek", params, "from_sequence")[0]
 
+    def has_channel(self, channel: str) -> bool:
+        """Return whether the channel exists. Raises the errors of `bounds`."""
+        params = {"format": "json", "topic": self._topic, "channel": channel, "include_clients": "false"}
+        found = self._http.request_json("GET", "/stats", params)
+        try:
+            return any(
+                each["channel_name"] == channel
+                for topic in found["topics"] or []
+                for each in topic["channels"] or []
+            )
+        except (ValueError, KeyError, TypeError):
+            raise NotABroker(self._address) from None
+
     def create_topic(self) -> None:
         """Create the topic if it does not exist. Raises the errors of `bounds`."""
         self._http.post("/topic/create", {"topic": self._topic})

@@ -1,11 +1,13 @@
 """Export one topic: plan the ranges, have an engine export them, and update the manifest."""
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import cast
 
+from ...client.errors import BrokerUnreachable, RequestRefused
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
 from ..logs import ChannelLog, LogPlace, SegmentedLog
@@ -14,6 +16,7 @@ from ..runtime.engine import Advance, Engine
 from ..storage import Lease, Storage, StorageError, storage_at
 from ..tables.target import TableOptions
 from .books import Books
+from .brokers import Attempt, Brokers, Unread, is_missing_topic
 from .manifest import Manifest, RangeResult, manifest_path
 from .request import ExportRequest, ExportResult
 from .sampling import check_layout, new_layout
@@ -28,22 +31,36 @@ class _WantedSpan:
     """The part of one log to export."""
 
     place: LogPlace
-    span: Span | None
+    first: int
+    """The first message that was asked for; retention may have deleted it."""
     bounds: Bounds
     channel_at: int
     """The position of the channel; 0 without one."""
+    starts: Sequence[int]
+    """Where files of the log start, if they are known."""
+
+    @property
+    def span(self) -> Span | None:
+        """The retained messages to export; None if there are none."""
+        span = Span(max(self.first, self.bounds.first), self.bounds.at)
+        return span if span.length > 0 else None
 
 
 class ExportJob:
     """The export of one topic into one folder. Created by `open_export`."""
 
-    def __init__(self, request: ExportRequest, storage: Storage, lease: Lease) -> None:
+    def __init__(
+        self, request: ExportRequest, storage: Storage, lease: Lease, brokers: Brokers | None = None
+    ) -> None:
         self.request = request
         self.result = ExportResult()
         self._books = Books(request.topic, storage, lease)
         self._shown = storage.shown
+        self._logs = brokers or Brokers()
         self._wanted: list[_WantedSpan] = []
         self._next: dict[str, int] = {}  # by label: where the next round starts
+        self._seen: set[str] = set()  # labels of all plans
+        self._late: set[str] = set()  # labels of logs that are newer than the job
         if self._books.manifest is not None:
             check_layout(self._books.manifest.layout, request, self._shown)
             self._use_table()
@@ -61,6 +78,11 @@ class ExportJob:
         """The exported and the planned ranges of each log, by label."""
         return self._books.brokers
 
+    @property
+    def failures(self) -> Mapping[str, Exception]:
+        """Why logs could not be read in this round, by label. All others are exported."""
+        return self._logs.failures
+
     def remove_temporary_files(self) -> None:
         """Remove the unfinished files of tasks that were killed or interrupted."""
         self._books.remove_unfinished()
@@ -73,20 +95,29 @@ class ExportJob:
         Without a channel, the second and later plans continue at the end of the previous one.
 
         Args:
-            places: The logs.
+            places: The logs. Those that cannot be read get into `failures`, and have no tasks.
 
         Raises:
-            BrokerUnreachable, RequestRefused: A broker does not answer.
-            LogReplaced: Another log was exported to the folder before.
             LayoutError: No columns can be inferred.
             ManifestError: The manifest cannot be used.
             TableError: The table cannot be used.
         """
         request = self.request
-        self._wanted = [self._resolve(place) for place in places]
+        self._note_late(places)
+        self._wanted = self._logs.ask(places, self._resolve)
+        self._note_late(places)
+        for wanted in self._wanted:
+            label = wanted.place.label
+            if wanted.first < wanted.bounds.first:
+                # Retention has deleted these messages; some may have been exported before.
+                lost = Span(wanted.first, wanted.bounds.first)
+                for span in subtract(lost, self._books.ranges_of(label).planned):
+                    self.result.add_gap(label, span, "discarded")
         manifest = self._books.manifest
         if manifest is None:
             spans = [(each.place, each.span) for each in self._wanted if each.span is not None]
+            if not spans:
+                return []
             manifest = self._books.start(new_layout(request, spans))
             self._use_table()
         tasks: list[ExportTask] = []
@@ -97,14 +128,21 @@ class ExportJob:
         self._books.save()
         return tasks
 
+    def _note_late(self, places: Sequence[LogPlace]) -> None:
+        """Note the logs that did not exist when the job began."""
+        labels = {place.label for place in places}
+        if self._seen:
+            self._late |= labels - self._seen
+        self._seen |= labels
+        self._late |= {label for label, error in self.failures.items() if is_missing_topic(error)}
+
     def _resolve(self, place: LogPlace) -> _WantedSpan:
-        """Determine the sequences of one log to export."""
+        """Determine the sequences of one log to export. Called in a thread."""
         request, log = self.request, place.open()
         self._check_same_log(place)
         channel_at = 0
         if request.channel is not None:
-            log.bounds()  # fails if the topic does not exist: `open_channel` would create it
-            first = channel_at = _with_channels(place).open_channel(request.channel)
+            first = channel_at = self._open_channel(place, request.channel)
         elif place.label in self._next:
             first = self._next[place.label]
         elif request.first.isdecimal():
@@ -112,12 +150,20 @@ class ExportJob:
         else:
             first = log.bounds(request.first).at
         bounds = log.bounds(request.end)
-        if first < bounds.first:
-            # Retention has deleted these messages; some may have been exported before.
-            for lost in subtract(Span(first, bounds.first), self._books.ranges_of(place.label).planned):
-                self.result.add_gap(place.label, lost, "discarded")
-        span = Span(max(first, bounds.first), bounds.at)
-        return _WantedSpan(place, span if span.length > 0 else None, bounds, channel_at)
+        starts = log.starts() if isinstance(log, SegmentedLog) else ()
+        return _WantedSpan(place, first, bounds, channel_at, starts)
+
+    def _open_channel(self, place: LogPlace, channel: str) -> int:
+        """Create the channel if it does not exist, and return its position."""
+        log = _with_channels(place)
+        oldest = log.bounds().first  # fails if the topic does not exist: `open_channel` would create it
+        is_new = place.label in self._late and not log.has_channel(channel)
+        at = log.open_channel(channel)
+        if is_new and oldest < at:
+            # All its messages were published while the job ran, and a new channel begins after them.
+            log.move_channel(channel, oldest)
+            at = oldest
+        return at
 
     def _check_same_log(self, place: LogPlace) -> None:
         """Check that the messages in the folder are from this log. Raises LogReplaced."""
@@ -145,9 +191,7 @@ class ExportJob:
             for span in manifest.ranges_of(label).done:
                 if span.overlaps(wanted.span):
                     self.result.skipped_messages += span.common(wanted.span)
-        log = wanted.place.open()
-        starts = log.starts() if isinstance(log, SegmentedLog) else ()
-        spans = manifest.plan(label, wanted.span, per_range, starts)
+        spans = manifest.plan(label, wanted.span, per_range, wanted.starts)
         self.result.planned_bytes += int(sum(span.length for span in spans) * mean_bytes)
         pending = manifest.ranges_of(label).pending
         return [
@@ -160,29 +204,35 @@ class ExportJob:
     def run(self, engine: Engine, tasks: Sequence[ExportTask], advance: Advance) -> None:
         """Run the tasks of a plan, then move the channel. Updates the manifest even if a task fails.
 
+        If a log cannot be read any longer, it gets into `failures`, and its other ranges wait for the next plan.
+
         Raises:
-            NSQError, OSError: A task failed.
+            NSQError, OSError: A task failed for another reason.
         """
         left = self._run_tasks(engine, tasks, advance)
         while left:
             left = self._run_tasks(engine, left, advance)
-        channel = self.request.channel
         for wanted in self._wanted:
-            label = wanted.place.label
-            self._next[label] = max(wanted.bounds.at, self._next.get(label, 0))
-            first = max(wanted.channel_at, wanted.bounds.first)
-            to = covered_up_to(first, self._books.ranges_of(label).done)
-            if channel is not None and to > wanted.channel_at:
-                _with_channels(wanted.place).move_channel(channel, to)
+            if wanted.place.label not in self.failures:
+                self._finish(wanted)
         if self.request.compact:
             self.result.compacted += self._books.compact().replaced
 
     def _run_tasks(self, engine: Engine, tasks: Sequence[ExportTask], advance: Advance) -> list[ExportTask]:
         """Run tasks once. Return those to run again, with a new layout, because their values need wider columns."""
         finished: list[RangeResult] = []
+        places = {task.broker: task.log for task in tasks}
+
+        def finish(outcome: RangeResult | Unread) -> None:
+            if isinstance(outcome, RangeResult):
+                finished.append(outcome)
+            elif outcome.broker not in self.failures:
+                self._logs.failed(places[outcome.broker], outcome.error)
+
+        plan = secrets.token_hex(4)
         try:
             if tasks:
-                engine(tasks, finished.append, advance)
+                engine([Attempt(task, plan) for task in tasks], finish, advance)
         finally:
             for result in self._books.settle([each for each in finished if not each.widen]):
                 self.result.add(result)
@@ -200,6 +250,18 @@ class ExportJob:
             if (task.broker, task.span) in unwritten
         ]
 
+    def _finish(self, wanted: _WantedSpan) -> None:
+        """Remember where the next round starts, and move the channel past the exported messages."""
+        channel, place = self.request.channel, wanted.place
+        self._next[place.label] = max(wanted.bounds.at, self._next.get(place.label, 0))
+        first = max(wanted.channel_at, wanted.bounds.first)
+        to = covered_up_to(first, self._books.ranges_of(place.label).done)
+        if channel is not None and to > wanted.channel_at:
+            try:
+                _with_channels(place).move_channel(channel, to)
+            except (BrokerUnreachable, RequestRefused) as exc:
+                self._logs.failed(place, exc)
+
 
 def _with_channels(place: LogPlace) -> ChannelLog:
     """Open a log whose channels have positions: only those are exported by channel."""
@@ -207,29 +269,37 @@ def _with_channels(place: LogPlace) -> ChannelLog:
 
 
 @contextmanager
-def open_export(request: ExportRequest, places: Sequence[LogPlace]) -> Iterator[ExportJob]:
-    """Open a folder for an export. A local folder is locked against other exports on this machine.
+def open_export(
+    request: ExportRequest, places: Sequence[LogPlace], *, may_come: bool = False
+) -> Iterator[ExportJob]:
+    """Open a folder for an export. It is locked against other exports.
 
     Args:
-        places: The logs that must have the topic.
+        places: The logs. Logs that cannot be read are in the job's `failures`.
+        may_come: Whether the topic may be missing on all brokers that answer, because it may come before a later plan.
 
     Raises:
-        BrokerUnreachable, RequestRefused: A broker does not have the topic.
+        BrokerUnreachable, RequestRefused: No log can be read.
         LayoutError: The folder has another layout.
         ManifestError, StorageError, OSError: The folder cannot be used, or another export writes to it.
         TableError: The table cannot be used.
     """
-    for place in places:
-        place.open().bounds()
+    logs = Brokers()
+    if not logs.ask(places, lambda place: place.open().bounds()):
+        for error in logs.failures.values():
+            if not (may_come and any(map(is_missing_topic, logs.failures.values()))):
+                logs.close()
+                raise error
     storage = storage_at(request.place)
 
     def if_held(holder: str) -> StorageError:
         return StorageError(f"another export of topic {request.topic} writes to {storage.shown}: {holder}")
 
     with ExitStack() as stack:
+        stack.callback(logs.close)
         lock = PurePosixPath(manifest_path(request.topic)).with_name("lock")
         lease = stack.enter_context(storage.hold(str(lock), if_held))
-        job = ExportJob(request, storage, lease)
+        job = ExportJob(request, storage, lease, logs)
         try:
             yield job
         except BaseException:
