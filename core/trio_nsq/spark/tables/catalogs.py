@@ -1,5 +1,6 @@
 """Catalogs of Iceberg tables, from the configuration of pyiceberg, and their errors."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,8 +9,22 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.utils.config import Config
 
 from ..storage import Storage, local_path
+from ..storage.access import access_to
+from ..storage.objects import ObjectStorage
+from ..storage.places import parse_place
 from .target import TableBusy, TableError, TableUnavailable
 
+_FILE_OPTIONS = {
+    "aws_endpoint": "s3.endpoint",
+    "aws_region": "s3.region",
+    "aws_access_key_id": "s3.access-key-id",
+    "aws_secret_access_key": "s3.secret-access-key",
+    "aws_session_token": "s3.session-token",
+    "azure_storage_account_name": "adls.account-name",
+    "azure_storage_account_key": "adls.account-key",
+    "azure_storage_sas_token": "adls.sas-token",
+}
+"""The names of settings of object stores in pyiceberg. For Google, it finds the credentials itself."""
 _TEMPORARY = (
     exceptions.CommitStateUnknownException,
     exceptions.ServiceUnavailableError,
@@ -23,7 +38,8 @@ def load(name: str, storage: Storage | None = None) -> Catalog:
     """Load a catalog from the configuration of pyiceberg: `~/.pyiceberg.yaml`, or `PYICEBERG_CATALOG__NAME__...`.
 
     Args:
-        storage: The place of the files; its credentials are used as far as the configuration has none.
+        storage: The place of the files; its credentials are used as far as the configuration has none. None: unknown;
+            then these are the ones that the environment and the profile have for S3.
 
     Raises:
         TableError: The catalog is not configured, or cannot be used.
@@ -35,8 +51,23 @@ def load(name: str, storage: Storage | None = None) -> Catalog:
             f"the Iceberg catalog {name} is not configured: describe it in ~/.pyiceberg.yaml, or set "
             f"PYICEBERG_CATALOG__{name.upper().replace('-', '_')}__URI, see py.iceberg.apache.org/configuration"
         )
+    # It logs warnings of what it then raises.
+    logging.getLogger("pyiceberg").addHandler(logging.NullHandler())
     with explained(f"the Iceberg catalog {name}", "used"):
-        return load_catalog(name, **{key: str(value) for key, value in configured.items()})
+        return load_catalog(
+            name, **_file_options(storage) | {key: str(each) for key, each in configured.items()}
+        )
+
+
+def _file_options(storage: Storage | None) -> dict[str, str]:
+    """Return the properties with which pyiceberg reaches the files of a storage; they may have secrets."""
+    if isinstance(storage, ObjectStorage):
+        settings = storage.access.options()
+    elif storage is None:
+        settings = access_to(parse_place("s3://any")).options()
+    else:
+        settings = {}
+    return {theirs: settings[ours] for ours, theirs in _FILE_OPTIONS.items() if ours in settings}
 
 
 def location_of(storage: Storage) -> str:
@@ -58,7 +89,19 @@ def explained(shown: str, what: str) -> Iterator[None]:
     except (exceptions.CommitFailedException, exceptions.TableAlreadyExistsError) as exc:
         raise TableBusy(f"{shown} cannot be {what}: other writers change it all the time") from exc
     except Exception as exc:
-        kind = TableUnavailable if isinstance(exc, _TEMPORARY) else TableError
-        text = str(exc).strip()
-        reason = text.splitlines()[0].rstrip(".:") if text else type(exc).__name__
-        raise kind(f"{shown} cannot be {what}: {reason}") from exc
+        is_temporary = (
+            isinstance(exc, _TEMPORARY) or type(exc).__name__ == "OperationalError"
+        )  # of a database
+        kind = TableUnavailable if is_temporary else TableError
+        raise kind(f"{shown} cannot be {what}: {_reason(exc)}") from exc
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of an error, or, for a lost connection, of what caused it."""
+    cause: BaseException | None = error if isinstance(error, OSError) else None
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".:") if text else type(error).__name__

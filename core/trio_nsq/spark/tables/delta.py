@@ -30,6 +30,8 @@ _PARTITIONS = {
     PartitionBy.DATE: [pa.field("date", pa.date32())],
     PartitionBy.HOUR: [pa.field("date", pa.date32()), pa.field("hour", pa.int32())],
 }
+_LIMITS = {"timeout": "30s", "connect_timeout": "10s", "max_retries": "5", "retry_timeout": "30s"}
+"""How long deltalake waits for an object store."""
 _FOOTER_READERS = 8
 """How many footers are read concurrently; most of the time is waiting."""
 
@@ -203,9 +205,7 @@ def explained(shown: str, what: str, *, is_new: bool = False) -> Iterator[None]:
 
 def delta_options(storage: Storage) -> dict[str, str]:
     """Return deltalake's options to open a table in a storage; they may have secrets."""
-    if not isinstance(storage, ObjectStorage):
-        return {}
-    return {"aws_region": "us-east-1", "aws_conditional_put": "etag"} | storage.access.options()
+    return {**_LIMITS, **storage.access.options()} if isinstance(storage, ObjectStorage) else {}
 
 
 def _table_schema(layout: Layout) -> Any:
