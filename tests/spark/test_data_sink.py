@@ -436,7 +436,7 @@ def test_batches_depend_only_on_rows(
         for size in [*sizes, len(rows)]:
             some = rows[start : start + size]
             bodies, topics, delays = zip(*some, strict=True) if some else ((), (), ())
-            parts.append(RowBlock(start, list(bodies), list(topics), list(delays)))
+            parts.append(pa.Table.from_batches([table(body=bodies, topic=topics, defer_ms=delays)]))
             start += len(some)
         found = list(make_blocks(parts, max_rows=7, max_bytes=16))
         full = [replace(block, bodies=[body or b"" for body in block.bodies]) for block in found]

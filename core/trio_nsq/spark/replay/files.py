@@ -120,7 +120,7 @@ def list_files(place: str) -> tuple[str, list[StoredFile]]:
     except OSError as exc:
         raise ReplayFileError(f"the folder {shown} cannot be read: {exc.strerror or exc}") from exc
     if found is None:
-        raise ReplayFileError(f"{shown} does not exist")
+        raise ReplayFileError(f"the folder or file {shown} does not exist")
     if isinstance(found, StoredFile):
         folder, name = split_place(place)
         return folder, [found._replace(name=name)]

@@ -16,7 +16,7 @@ so the greatest number on a broker shows whether it has published the same rows.
 import zlib
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -54,60 +54,48 @@ class RowBlock:
     def __len__(self) -> int:
         return len(self.bodies)
 
-    def part(self, start: int, stop: int) -> "RowBlock":
-        """Return the rows from one index to another."""
-        return self._change(self.first + start, lambda column: column[start:stop])
-
     def take(self, indexes: Sequence[int]) -> "RowBlock":
         """Return the rows at some indexes."""
-        return self._change(self.first, lambda column: [column[index] for index in indexes])
 
-    def _change(self, first: int, change: Callable[[Sequence[Any]], Sequence[Any]]) -> "RowBlock":
-        topics = None if self.topics is None else change(self.topics)
-        delays_ms = None if self.delays_ms is None else change(self.delays_ms)
-        return RowBlock(first, change(self.bodies), topics, delays_ms)
+        def some(column: Sequence[Any] | None) -> Any:
+            return None if column is None else [column[index] for index in indexes]
 
-
-def _join(parts: Sequence[RowBlock]) -> RowBlock:
-    """Join consecutive parts, at least one, into one block."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    return RowBlock(
-        first.first,
-        [body for part in parts for body in part.bodies],
-        None if first.topics is None else [topic for part in parts for topic in part.topics or ()],
-        None if first.delays_ms is None else [delay for part in parts for delay in part.delays_ms or ()],
-    )
+        return RowBlock(self.first, some(self.bodies), some(self.topics), some(self.delays_ms))
 
 
 def make_blocks(
-    parts: Iterable[RowBlock], max_rows: int = BLOCK_ROWS, max_bytes: int = BLOCK_BYTES
+    tables: Iterable[Any], max_rows: int = BLOCK_ROWS, max_bytes: int = BLOCK_BYTES
 ) -> Iterator[RowBlock]:
-    """Split rows into blocks of limited size. The result does not depend on the sizes of the parts."""
-    held: list[RowBlock] = []
-    held_rows = held_bytes = 0
-    for part in parts:
-        bodies: Sequence[Any] = [body or b"" for body in part.bodies] if None in part.bodies else part.bodies
-        ends = list(accumulate(map(len, bodies)))
-        start, before = 0, 0
-        while start < len(part):
-            fits = bisect_right(ends, before + max_bytes - held_bytes, start)
-            stop = min(start + max_rows - held_rows, fits)
-            if held and stop == start:
-                yield _join(held)
-                held, held_rows, held_bytes = [], 0, 0
-                continue
-            stop = max(stop, start + 1)  # a larger row is a block by itself
-            held.append(part.part(start, stop))
-            held_rows += stop - start
-            held_bytes += ends[stop - 1] - before
+    """Split rows into blocks of limited size; a larger row is a block by itself.
+
+    Args:
+        tables: The rows, as Arrow tables with the columns `body`, binary, and maybe `topic` and `defer_ms`. The blocks
+            do not depend on the sizes of the tables.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    first, held = 0, None
+    for table in tables:
+        held = table if held is None else pa.concat_tables([held, table])
+        ends = list(accumulate(pc.binary_length(held["body"]).fill_null(0).to_pylist()))
+        start = before = 0
+        while True:
+            stop = min(start + max_rows, bisect_right(ends, before + max_bytes, start))
+            stop = max(start + 1, stop)
+            # A block is full when it has max_rows, or when the next row does not fit.
+            if stop > len(ends) or (stop == len(ends) and stop - start < max_rows):
+                break
+            yield _block(first + start, held.slice(start, stop - start))
             start, before = stop, ends[stop - 1]
-            if held_rows == max_rows:
-                yield _join(held)
-                held, held_rows, held_bytes = [], 0, 0
+        first, held = first + start, held.slice(start)
     if held:
-        yield _join(held)
+        yield _block(first, held)
+
+
+def _block(first: int, table: Any) -> RowBlock:
+    columns = {name: table[name].to_pylist() for name in table.column_names}
+    return RowBlock(first, columns["body"], columns.get("topic"), columns.get("defer_ms"))
 
 
 @dataclass(frozen=True, slots=True)

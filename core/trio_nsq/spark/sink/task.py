@@ -91,18 +91,13 @@ def publish(options: SinkOptions, task: SinkTask, arrow_batches: Iterable[Any]) 
     return result
 
 
-def _read(options: SinkOptions, arrow_batches: Iterable[Any]) -> Iterator[RowBlock]:
+def _read(options: SinkOptions, arrow_batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the rows as Arrow tables."""
     import pyarrow as pa
 
-    first = 0
     for arrow_batch in arrow_batches:
         columns = dict(zip(options.columns, arrow_batch.columns, strict=True))
-        bodies = columns["body"].cast(pa.binary()).to_pylist()
-        topics, delays = (
-            columns[name].to_pylist() if name in columns else None for name in ("topic", "defer_ms")
-        )
-        yield RowBlock(first, bodies, topics, delays)
-        first += len(bodies)
+        yield pa.table(columns | {"body": columns["body"].cast(pa.binary())})
 
 
 def _check(options: SinkOptions, task: SinkTask, rows: RowBlock) -> RowBlock:
