@@ -5,8 +5,8 @@ object with the options of the data source.
 """
 
 import json
-import resource
 import sys
+from pathlib import Path
 
 import pyarrow  # noqa: F401  # counts as memory before reading
 from pyspark.sql.datasource import CaseInsensitiveDict
@@ -15,8 +15,9 @@ from trio_nsq.spark.data_source import NsqDataSource
 
 
 def peak_bytes() -> int:
-    """Return the largest resident size of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return the largest resident size of this program so far; `ru_maxrss` would include the process that began it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 source = NsqDataSource(CaseInsensitiveDict(json.loads(sys.argv[1])))

@@ -111,6 +111,9 @@ class RangeFiles:
 
     def _flush(self) -> None:
         """Convert the added messages to a table; write a row group if it is large enough."""
+        if self.builder.body_bytes > 2 * _TABLE_BYTES:
+            # A large message takes several times its size: not while a row group is being written.
+            self._wait()
         table = self.builder.table()
         self._group_bytes += table.nbytes
         self._tables.append(table)
