@@ -1,4 +1,4 @@
-"""Build the peers that are not Python: NSQ's own programs, ``gopeer`` and ``goload``, and nsqjs.
+"""Build the peers that are not Python: NSQ's own programs, ``gopeer`` and ``goload``, nsqjs, and object stores.
 
 The output goes to ``.build/`` in the folder of this file. Concurrent test runs wait for each other on a file lock. A
 later run rebuilds only if an input file of the build has changed.
@@ -14,10 +14,13 @@ from pathlib import Path
 
 INTEROP = Path(__file__).parent
 BUILD = INTEROP / ".build"
+STORES = INTEROP / "stores"
+"""The Go module and the npm project of servers for object stores; the first has too many dependencies for ours."""
 
 DEADLINE_S = 10 * 60
 """Timeout of one download or build. The first Go build, with empty caches, takes about a minute on two cores."""
 
+VERSITYGW = "github.com/versity/versitygw"
 NSQ = "github.com/nsqio/nsq"
 NSQ_APPS = (
     "nsq_stat",
@@ -76,6 +79,39 @@ def go_program(name: str) -> Path:
 
 
 @functools.cache
+def versitygw() -> Path:
+    """Return the path of an S3 server that enforces conditional requests. Build it if necessary.
+
+    Raises:
+        PeerUnavailable: ``go`` is missing, or the modules could not be downloaded.
+        RuntimeError: the modules were downloaded, but the build failed.
+    """
+    go = _tool("go")
+    program = BUILD / "stores" / "versitygw"
+
+    def build() -> None:
+        if failure := _run([go, "mod", "download"], STORES):
+            raise PeerUnavailable(
+                f"the Go modules of tests/interop/stores could not be downloaded: {failure}"
+            )
+        if failure := _run([go, "build", "-o", str(program), f"{VERSITYGW}/cmd/versitygw"], STORES):
+            raise RuntimeError(f"versitygw does not build: {failure}")
+
+    _once(program.parent, [STORES / "go.mod", STORES / "go.sum"], build)
+    return program
+
+
+@functools.cache
+def azurite() -> Path:
+    """Return the path of an emulator of Azure Blob Storage. Install it if necessary.
+
+    Raises:
+        PeerUnavailable: ``node`` or ``npm`` is missing, or the packages could not be downloaded.
+    """
+    return _npm_project("azurite", STORES) / "node_modules" / ".bin" / "azurite-blob"
+
+
+@functools.cache
 def nsq_sources() -> Path:
     """Return the folder of NSQ's own sources, in the version that `go.mod` names.
 
@@ -96,20 +132,25 @@ def node_modules() -> Path:
     Raises:
         PeerUnavailable: ``node`` or ``npm`` is missing, or the packages could not be downloaded.
     """
+    return _npm_project("node", INTEROP) / "node_modules"
+
+
+def _npm_project(name: str, source: Path) -> Path:
+    """Return the folder of an npm project. Install its packages if necessary. Raises PeerUnavailable."""
     _tool("node")
     npm = _tool("npm")
-    project = BUILD / "node"
-    manifests = [INTEROP / "package.json", INTEROP / "package-lock.json"]
+    project = BUILD / name
+    manifests = [source / "package.json", source / "package-lock.json"]
 
     def build() -> None:
         for manifest in manifests:
             shutil.copy(manifest, project)
         command = [npm, "ci", "--prefix", str(project), "--ignore-scripts", "--no-audit", "--no-fund"]
         if failure := _run(command):
-            raise PeerUnavailable(f"the npm packages of tests/interop could not be installed: {failure}")
+            raise PeerUnavailable(f"the npm packages of {source.name} could not be installed: {failure}")
 
     _once(project, manifests, build)
-    return project / "node_modules"
+    return project
 
 
 def installed_program(*names: str) -> Path:
@@ -152,11 +193,11 @@ def _once(target: Path, inputs: Iterable[Path], build: Callable[[], None]) -> No
             stamp.write_text(digest.hexdigest())
 
 
-def _run(command: Sequence[str]) -> str | None:
-    """Run ``command`` in this folder; return None, or the end of its output if it failed."""
+def _run(command: Sequence[str], folder: Path = INTEROP) -> str | None:
+    """Run ``command`` in a folder; return None, or the end of its output if it failed."""
     try:
         done = subprocess.run(
-            command, cwd=INTEROP, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S
         )
     except subprocess.TimeoutExpired:
         return f"{command[0]} took longer than {DEADLINE_S} s"

@@ -1,11 +1,13 @@
-"""Tests for the storage of exports in a local folder and in a file system of pyarrow."""
+"""Tests for the storage of exports: local folders, a file system of pyarrow, and object stores behave alike."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from spark.stores import Store
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.storage import (
     ChangedMeanwhile,
@@ -19,18 +21,22 @@ from trio_nsq.spark.storage import (
 )
 from trio_nsq.spark.storage.hadoop import HadoopStorage
 
-KINDS: list[Callable[[Path], Storage]] = [LocalStorage, lambda path: HadoopStorage(f"file://{path}")]
+
+@pytest.fixture(params=["local", "pyarrow", "s3", "moto_s3", "azure"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    if request.param == "local":
+        yield LocalStorage(tmp_path / "place")
+    elif request.param == "pyarrow":
+        yield HadoopStorage(f"file://{tmp_path / 'place'}")
+    else:
+        store: Store = request.getfixturevalue(request.param)
+        with store.here():
+            yield storage_at(store.new_place())
 
 
-@pytest.fixture(params=KINDS, ids=["local", "pyarrow"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    found = request.param(tmp_path / "place")
-    assert isinstance(found, Storage)
-    return found
-
-
-def contents(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+def contents(storage: Storage) -> list[str]:
+    found = storage.files()
+    return sorted(each.name for each in found) if isinstance(found, list) else []
 
 
 def test_whole_files(storage: Storage) -> None:
@@ -58,10 +64,10 @@ def test_whole_files(storage: Storage) -> None:
     assert storage.names("a") == ["a/b"]
 
 
-def test_new_files_appear_complete_and_replace_nothing(storage: Storage, tmp_path: Path) -> None:
+def test_new_files_appear_complete_and_replace_nothing(storage: Storage) -> None:
     file = storage.create("d/e/c.parquet")
     file.write(b"three")
-    assert storage.files() == []
+    assert contents(storage) == []
     file.close()
     assert (file.size, file.publish()) == (5, True)
     later = storage.create("d/e/c.parquet")
@@ -71,18 +77,19 @@ def test_new_files_appear_complete_and_replace_nothing(storage: Storage, tmp_pat
     given_up.write(b"x")
     given_up.discard()
     given_up.discard()
-    assert contents(tmp_path / "place") == ["d/e/c.parquet"]
+    assert contents(storage) == ["d/e/c.parquet"]
     found = storage.read("d/e/c.parquet")
     assert found is not None
     assert found.data == b"three"
     with storage.open_input("d/e/c.parquet") as opened:
-        opened.seek(2)
-        assert opened.read(10) == b"ree"
+        assert (opened.size(), opened.read(2), opened.tell()) == (5, b"th", 2)
+        opened.seek(-3, 2)
+        assert (opened.read(10), opened.read(10)) == (b"ree", b"")
     with pytest.raises(FileNotFoundError):
         storage.open_input("d/e/missing")
 
 
-def test_listing_of_folders_and_files(storage: Storage, tmp_path: Path) -> None:
+def test_listing_of_folders_and_files(storage: Storage) -> None:
     for name in ("a/b/c", "a/d", "e"):
         storage.put_new(name, b"12")
     unfinished = storage.create("f")
@@ -90,28 +97,51 @@ def test_listing_of_folders_and_files(storage: Storage, tmp_path: Path) -> None:
     found = storage.files()
     assert isinstance(found, list)
     assert sorted((each.name, each.size_bytes) for each in found) == [("a/b/c", 2), ("a/d", 2), ("e", 2)]
+    assert storage.names("a") == ["a/d"]
     assert storage.file("e") in found
-    os.utime(tmp_path / "place" / "e", ns=(1, 1))
+    storage.put("e", b"345")
+    unfinished.discard()
     assert storage.file("e") not in found
-    folder, name = split_place(str(tmp_path / "place" / "e"))
-    assert (folder, name) == (str(tmp_path / "place"), "e")
-    single = LocalStorage(tmp_path / "place" / "e").files()
-    assert isinstance(single, StoredFile)
-    assert (single.name, single.size_bytes) == ("", 2)
+    assert (storage.file("a"), storage.file("missing")) == (None, None)
 
 
-def test_leftovers_of_killed_runs(storage: Storage, tmp_path: Path) -> None:
-    names = ["clicks-a.parquet", "date=1/clicks-b.parquet", "other-a.parquet"]
-    for name in names:
+def test_place_of_one_file(storage: Storage) -> None:
+    storage.put_new("folder/x", b"12")
+    folder, name = split_place(storage.url_of("folder/x"))
+    assert (folder, name) == (storage.url_of("folder"), "x")
+    if not isinstance(storage, HadoopStorage):
+        single = storage_at(storage.url_of("folder/x")).files()
+        assert isinstance(single, StoredFile)
+        assert (single.name, single.size_bytes) == ("", 2)
+        assert storage_at(storage.url_of("missing")).files() is None
+
+
+@pytest.mark.parametrize("kind", ["s3", "moto_s3", "azure"])
+def test_long_lists_have_pages(kind: str, request: pytest.FixtureRequest) -> None:
+    store: Store = request.getfixturevalue(kind)
+    with store.here():
+        storage = storage_at(store.new_place())
+        names = [f"a/{number:04}" for number in range(1100 if kind == "s3" else 30)]
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(lambda name: storage.put_new(name, b""), names))
+        assert sorted(storage.names("a")) == names
+        storage.remove([*names, "a/missing"])
+        assert storage.names("a") == []
+
+
+@pytest.mark.parametrize("kind", [LocalStorage, lambda path: HadoopStorage(f"file://{path}")])
+def test_leftovers_of_killed_runs(kind: Callable[[Path], Storage], tmp_path: Path) -> None:
+    storage = kind(tmp_path)
+    for name in ("clicks-a.parquet", "date=1/clicks-b.parquet", "other-a.parquet"):
         storage.create(name).close()
-    folder = tmp_path / "place" / "_nsq" / "clicks"
+    folder = tmp_path / "_nsq" / "clicks"
     folder.mkdir(parents=True)
     (folder / ".manifest.json.tmp-1-2").write_bytes(b"")
     (folder / "manifest.json").write_bytes(b"")
     storage.remove_unfinished(["clicks-", "_nsq/clicks/", "_nsq/missing/"])
-    left = contents(tmp_path / "place")
-    assert left[-1] == "_nsq/clicks/manifest.json"
-    assert [name[:6] for name in left[:-1]] == [".other"]
+    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+    assert [name[:6] for name in left] == [".other", "_nsq/c"]
+    assert left[1:] == ["_nsq/clicks/manifest.json"]
 
 
 def test_a_local_folder_is_held_by_one_process(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Access:
         return dict(self.settings).get(name)
 
 
-_known: dict[str, tuple[str, Access]] = {}
+known: dict[str, tuple[str, Access]] = {}
 """The settings found or received in this process, and the place for which they were found, by bucket."""
 
 
@@ -92,15 +92,15 @@ class KnownAccess:
 
     def keep(self) -> None:
         """Use these settings in this process."""
-        _known.update({bucket: ("", access) for bucket, access in self.buckets})
+        known.update({bucket: ("", access) for bucket, access in self.buckets})
 
 
 def known_access() -> KnownAccess:
     """Return the settings of all places that were used in this process. Expired keys of profiles are found again."""
-    for bucket, (place, access) in _known.items():
+    for bucket, (place, access) in known.items():
         if place and is_expired(access.get(EXPIRES)):
-            _known[bucket] = place, _find(parse_place(place))
-    return KnownAccess(tuple((bucket, access) for bucket, (_, access) in _known.items()))
+            known[bucket] = place, _find(parse_place(place))
+    return KnownAccess(tuple((bucket, access) for bucket, (_, access) in known.items()))
 
 
 def keep_secrets(place: str) -> str:
@@ -121,9 +121,9 @@ def keep_secrets(place: str) -> str:
 def access_to(uri: PlaceURI) -> Access:
     """Return the settings to reach a bucket; find them unless they are known. Raises the errors of `keep_secrets`."""
     bucket = str(uri._replace(scheme=uri.kind, path="", options={}).without_secrets())
-    if uri.secret or uri.options.keys() & _SECRET_OPTIONS or bucket not in _known:
-        _known[bucket] = str(uri), _find(uri)
-    return _known[bucket][1]
+    if uri.secret or uri.options.keys() & _SECRET_OPTIONS or bucket not in known:
+        known[bucket] = str(uri), _find(uri)
+    return known[bucket][1]
 
 
 def _find(uri: PlaceURI) -> Access:

@@ -107,10 +107,8 @@ class LocalStorage(Storage):
         return found
 
     def file(self, name: str) -> StoredFile | None:
-        try:
-            return _stored_file(name, self.folder / name)
-        except FileNotFoundError:
-            return None
+        path = self.folder / name
+        return _stored_file(name, path) if path.is_file() else None
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
