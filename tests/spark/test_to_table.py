@@ -121,22 +121,24 @@ def test_fields_that_appear_later(target: TableTarget, qcli: Cli, topic: str, tm
 
 
 @KINDS
-def test_one_kind_of_files_in_a_folder(target: TableTarget, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    option = str(target).split()
+def test_files_that_were_exported_before(target: TableTarget, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """A folder of files becomes a table, with all of them; then it stays one."""
+    folder = tmp_path / "f"
+    plain = ["--json"] if target == DELTA else ["--json", "--partition-by", "hour"]
+    for number in range(3):
+        qcli.publish(topic, [b'{"n":%d}' % number])
+        export(qcli, topic, folder, *plain)
+    qcli.publish(topic, [b'{"n":3}'])
+    for _ in range(2):
+        export(qcli, topic, folder, "--json", *str(target).split())
+    assert table_rows(target, folder)["n"].to_pylist() == [0, 1, 2, 3]
+    assert len(files_of(target, folder)) == 4
+    result = run_in_process(qcli, "to-parquet", topic, str(folder), *plain)
+    assert result.code == 1
+    assert f"are in a table: give {target}" in result.err
 
-    def refused(*arguments: str) -> str:
-        result = run_in_process(qcli, "to-parquet", topic, *arguments)
-        assert result.code == 1
-        return result.err
 
-    qcli.publish(topic, numbers(10))
-    export(qcli, topic, tmp_path / "table", *option)
-    export(qcli, topic, tmp_path / "plain")
-    partition = () if target == DELTA else ("--partition-by", "hour")
-    assert f"are in a table: give {target}" in refused(str(tmp_path / "table"), *partition)
-    assert f"are in no table: leave out {target}" in refused(
-        str(tmp_path / "plain"), *option, "--partition-by", "none"
-    )
+def test_options_that_exclude_each_other(qcli: Cli, topic: str, tmp_path: Path) -> None:
     result = run_in_process(qcli, "to-parquet", topic, str(tmp_path / "x"), "--delta", "--iceberg", "a/b.c")
     assert "--delta and --iceberg exclude each other" in result.err
     result = run_in_process(qcli, "to-parquet", topic, str(tmp_path / "x"), "--compact")

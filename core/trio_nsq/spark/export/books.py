@@ -15,7 +15,7 @@ from ..tables.opening import open_table
 from ..tables.table import Compacted
 from ..tables.target import TableOptions, TableTarget
 from .columns import schema_of
-from .layout import Layout, safe_name
+from .layout import Layout, safe_name, span_of_file
 from .manifest import Manifest, ManifestError, RangeResult, manifest_path, result_path, results_folder
 from .widening import columns_too_long, exported_files, widen_file
 
@@ -103,27 +103,38 @@ class Books:
         return self.manifest
 
     def use_table(self, target: TableTarget | None, options: TableOptions) -> None:
-        """Commit the files to a table from now on; None: there is no table.
+        """Commit the files to a table from now on, at first those that are there; None: there is no table.
 
         Raises:
-            ManifestError: Earlier files are in another table, or in none.
+            ManifestError: The files are in another table, or in one although there should be none.
             TableError: The table does not fit the manifest or its layout, or cannot be used.
+            NSQError, OSError: As `save`.
         """
         manifest = self.manifest
         assert manifest is not None
         wanted = "" if target is None else str(target)
-        if not manifest.table and not any(ranges.done for ranges in self.brokers.values()):
-            manifest.table = wanted
-        if manifest.table != wanted:
-            use = (
-                f"in a table: give {manifest.table}" if manifest.table else f"in no table: leave out {wanted}"
+        if manifest.table not in ("", wanted):
+            raise ManifestError(
+                f"the files in {self._storage.shown} are in a table: give {manifest.table}, or choose another folder"
             )
-            raise ManifestError(f"the files in {self._storage.shown} are {use}, or choose another folder")
-        if target is not None:
-            manifest.layouts = [layout.fixed() for layout in manifest.layouts]  # no table can follow
-            table = open_table(target, self._storage, self._topic, manifest.id, options)
-            table.check(manifest.commit, unfinished=bool(manifest.uncommitted), layout=manifest.layout)
-            self.table = table
+        if target is None:
+            return
+        self._convert()  # no table could follow
+        manifest.layouts = [layout.fixed() for layout in manifest.layouts]
+        files = [] if manifest.table else [name for name in self._files() if self._is_done(name)]
+        if files:
+            manifest.commit, manifest.uncommitted = 1, [RangeResult("", 0, 0, files=files)]
+        manifest.table = wanted
+        table = open_table(target, self._storage, self._topic, manifest.id, options)
+        table.check(manifest.commit, unfinished=bool(manifest.uncommitted), layout=manifest.layout)
+        self.table = table
+
+    def _is_done(self, name: str) -> bool:
+        """Whether a file is of a range that is done in the manifest; of a pending one there will be a result."""
+        for label, ranges in self.brokers.items():
+            if (span := span_of_file(name, self._topic, label)) is not None:
+                return any(done.common(span) == span.length for done in ranges.done)
+        return False
 
     def settle(self, known: Sequence[RangeResult] = ()) -> list[RangeResult]:
         """Bring the results of tasks into the manifest, also of a killed run. `commit` adds their files to the table.

@@ -205,3 +205,10 @@ def safe_name(text: str) -> str:
 def range_name(topic: str, broker: str, span: Span) -> str:
     """Return the name of the files of a range, without the suffix; all attempts use the same name."""
     return f"{safe_name(topic)}-{safe_name(broker)}-{span.first:020d}-{span.end:020d}"
+
+
+def span_of_file(name: str, topic: str, broker: str) -> Span | None:
+    """Return the range of a file of messages; None if it is no file of this topic and broker."""
+    prefix = re.escape(f"{safe_name(topic)}-{safe_name(broker)}-")
+    found = re.fullmatch(rf"{prefix}(\d{{20}})-(\d{{20}})(-\d+)?\.parquet", name.rpartition("/")[2])
+    return None if found is None else Span(int(found[1]), int(found[2]))
