@@ -1,0 +1,326 @@
+"""Tests of exports to buckets: exactly once with killed, concurrent and sleeping exporters, and without secrets."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from cli.support import Cli, Running
+from interop.peers import Broker
+from spark.stores import KEY, SECRET, Fault, Proxy, Store, proxy
+from spark.support import export, jobs_of, numbers, replayed, run_in_process, until
+from trio_nsq.spark.runtime.spark_engine import SparkEngine
+from trio_nsq.spark.storage import storage_at
+
+SMALL = ["--target-file-size", "64KiB", "--compression", "none"]
+"""Several ranges for some hundred messages of 1 kB."""
+
+
+@pytest.fixture
+def place(s3: Store) -> str:
+    return s3.new_place()
+
+
+@pytest.fixture
+def slow(s3: Store) -> Iterator[Proxy]:
+    """A proxy in front of the S3 server."""
+    with proxy(s3) as running:
+        yield running
+
+
+def with_store(qcli: Cli, store: Store) -> Cli:
+    """Return a `Cli` whose commands reach the store."""
+    return replace(qcli, env=qcli.env | store.env)
+
+
+def folder_of(s3: Store, place: str, tmp_path: Path) -> Path:
+    """Copy all Parquet files of a place to a new folder; files of the server would do, but for other stores."""
+    folder = tmp_path / f"copy{len(list(tmp_path.iterdir()))}"
+    with s3.here():
+        storage = storage_at(place)
+        found = storage.files()
+        assert isinstance(found, list)
+        for file in found:
+            if file.name.endswith(".parquet"):
+                path = folder / file.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with storage.open_input(file.name) as content:
+                    path.write_bytes(content.read())
+    return folder
+
+
+def sequences(folder: Path) -> list[int]:
+    """Read the sequences with pyarrow, and check that DuckDB sees the same rows."""
+    found: list[int] = []
+    for path in folder.rglob("*.parquet"):
+        found += pq.read_table(path, columns=["seq"], partitioning=None)["seq"].to_pylist()
+    query = f"SELECT count(*), count(DISTINCT seq), sum(seq) FROM read_parquet('{folder}/**/*.parquet')"
+    assert duckdb.connect().execute(query).fetchall() == [(len(found), len(set(found)), sum(found))]
+    return sorted(found)
+
+
+def bodies(count: int, start: int = 0) -> list[bytes]:
+    return [body.ljust(1000, b"x") for body in numbers(count, start)]
+
+
+def test_export_and_replay(
+    qcli: Cli, topic: str, s3: Store, moto_s3: Store, azure: Store, tmp_path: Path
+) -> None:
+    qcli.publish(topic, bodies(300))
+    for number, store in enumerate((s3, moto_s3, azure)):
+        with store.here():
+            place = store.new_place()
+            said = export(qcli, topic, place, *SMALL)  # type: ignore[arg-type]
+            assert (said["messages"], said["folder"], said["files"] > 3) == (300, place, True)
+            again = export(qcli, topic, place, *SMALL)  # type: ignore[arg-type]
+            assert (again["messages"], again["skipped_messages"]) == (0, 300)
+            copy = f"{topic}-{number}"
+            assert replayed(qcli, tmp_path, place, copy)["published"] == 300
+        assert sorted(qcli.retained(copy)) == sorted(bodies(300))
+        assert sequences(folder_of(store, place, tmp_path)) == list(range(300))
+
+
+def test_no_secret_is_shown_or_stored(qcli: Cli, topic: str, s3: Store, place: str, tmp_path: Path) -> None:
+    qcli.publish(topic, bodies(100))
+    with_secret = place.replace("s3://", f"s3://{KEY}:{SECRET}@")
+    env = {name: value for name, value in s3.env.items() if not name.endswith(("_KEY_ID", "_ACCESS_KEY"))}
+    quiet = replace(qcli, env=qcli.env | env | jobs_of(tmp_path))
+    said = []
+    for form in ("text", "json"):
+        said.append(quiet("to-parquet", topic, with_secret, "--format", form))
+        said.append(quiet("replay", with_secret, f"{topic}copy", "--format", form))
+    said.append(quiet("to-parquet", topic, with_secret, "--partition-by", "hour"))
+    said.append(quiet("to-parquet", "missing", with_secret))
+    said.append(quiet("replay", f"{with_secret}/missing", f"{topic}copy"))
+    said.append(quiet("to-parquet", topic, with_secret, "--consume", "--channel", "c"))
+    assert [each.code for each in said] == [0, 0, 0, 0, 1, 1, 1, 2]
+    shown = "".join(each.out.decode() + each.err for each in said)
+    files = [path for path in (tmp_path / "jobs").rglob("*") if path.is_file()]
+    assert len(files) >= 2
+    with s3.here():
+        storage = storage_at(place)
+        manifest = storage.read(f"_nsq/{topic}/manifest.json")
+    assert manifest is not None
+    stored = b"".join(path.read_bytes() for path in files) + manifest.data
+    assert (SECRET in shown, SECRET.encode() in stored, KEY in shown, place in shown) == (
+        False,
+        False,
+        False,
+        True,
+    )
+    assert {path.stat().st_mode & 0o077 for path in files if path.name != "lock"} == {0}
+
+
+def test_spark_gets_credentials_apart(
+    qcli: Cli, topic: str, s3: Store, place: str, engine: SparkEngine, tmp_path: Path
+) -> None:
+    """Workers do not have the environment of the command."""
+    from trio_nsq.spark.export.job import open_export
+    from trio_nsq.spark.export.request import ExportRequest
+    from trio_nsq.spark.logs import BrokerPlace
+
+    qcli.publish(topic, bodies(200))
+    with s3.here():
+        request = ExportRequest(topic, place, target_bytes=64 * 1024)
+        with open_export(request, [BrokerPlace(qcli.http_address, topic)]) as job:
+            tasks = job.plan([BrokerPlace(qcli.http_address, topic)])
+            assert SECRET not in repr(tasks)
+            job.run(engine, tasks, lambda *_: None)
+    assert sequences(folder_of(s3, place, tmp_path)) == list(range(200))
+
+
+# ---------------------------------------------------------------------- two exporters
+
+
+def test_a_second_exporter_is_refused(
+    qcli: Cli, topic: str, s3: Store, slow: Proxy, place: str, tmp_path: Path
+) -> None:
+    """While the first exporter writes, and after it has slept."""
+    qcli.publish(topic, bodies(300))
+    first = with_store(qcli, s3.behind(slow.endpoint))
+    second = with_store(qcli, s3)
+    is_held = _hold_back(slow, "PUT", ".parquet")
+    with first.running("to-parquet", topic, place, *SMALL) as running:
+        until(lambda: len(is_held) > 0)
+        refused = second("to-parquet", topic, place, *SMALL)
+        assert (refused.code, f"process {running.process.pid} on " in refused.err) == (1, True)
+        slow.judge = lambda method, path: None
+        running.process.send_signal(signal.SIGSTOP)
+        qcli.publish(topic, bodies(100, 300))
+        taken_over = second("to-parquet", topic, place, *SMALL)
+        assert (taken_over.code, "400 messages" in taken_over.err) == (0, True), taken_over.err
+        running.process.send_signal(signal.SIGCONT)
+        for released in is_held:
+            released.set()
+        assert running.process.wait(60) in (1, 4)
+        assert running.process.stderr is not None
+        assert b"Another process has taken over" in running.process.stderr.read()
+    assert sequences(folder_of(s3, place, tmp_path)) == list(range(400))
+    assert with_store(qcli, s3)("to-parquet", topic, place, *SMALL).code == 0
+    assert sequences(folder_of(s3, place, tmp_path)) == list(range(400))
+
+
+def _hold_back(server: Proxy, method: str, part: str) -> list[Any]:
+    """Hold requests back whose path has a part; return what releases them, when there are some."""
+    import threading
+
+    held: list[Any] = []
+
+    def judge(asked: str, path: str) -> Fault | None:
+        if asked != method or part not in path:
+            return None
+        held.append(threading.Event())
+        return Fault(status=503, released=held[-1])
+
+    server.judge = judge
+    return held
+
+
+def test_exporters_that_start_together(qcli: Cli, topic: str, s3: Store, place: str, tmp_path: Path) -> None:
+    qcli.publish(topic, bodies(500))
+    cli = with_store(qcli, s3)
+    codes = []
+    with (
+        cli.running("to-parquet", topic, place, *SMALL) as one,
+        cli.running("to-parquet", topic, place, *SMALL) as other,
+    ):
+        codes = [one.process.wait(60), other.process.wait(60)]
+    assert sorted(codes) in ([0, 0], [0, 1])
+    assert sequences(folder_of(s3, place, tmp_path)) == list(range(500))
+
+
+# ---------------------------------------------------------------------- kills
+
+
+@pytest.mark.parametrize("is_sent", [False, True], ids=["before", "after"])
+def test_killed_at_every_request(
+    qcli: Cli, topic: str, s3: Store, slow: Proxy, place: str, tmp_path: Path, is_sent: bool
+) -> None:
+    """The exporter is killed at its first write, then at its second, and so on, until it comes to its end."""
+    cli = with_store(qcli, s3.behind(slow.endpoint))
+    published = kills = 0
+    while True:
+        qcli.publish(topic, bodies(150, published))
+        published += 150
+        left = [kills]
+        killed: list[int] = []
+        with cli.running("to-parquet", topic, place, *SMALL) as running:
+            slow.judge = _killer(running, left, killed, is_sent=is_sent)
+            code = running.process.wait(60)
+        if code == 0:
+            break
+        assert (code, killed) == (-signal.SIGKILL, [running.process.pid])
+        kills += 1
+        found = sequences(folder_of(s3, place, tmp_path)) if kills > 6 else []
+        assert len(found) == len(set(found))
+    assert kills >= 8, kills
+    assert sequences(folder_of(s3, place, tmp_path)) == list(range(published))
+    with s3.here():
+        assert storage_at(place).names(f"_nsq/{topic}/done") == []
+
+
+def _killer(running: Running, left: list[int], killed: list[int], *, is_sent: bool) -> Any:
+    def judge(method: str, path: str) -> Fault | None:
+        if method in ("GET", "HEAD"):
+            return None
+        left[0] -= 1
+        if left[0] >= 0 or killed:
+            return None
+        if is_sent:
+            return _KillAfter(running, killed)
+        _kill(running, killed)
+        return Fault()
+
+    return judge
+
+
+class _KillAfter(Fault):
+    """Kills the exporter when the store has the request."""
+
+    def __init__(self, running: Running, killed: list[int]) -> None:
+        super().__init__(is_sent=True, released=self)  # type: ignore[arg-type]
+        self._running, self._killed = running, killed
+
+    def wait(self) -> None:
+        _kill(self._running, self._killed)
+
+
+def _kill(running: Running, killed: list[int]) -> None:
+    running.process.send_signal(signal.SIGKILL)
+    killed.append(running.process.pid)
+
+
+# ---------------------------------------------------------------------- faults
+
+
+def test_follow_goes_on_after_faults(
+    broker: Broker, qcli: Cli, topic: str, s3: Store, slow: Proxy, place: str, tmp_path: Path
+) -> None:
+    """Every fifth request fails: without an answer, with an answer that is lost, or with SlowDown."""
+    broker.create(topic, "archive")
+    cli = with_store(qcli, s3.behind(slow.endpoint))
+    faults = [Fault(), Fault(is_sent=True), Fault(status=503), Fault(is_sent=True, status=500)]
+    count = [0]
+
+    def judge(method: str, path: str) -> Fault | None:
+        count[0] += 1
+        return faults[count[0] // 5 % len(faults)] if count[0] % 5 == 0 else None
+
+    slow.judge = judge
+    arguments = ["--channel", "archive", "--follow", "--every", "100ms", *SMALL]
+    with cli.running("to-parquet", topic, place, *arguments) as running:
+        for start in range(0, 600, 100):
+            qcli.publish(topic, bodies(100, start))
+            until(lambda: broker.channel_stats(topic, "archive")["depth"] == 0)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(60) in (143, -signal.SIGTERM)
+    assert count[0] > 40
+    assert sequences(folder_of(s3, place, tmp_path)) == list(range(600))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_an_export_to_a_silent_store(
+    qcli: Cli, topic: str, s3: Store, slow: Proxy, place: str, number: signal.Signals
+) -> None:
+    qcli.publish(topic, bodies(3))
+    held = _hold_back(slow, "GET", "lock")
+    with with_store(qcli, s3.behind(slow.endpoint)).running("to-parquet", topic, place) as running:
+        until(lambda: len(held) > 0)
+        began_s = time.monotonic()
+        running.process.send_signal(number)
+        assert running.process.wait(60) in (128 + number, -number)
+        assert time.monotonic() - began_s < 5
+        for released in held:
+            released.set()
+
+
+@pytest.mark.parametrize(
+    ("uri", "text"),
+    [
+        (
+            "s3://KEY:wrong@archive/x",
+            r"access is denied \(HTTP 403 SignatureDoesNotMatch\), the secret key is wrong",
+        ),
+        ("s3://missing/x", "the bucket missing does not exist"),
+        ("s3://archive/x?region=eu-west-1", "the region is wrong: set AWS_REGION"),
+        ("what://archive/x", "is not supported"),
+        ("hdfs://archive/x", "cannot be used: "),
+        ("abfss://container/x", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ],
+)
+def test_one_sentence_for_wrong_places(qcli: Cli, topic: str, s3: Store, uri: str, text: str) -> None:
+    qcli.publish(topic, numbers(1))
+    with s3.here():
+        if "region" in uri:
+            del os.environ["AWS_REGION"]
+        result = run_in_process(qcli, "to-parquet", topic, uri.replace("KEY", KEY))
+    assert result.code == 1
+    assert re.fullmatch(rf"Error: [^\n]*{text}[^\n]*\.\n", result.err), result.err
