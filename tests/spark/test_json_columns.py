@@ -97,6 +97,8 @@ def test_a_value_that_does_not_fit_is_null(kind: JsonType, body: bytes) -> None:
         (T.JSON, b'{"x": Infinity}'),
         (T.DOUBLE, b'{"x": NaN}'),
         (T.LONG, b"not JSON"),
+        (T.LONG, b'{"x": 1} 2'),
+        (T.LONG, '\u00a0{"x": 1}'.encode()),
         (T.LONG, b"[1]"),
         (T.LONG, b""),
         (T.LONG, b'{"x": "\xff"}'),
@@ -106,6 +108,10 @@ def test_a_value_that_does_not_fit_is_null(kind: JsonType, body: bytes) -> None:
 def test_bodies_that_are_no_objects_are_kept_unparsed(kind: JsonType, body: bytes) -> None:
     values, rest, unparsed = parse([body, b'{"x": null}'], layout(("x", kind), rest=True))
     assert (values, rest, unparsed) == ([[None, None]], [None, None], [body, None])
+
+
+def test_space_around_a_body() -> None:
+    assert parse([b' \t\r\n{"x": 1}\r\n'], layout(("x", T.LONG)))[0] == [[1]]
 
 
 def test_fields_without_a_column() -> None:

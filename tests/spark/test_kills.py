@@ -11,6 +11,7 @@ import signal
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -60,6 +61,41 @@ def wait_for_files(folder: Path, count: int) -> None:
     while len(parquet_files(folder)) < count:
         assert time.monotonic() < deadline
         time.sleep(0.002)
+
+
+def count_double(folder: Path) -> int:
+    """Return how many files have doubles in the column `price`."""
+    types = [pq.read_schema(folder / name).field("price").type for name in parquet_files(folder)]
+    return types.count(pa.float64())
+
+
+@pytest.mark.parametrize("kills", [12 if COMPLETE else 2])
+def test_killed_conversion(qcli: Cli, topic: str, tmp_path: Path, kills: int) -> None:
+    """Files are converted to doubles one after the other, and each once."""
+    chance = random.Random(SEED)
+    arguments = ["--json", "--target-file-size", "64KiB", "--partition-by", "hour"]
+    prices: list[float] = list(range(24_000))
+    for start in range(0, len(prices), 500):
+        qcli.publish(
+            topic,
+            [b'{"price": %d, "text": "%0100d"}' % (price, price) for price in prices[start : start + 500]],
+        )
+    export(qcli, topic, tmp_path, *arguments)
+    files = len(parquet_files(tmp_path))
+    qcli.publish(topic, [b'{"price": 0.5}'])
+    for number in range(kills):
+        with qcli.running("to-parquet", topic, str(tmp_path), "--engine", "inline", *arguments) as running:
+            deadline = time.monotonic() + DEADLINE_S
+            while count_double(tmp_path) < (number + 1) * files // (kills + 3):
+                assert time.monotonic() < deadline
+            time.sleep(chance.uniform(0, 0.01))
+            running.process.kill()
+            running.process.wait()
+        assert count_double(tmp_path) < files
+    export(qcli, topic, tmp_path, *arguments)
+    assert count_double(tmp_path) == files + 1
+    assert column(tmp_path, "price") == [*prices, 0.5]
+    assert (leftovers(tmp_path), column(tmp_path, "unparsed")) == ([], [None] * (len(prices) + 1))
 
 
 @pytest.mark.parametrize("kills", [12 if COMPLETE else 2])

@@ -191,8 +191,10 @@ class Books:
         manifest = self.manifest
         if manifest is None or not manifest.widening:
             return
-        schema = schema_of(manifest.layout)
-        for name in self._files():
+        schema, names = schema_of(manifest.layout), self._files()
+        folders = {name.rpartition("/")[0] for name in names} - {""}
+        self._storage.remove_unfinished([f"{folder}/" for folder in folders])  # of a killed conversion
+        for name in names:
             self._lease.check()
             widen_file(self._storage, name, schema)
         manifest.widening = False
