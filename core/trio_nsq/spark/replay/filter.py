@@ -26,6 +26,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     # the variables of this process.
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
+    "allow_persistent_secrets": "false",
     "temp_directory": "",
     "memory_limit": "1GB",
     "threads": "1",

@@ -63,9 +63,7 @@ def select_rows_with_spark(
         raise FilterError(f"--where cannot be used: {_first_line(exc)}") from exc
     except Exception as exc:
         if isinstance(exc, PySparkException) or type(exc).__module__.partition(".")[0] == "py4j":
-            raise failure(
-                exc, "Spark could not apply --where, as DuckDB does without --engine spark"
-            ) from exc
+            raise failure(exc, "Spark could not apply --where (without --engine spark, DuckDB does)") from exc
         raise
     return {name: bytes(bits) for name, bits in bitmaps.items() if any(bits)}
 
