@@ -13,6 +13,7 @@ from spark.support import cli_of, discard, numbers
 from trio_nsq.client.reading.broker_log import LogReplaced
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
+from trio_nsq.spark.source.columns import infer_schema, row_format
 from trio_nsq.spark.source.options import ReadMode, ReadOptions, SourceError
 from trio_nsq.spark.source.without_limits import StreamReaderWithoutLimits
 from trio_nsq.spark.versions import HAS_READ_LIMITS, VERSION
@@ -65,7 +66,9 @@ def test_limits_are_refused() -> None:
 
 
 def reader(**options: str) -> StreamReaderWithoutLimits:
-    return StreamReaderWithoutLimits(ReadOptions.parse({"topic": "t", **options}, ReadMode.STREAM), ["seq"])
+    options = {"topic": "t", "columns": "seq", **options}
+    form = row_format(options, infer_schema(options, list))
+    return StreamReaderWithoutLimits(ReadOptions.parse(options, ReadMode.STREAM), form)
 
 
 def saved(offset: Any) -> Any:

@@ -12,8 +12,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from .sink.writers import NsqStreamWriter, NsqWriter
-from .source.batch import NsqReader
-from .source.columns import schema_of_columns
+from .source.batch import NsqReader, sample_bodies
+from .source.columns import infer_schema, row_format
 from .source.options import ReadMode, ReadOptions
 from .source.stream import NsqStreamReader
 from .source.without_limits import StreamReaderWithoutLimits
@@ -28,15 +28,15 @@ class NsqDataSource(DataSource):
         return "nsq"
 
     def schema(self) -> StructType:
-        """Return the columns of the option `columns`, or all columns."""
-        return schema_of_columns(self.options)
+        """Return the columns of the options. Not called if the user gives a schema."""
+        return infer_schema(self.options, lambda: sample_bodies(self.options))
 
     def reader(self, schema: StructType) -> NsqReader:
-        return NsqReader(ReadOptions.parse(self.options, ReadMode.BATCH), schema.names)
+        return NsqReader(ReadOptions.parse(self.options, ReadMode.BATCH), row_format(self.options, schema))
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
         reader = NsqStreamReader if HAS_READ_LIMITS else StreamReaderWithoutLimits
-        return reader(ReadOptions.parse(self.options, ReadMode.STREAM), schema.names)
+        return reader(ReadOptions.parse(self.options, ReadMode.STREAM), row_format(self.options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
         return NsqWriter(self.options, schema, overwrite)

@@ -32,7 +32,7 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
     asked = request.layout
     if asked.body is not BodyFormat.JSON:
         return asked
-    columns = infer_columns(_sample(wanted), request.json_fields)
+    columns = infer_columns(sample_bodies(wanted), request.json_fields)
     return replace(asked, json_columns=tuple(columns), keep_rest=not request.json_fields)
 
 
@@ -71,7 +71,8 @@ def _describe(layout: Layout) -> str:
 # ---------------------------------------------------------------------- the sample
 
 
-def _sample(wanted: Sequence[tuple[LogPlace, Span]]) -> Iterator[bytes]:
+def sample_bodies(wanted: Sequence[tuple[LogPlace, Span]]) -> Iterator[bytes]:
+    """Yield bodies of these messages. Raises NSQError, OSError: a log cannot be read."""
     for place, span in sample_spans(wanted):
         left_bytes = _SAMPLE_BYTES // _PIECES
         for found in place.open().read(span):

@@ -1,6 +1,8 @@
-"""The reader of `spark.read.format("nsq")`."""
+"""The reader of `spark.read.format("nsq")`, and the sample from which types are inferred."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -10,6 +12,7 @@ from ...client.reading.broker_log import Bounds
 from ...log.gaps import Span
 from ..logs import Log, LogPlace
 from ..options import OptionError
+from .columns import RowFormat
 from .fleet import Fleet, LogKey, ask_logs, check_topics, is_without_topic
 from .inquiry import Inquiry
 from .options import ReadOptions, position_on
@@ -27,57 +30,69 @@ from .partitions import (
 class NsqReader(DataSourceReader):
     """Reads a batch. `partitions` runs on the driver, `read` in the tasks."""
 
-    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
+    def __init__(self, options: ReadOptions, form: RowFormat) -> None:
         self._options = options
-        self._columns = columns
+        self._form = form
 
     def partitions(self) -> list[NsqPartition]:
-        """Return the current ranges of the logs.
-
-        Raises:
-            BrokerUnreachable: A broker did not answer for `patience_s`: without it, the result would be incomplete.
-            SourceError: Messages are lost, or there is no such topic.
-        """
-        options = self._options
-        fleet = Fleet(options)
-        places = fleet.find(waits_for_all=True)
-        for server, error in fleet.away.items():
-            if server not in options.lookupds:
-                raise error
-        inquiry: Inquiry[str, dict[LogKey, SizedSpan]] = Inquiry("it is asked again")
-        answers = ask_logs(inquiry, places, self._span, options.patience_s, waits_for_all=True)
-        for error in answers.away.values():
-            raise error
-        check_topics(options, answers.found)
-        return make_partitions(
-            {key: span for key, span in answers.found.items() if span.span.length}, options.min_partitions
-        )
+        """Return the current ranges of the logs. Raises the errors of `find_spans`."""
+        return make_partitions(find_spans(self._options), self._options.min_partitions)
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         """Read a range as Arrow batches. Raises the errors of `read_partition`."""
-        return read_partition(partition, self._columns, fails=self._options.fail_on_data_loss)
+        return read_partition(partition, self._form, fails=self._options.fail_on_data_loss)
 
-    def _span(self, key: LogKey, place: LogPlace) -> SizedSpan | None:
-        """Return the messages to read, possibly none; None: the broker does not have the topic."""
-        options, log = self._options, place.open()
-        try:
-            start, first = self._resolve(log, key, options.starting)
-            end, _ = self._resolve(log, key, options.ending)
-        except RequestRefused as error:
-            if is_without_topic(error):
-                return None
-            raise
-        span: Span | None = None
-        if first < end.at:
-            span = without_lost(key, Span(first, end.at), start.first, fails=options.fail_on_data_loss)
-        return SizedSpan(place, span or Span(end.at, end.at), size_of(start, end), starts=starts_of(log))
 
-    def _resolve(self, log: Log, key: LogKey, position: str) -> tuple[Bounds, int]:
-        """Return the bounds of a log, and the sequence of a position, which may not exist any more."""
-        text = position_on(position, *key, self._options.brokers.get(key.broker, key.broker))
-        if text is None:
-            if self._options.subscription.single:
-                raise OptionError(f"the offsets have no entry for the broker {key.broker}")
-            text = "earliest"  # in the offsets of a stream, a log that it had not found is missing
-        bounds = log.bounds(text)
-        return bounds, int(text) if text.isdecimal() else bounds.at
+def find_spans(options: ReadOptions) -> dict[LogKey, SizedSpan]:
+    """Return the messages of a batch, by log.
+
+    Raises:
+        BrokerUnreachable: A broker did not answer for `patience_s`: without it, the result would be incomplete.
+        SourceError: Messages are lost, or there is no such topic.
+    """
+    fleet = Fleet(options)
+    places = fleet.find(waits_for_all=True)
+    for server, error in fleet.away.items():
+        if server not in options.lookupds:
+            raise error
+    inquiry: Inquiry[str, dict[LogKey, SizedSpan]] = Inquiry("it is asked again")
+    answers = ask_logs(inquiry, places, partial(_span, options), options.patience_s, waits_for_all=True)
+    for error in answers.away.values():
+        raise error
+    check_topics(options, answers.found)
+    return {key: span for key, span in answers.found.items() if span.span.length}
+
+
+def sample_bodies(options: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield bodies of a query with these options. Raises OptionError, and the errors of `find_spans`."""
+    from ..export import sampling
+
+    spans = find_spans(replace(ReadOptions.parse(options), fail_on_data_loss=False))
+    return sampling.sample_bodies([(span.place, span.span) for span in spans.values()])
+
+
+def _span(options: ReadOptions, key: LogKey, place: LogPlace) -> SizedSpan | None:
+    """Return the messages to read, possibly none; None: the broker does not have the topic."""
+    log = place.open()
+    try:
+        start, first = _resolve(options, log, key, options.starting)
+        end, _ = _resolve(options, log, key, options.ending)
+    except RequestRefused as error:
+        if is_without_topic(error):
+            return None
+        raise
+    span: Span | None = None
+    if first < end.at:
+        span = without_lost(key, Span(first, end.at), start.first, fails=options.fail_on_data_loss)
+    return SizedSpan(place, span or Span(end.at, end.at), size_of(start, end), starts=starts_of(log))
+
+
+def _resolve(options: ReadOptions, log: Log, key: LogKey, position: str) -> tuple[Bounds, int]:
+    """Return the bounds of a log, and the sequence of a position, which may not exist any more."""
+    text = position_on(position, *key, options.brokers.get(key.broker, key.broker))
+    if text is None:
+        if options.subscription.single:
+            raise OptionError(f"the offsets have no entry for the broker {key.broker}")
+        text = "earliest"  # in the offsets of a stream, a log that it had not found is missing
+    bounds = log.bounds(text)
+    return bounds, int(text) if text.isdecimal() else bounds.at

@@ -65,6 +65,7 @@ _OPTIONS: dict[str, ReadMode | None] = {
     "channel": ReadMode.STREAM,
     "minPartitions": None,
     "columns": None,
+    "format": None,
     "failOnDataLoss": None,
     "patienceMs": None,
     **dict.fromkeys(ACCESS_OPTIONS),
@@ -142,8 +143,15 @@ class ReadOptions:
     access: BrokerAccess = field(default_factory=BrokerAccess)
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], use: ReadMode) -> "ReadOptions":
-        """Parse Spark's options, whose names are case-insensitive. Raises OptionError."""
+    def parse(cls, options: Mapping[str, str], use: ReadMode | None = None) -> "ReadOptions":
+        """Parse Spark's options, whose names are case-insensitive.
+
+        Args:
+            use: Options for another mode are refused; None: not known yet.
+
+        Raises:
+            OptionError: An option is invalid.
+        """
         _check_names(options, use)
         lookupds = _parse_lookupds(options)
         segments = _parse_segments(options)
@@ -203,7 +211,7 @@ def position_on(position: str, topic: str, broker: str, address: str) -> str | N
         return None
 
 
-def _check_names(options: Mapping[str, str], use: ReadMode) -> None:
+def _check_names(options: Mapping[str, str], use: ReadMode | None) -> None:
     for name in sorted(options):
         lower = name.lower()
         if lower == _SPARKS_OWN:
@@ -211,7 +219,7 @@ def _check_names(options: Mapping[str, str], use: ReadMode) -> None:
         if lower not in _SPELLINGS:
             raise OptionError(f"the source nsq has no option {name}; it has {', '.join(_OPTIONS)}")
         only = _OPTIONS[_SPELLINGS[lower]]
-        if only not in (None, use):
+        if only is not None and use not in (None, only):
             raise OptionError(f"the option {_SPELLINGS[lower]} is for {only.value} only")
 
 

@@ -13,6 +13,7 @@ from ...log.gaps import Gap, Span
 from ...protocol.limits import MIB
 from ..logs import Log, LogPlace, SegmentedLog
 from ..ranges import split
+from .columns import RowFormat
 from .fleet import LogKey
 from .options import SourceError
 
@@ -111,10 +112,11 @@ def without_lost(key: LogKey, span: Span, kept_from: int, *, fails: bool) -> Spa
     return Span(lost, span.end) if lost < span.end else None
 
 
-def read_partition(partition: InputPartition | None, columns: list[str], *, fails: bool) -> Iterator[Any]:
+def read_partition(partition: InputPartition | None, form: RowFormat, *, fails: bool) -> Iterator[Any]:
     """Read a partition as Arrow batches.
 
     Args:
+        form: The columns.
         fails: Whether lost messages are an error.
 
     Raises:
@@ -125,13 +127,12 @@ def read_partition(partition: InputPartition | None, columns: list[str], *, fail
     if not isinstance(partition, NsqPartition):  # Spark reads one partition even if there are none
         return
     from ..export.columns import TableBuilder
-    from ..export.layout import Layout
 
     key, span = partition.key, partition.span
-    builder = TableBuilder(key.topic, key.broker, Layout())
+    builder = TableBuilder(key.topic, key.broker, form.layout)
 
     def batches() -> Iterator[Any]:
-        table = builder.table().select(columns)
+        table = form.rows(builder.table())
         fitting = len(table) * BATCH_BYTES // max(1, table.nbytes)  # one record may be larger
         yield from table.to_batches(max_chunksize=max(1, min(BATCH_ROWS, fitting)))
 

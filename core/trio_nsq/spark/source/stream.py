@@ -29,6 +29,7 @@ from ..versions import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from .columns import RowFormat
 from .fleet import Fleet, LogKey, ask_logs, check_topics, is_without_topic
 from .inquiry import Inquiry
 from .offsets import (
@@ -76,9 +77,9 @@ class _Look:
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a stream. `read` runs in the tasks, everything else on the driver."""
 
-    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
+    def __init__(self, options: ReadOptions, form: RowFormat) -> None:
         self._options = options
-        self._columns = columns
+        self._form = form
         self._fleet = Fleet(options)
         self._places: dict[LogKey, LogPlace] = {}
         self._find_again_s = 0.0  # on the monotonic clock, like all times here
@@ -173,7 +174,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         """Read a range as Arrow batches. Raises the errors of `read_partition`."""
-        return read_partition(partition, self._columns, fails=self._options.fail_on_data_loss)
+        return read_partition(partition, self._form, fails=self._options.fail_on_data_loss)
 
     # ------------------------------------------------------------------ the next batch
 

@@ -6,6 +6,7 @@ other reader checks in `latestOffset` is checked there, and all brokers must ans
 
 from ...client.errors import RequestRefused
 from ..logs import LogPlace
+from .columns import RowFormat
 from .fleet import LogKey, ask_logs, check_topics, is_without_topic
 from .inquiry import Inquiry
 from .offsets import LogOffset, LogOffsets, Offset, build_offset, parse_offset
@@ -17,8 +18,8 @@ from .stream import NsqStreamReader, start_of
 class StreamReaderWithoutLimits(NsqStreamReader):
     """Reads a stream in batches that end where the logs end."""
 
-    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
-        super().__init__(options, columns)
+    def __init__(self, options: ReadOptions, form: RowFormat) -> None:
+        super().__init__(options, form)
         self._read_to: LogOffsets = {}  # the end of the last batch of this process
 
     def latestOffset(self) -> Offset:  # type: ignore[override]

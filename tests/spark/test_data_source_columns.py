@@ -1,0 +1,148 @@
+"""Tests for the columns of the data source `nsq`: JSON fields, text, and schemas that the user gives."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from cli.support import Cli
+from spark.support import export, rows
+from trio_nsq.spark.data_source import NsqDataSource
+from trio_nsq.spark.export.layout import LayoutError
+from trio_nsq.spark.options import OptionError
+
+BODIES = [
+    b'{"user":"u1","price":1,"ts":"2026-11-21T12:00:00Z","address":{"zip":"1010"},"User":"U"}',
+    b'{"user":"u2","price":2.5,"ok":true}',
+    b'{"user":7,"price":"free"}',
+    b"no JSON",
+]
+COLUMNS = "seq,user,price:double,ts:timestamp,address:json,unparsed"
+
+
+def read(options: dict[str, str], schema: StructType | None = None) -> list[dict[str, Any]]:
+    """Read all rows of a batch, as Spark would."""
+    source = NsqDataSource(CaseInsensitiveDict({"format": "json"} | options))
+    schema = StructType.fromJson(json.loads((schema or source.schema()).json()))
+    reader = source.reader(schema)
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def schema_of(text: str) -> StructType:
+    """Return the schema of a list such as `seq long, user string`; a type with `!` is NOT NULL."""
+    types: dict[str, DataType] = {
+        kind.typeName(): kind for kind in (StringType(), LongType(), DoubleType(), IntegerType())
+    }
+    types |= {kind.typeName(): kind for kind in (BinaryType(), BooleanType(), TimestampType())}
+    pairs = [pair.split() for pair in text.split(", ")]
+    return StructType(
+        [StructField(name, types[kind.removesuffix("!")], not kind.endswith("!")) for name, kind in pairs]
+    )
+
+
+def test_fields_are_columns(qcli: Cli, topic: str) -> None:
+    """A value that does not fit its column is null, and the body is in `unparsed`."""
+    qcli.publish(topic, BODIES)
+    options = {"topic": topic, "nsqdHttpAddress": qcli.http_address}
+    found = read(options | {"columns": COLUMNS})
+    assert list(found[0]) == ["seq", "user", "price", "body_ts", "address", "unparsed"]
+    assert [row["seq"] for row in found] == [0, 1, 2, 3]
+    assert [row["price"] for row in found] == [1.0, 2.5, None, None]
+    assert found[0]["body_ts"].isoformat() == "2026-11-21T12:00:00+00:00"
+    assert found[0]["address"] == '{"zip":"1010"}'
+    assert [row["unparsed"] for row in found] == [None, None, BODIES[2], BODIES[3]]
+
+
+def test_inferred_fields(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """All columns are those of an export."""
+    qcli.publish(topic, BODIES[:2])
+    found = read({"topic": topic, "nsqdHttpAddress": qcli.http_address})
+    export(qcli, topic, tmp_path, "--json")
+    assert found == rows(tmp_path).to_pylist()
+    assert found[0]["User_2"] == "U"
+    qcli.publish(f"{topic}.text", [b"x"])
+    with pytest.raises(LayoutError, match="no message of the sample is a JSON object"):
+        read({"topic": f"{topic}.text", "nsqdHttpAddress": qcli.http_address})
+
+
+def test_schema_of_the_user(qcli: Cli, topic: str) -> None:
+    qcli.publish(topic, BODIES)
+    options = {"topic": topic, "nsqdHttpAddress": qcli.http_address}
+    schema = schema_of("user string, seq long, body_ts timestamp, ok boolean, body binary, rest string")
+    first, second, *_ = read(options, schema)
+    assert (first["user"], first["seq"], first["body"]) == ("u1", 0, BODIES[0])
+    assert first["body_ts"].isoformat() == "2026-11-21T12:00:00+00:00"
+    assert json.loads(first["rest"]) == {"price": 1, "address": {"zip": "1010"}, "User": "U"}
+    assert second["ok"] is True
+    plain = read(options | {"format": "binary"}, schema_of("body binary, seq long"))
+    assert plain == [{"body": body, "seq": n} for n, body in enumerate(BODIES)]
+
+
+def test_text(qcli: Cli, topic: str) -> None:
+    qcli.publish(topic, [b"\xc3\xa4", b"\xff"])
+    options = {"topic": topic, "nsqdHttpAddress": qcli.http_address, "columns": "body,unparsed"}
+    assert read(options | {"format": "text"}) == [
+        {"body": "ä", "unparsed": None},
+        {"body": None, "unparsed": b"\xff"},
+    ]
+
+
+def test_invalid_columns() -> None:
+    for options, text in (
+        ({"columns": "seq,price:decimal"}, r"'price:decimal' must be NAME or FIELD:TYPE"),
+        ({"columns": "seq,,user"}, "'' must be NAME or FIELD:TYPE"),
+        ({"format": "xml"}, "format must be binary or text or json"),
+        ({"format": "text", "columns": "seq,user"}, "no column user; it has topic, .*, unparsed"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            NsqDataSource(CaseInsensitiveDict({"format": "json", "topic": "t"} | options)).schema()
+    for form, columns, text in (
+        ("json", "ts string", "the column ts is timestamp NOT NULL, not string: .* name the column body_ts"),
+        ("json", "price integer", "the column price has the type int"),
+        ("json", "price double!", "the column price has NOT NULL"),
+        ("binary", "seq long, user string", "no column user"),
+        ("binary", "body string", "the column body is binary NOT NULL, not string"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            NsqDataSource({"format": form, "topic": "t"}).reader(schema_of(columns))
+
+
+@pytest.mark.slow
+def test_with_spark(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Given, inferred and in a stream; in SQL as a view."""
+    qcli.publish(topic, BODIES)
+    options = {"topic": topic, "nsqdHttpAddress": qcli.http_address, "format": "json"}
+    inferred = spark.read.format("nsq").options(**options).load()
+    assert inferred.columns[7:] == ["user", "price", "body_ts", "address", "User_2", "ok", "rest", "unparsed"]
+    assert inferred.where("ok").count() == 1
+    given = spark.read.format("nsq").options(**options).schema("user STRING, price DOUBLE").load()
+    assert [tuple(row) for row in given.collect()] == [("u1", 1.0), ("u2", 2.5), (None, None), (None, None)]
+    seen: list[tuple[object, ...]] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        seen.extend(tuple(row) for row in batch.collect())
+
+    stream = spark.readStream.format("nsq").options(**options, columns="seq,price:double").load()
+    query = stream.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "c"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(seen) == [(0, 1.0), (1, 2.5), (2, None), (3, None)]
+    words = ", ".join(f"{name} '{value}'" for name, value in options.items())
+    spark.sql(f"CREATE TEMPORARY VIEW {topic} (user STRING, price DOUBLE) USING nsq OPTIONS ({words})")
+    assert spark.sql(f"SELECT sum(price) FROM {topic}").collect()[0][0] == 3.5
+    spark.sql(f"DROP VIEW {topic}")
