@@ -41,13 +41,13 @@ class Calls:
     """Calls of one object store.
 
     Args:
-        shown: The place without secrets, for error messages.
         bucket: What the error messages call the bucket, such as `the bucket clicks`.
+        credentials: What gives credentials, for error messages, such as `AWS_PROFILE`.
     """
 
-    def __init__(self, shown: str, bucket: str) -> None:
-        self._shown = shown
+    def __init__(self, bucket: str, credentials: str) -> None:
         self._bucket = bucket
+        self._credentials = credentials
         self._has_answered = False
 
     def run(
@@ -85,6 +85,8 @@ class Calls:
                     raise StorageError(f"{what}: {self._bucket} does not exist") from exc
                 if failure.status == 404 and failure.code in _NO_OBJECT:
                     raise FileNotFoundError(f"{what}: it does not exist") from exc
+                if failure.code == "NoCredentials":
+                    raise StorageError(f"{what}: there are no credentials: set {self._credentials}") from exc
                 if not failure.is_transient:
                     raise StorageError(f"{what}: {failure.reason}") from exc
                 elapsed_s = time.monotonic() - began_s
@@ -191,9 +193,7 @@ class _Failure(NamedTuple):
         if isinstance(error, TimeoutError):
             return cls(None, "", "the store did not answer in time", is_transient=True)
         if _CREDENTIALS.search(text):
-            return cls(
-                None, "", "there are no credentials: see 'Credentials' in the documentation of exports"
-            )
+            return cls(None, "NoCredentials", "there are no credentials")
         if number is not None:
             return _of_status(number, code, text)
         if "redirect without LOCATION" in text or "BareRedirect" in text:

@@ -30,6 +30,11 @@ _MIN_BYTES_PER_S = 1 << 20
 """A slower upload or download is given up."""
 _LISTED_AT_ONCE = 1000
 _ATTEMPTS, _CONFLICT_S = 20, 0.2
+_CREDENTIALS = {
+    S3: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    GCS: "GOOGLE_APPLICATION_CREDENTIALS",
+    AZURE: "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
 _NAMES = {S3: "the bucket", GCS: "the bucket", AZURE: "the container"}
 
 
@@ -58,7 +63,7 @@ class ObjectStorage(Storage):
         bucket = self._uri.user if self._uri.kind == AZURE and self._uri.user else self._uri.host
         self._open = partial(_open_store, self._uri, bucket, access)
         self._stores: dict[float, Any] = {}
-        self._calls = Calls(place, f"{_NAMES[self._uri.kind]} {bucket}")
+        self._calls = Calls(f"{_NAMES[self._uri.kind]} {bucket}", _CREDENTIALS[self._uri.kind])
         self._store(ATTEMPT_S)
 
     def _store(self, timeout_s: float) -> Any:
