@@ -169,5 +169,5 @@ def test_labels_of_places(tmp_path: Path) -> None:
     assert list(labels(parse_places([f"{one}/topics/t.topic"], "t"))) == ["t"]
     with pytest.raises(SegmentsError, match="give them as NAME=FOLDER"):
         parse_places([one, two], "t")
-    with pytest.raises(SegmentsError, match=f"{one} has no topic u"):
+    with pytest.raises(SegmentsError, match=f"there is no topic u in {one}"):
         parse_places([one], "u")

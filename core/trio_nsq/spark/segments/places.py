@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from ...protocol.errors import NSQError
@@ -31,7 +32,7 @@ class SegmentsPlace:
 
     Attributes:
         label: The value of the column `broker`.
-        folder: The folder of the segments: a path, or the URI of a bucket, see `storage_at`.
+        folder: The folder of the segments: a path, or a URI without secrets, see `keep_secrets`.
         archived: Whether the segments have the names of an archive.
     """
 
@@ -40,15 +41,18 @@ class SegmentsPlace:
     archived: bool = False
 
     def open(self) -> SegmentLog:
-        if not self.archived and (local := local_path(self.folder)) is not None:
-            return SegmentLog(local)
-        storage = storage_at(self.folder)
-        if self.archived:
-            return ArchivedLog(storage)
-        return SegmentLog(Path(storage.shown), StoredFiles(storage), storage.shown)
+        return _open(self)
 
-    def __repr__(self) -> str:
-        return f"SegmentsPlace({self.label!r}, {shown_place(self.folder)!r}, {self.archived})"
+
+@lru_cache(maxsize=64)
+def _open(place: SegmentsPlace) -> SegmentLog:
+    """Return the log of a place; the same one again, because it knows its end."""
+    if not place.archived and (local := local_path(place.folder)) is not None:
+        return SegmentLog(local)
+    storage = storage_at(place.folder)
+    if place.archived:
+        return ArchivedLog(storage)
+    return SegmentLog(Path(storage.shown), StoredFiles(storage), storage.shown)
 
 
 def parse_places(texts: Sequence[str], topic: str) -> list[SegmentsPlace]:
@@ -113,16 +117,15 @@ def find_places(label: str | None, folder: str, topic: str) -> list[SegmentsPlac
         SegmentsError: The folder is of another topic.
         StorageError, OSError: The folder cannot be read.
     """
-    if (local := local_path(folder)) is not None:
-        folder = str(local.absolute())
-    folder = keep_secrets(folder)
+    local = local_path(folder)
+    folder = str(local.absolute()) if local is not None else keep_secrets(folder)
     parts = [part for part in folder.partition("?")[0].split("/") if part]
     name = label or (parts[-1] if parts else "segments")
     if parts[-1:] == [f"{topic}{_TOPIC_SUFFIX}"] and _exists(folder):
         return [SegmentsPlace(label or topic, folder)]
     if parse_incarnation(parts[-1] if parts else "") is not None and _exists(folder):
         if parts[-2:-1] != [topic]:
-            raise SegmentsError(f"{shown_place(folder)} is not an archive of topic {topic}")
+            raise SegmentsError(f"the folder {shown_place(folder)} is not in an archive of topic {topic}")
         return [SegmentsPlace(label or name[:_LABEL_DIGITS], folder, True)]
     in_data = _join(folder, _TOPICS, f"{topic}{_TOPIC_SUFFIX}")
     if _exists(in_data):
@@ -135,8 +138,9 @@ def find_places(label: str | None, folder: str, topic: str) -> list[SegmentsPlac
     }
     if not incarnations:
         raise TopicNotThere(
-            f"{shown_place(folder)} has no topic {topic}: it has neither {_TOPICS}/{topic}{_TOPIC_SUFFIX}, as a data "
-            f"folder, nor {topic}/INCARNATION/*{ARCHIVED_SUFFIX}, as an archive"
+            f"there is no topic {topic} in {shown_place(folder)}: it has neither "
+            f"{_TOPICS}/{topic}{_TOPIC_SUFFIX}, as a data folder, nor {topic}/INCARNATION/*{ARCHIVED_SUFFIX}, as "
+            "an archive"
         )
     return [
         SegmentsPlace(f"{name}-{each[:_LABEL_DIGITS]}", _join(in_archive, each), True)
