@@ -130,7 +130,7 @@ def export(qcli: Cli, topic: str, folder: Path, *args: str) -> dict[str, Any]:
 
 def run_in_process(qcli: Cli, *args: str) -> Result:
     """Run a command in this process, in a tenth of the time of a new process."""
-    has_source = {"--nsqd-http-address", "--from-segments"} & set(args)
+    has_source = args[0] == "log" or {"--nsqd-http-address", "--from-segments"} & set(args)
     address = [] if has_source else ["--nsqd-http-address", qcli.http_address]
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = run([*args, *address])

@@ -89,7 +89,9 @@ def command(path: Path, archive: str, tail: bool, form: str) -> int:
             shown = translate(error)
             if not isinstance(shown, Failure) or not any(each.report.copied for each in archivers):
                 raise
-            failure = Failure(f"{shown.message} Run the same command again to continue.", ExitCode.PARTIAL)
+            failure = Failure(
+                f"{shown.message.rstrip('.')}. Run the same command again to continue.", ExitCode.PARTIAL
+            )
     reports = [archiver.report for archiver in archivers]
     write(json_lines(map(_record, reports)) if form == "json" else _text(reports))
     if failure is not None:

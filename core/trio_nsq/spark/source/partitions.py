@@ -13,6 +13,7 @@ from ...log.gaps import Gap, Span
 from ...protocol.limits import MIB
 from ..logs import Log, LogPlace, SegmentedLog
 from ..ranges import split
+from ..storage import known_access
 from .columns import RowFormat
 from .fleet import LogKey
 from .options import SourceError
@@ -49,6 +50,9 @@ class NsqPartition(InputPartition):
 
     Args:
         last_id: The id of the last message, 16 hex digits; None: not checked.
+
+    Attributes:
+        access: The settings of the buckets that the driver has used.
     """
 
     def __init__(self, key: LogKey, place: LogPlace, span: Span, last_id: str | None = None) -> None:
@@ -57,6 +61,7 @@ class NsqPartition(InputPartition):
         self.place = place
         self.span = span
         self.last_id = last_id
+        self.access = known_access()
 
 
 def make_partitions(spans: Mapping[LogKey, SizedSpan], min_partitions: int) -> list[NsqPartition]:
@@ -128,6 +133,7 @@ def read_partition(partition: InputPartition | None, form: RowFormat, *, fails: 
         return
     from ..export.columns import TableBuilder
 
+    partition.access.keep()
     key, span = partition.key, partition.span
     builder = TableBuilder(key.topic, key.broker, form.layout)
 
