@@ -9,7 +9,15 @@ from collections.abc import Iterable
 
 from ..checksum import crc32
 from .errors import LogError
-from .records import HEADER_BYTES, MAGIC, RawRecord, RecordBatch, decode_header, decode_payload
+from .records import (
+    HEADER_BYTES,
+    MAGIC,
+    RawRecord,
+    RecordBatch,
+    RecordHeader,
+    decode_header,
+    decode_payload,
+)
 from .segment.format import MAGIC as FILE_MAGIC
 from .segment.format import VERSION_END, decode_file_header, header_size, version_in
 
@@ -52,11 +60,14 @@ class RawStreamReader:
         self._buffer += data
         batches: list[RecordBatch] = []
         start = 0
-        while (end := self._end_of_next(start)) <= len(self._buffer):
-            if self._begins(start, FILE_MAGIC):
-                header = decode_file_header(bytes(self._buffer[start:end]))
-                self._seed = header.seed if header is not None else None
-            elif (batch := self._batch(start, end)) is not None:
+        while True:
+            header, end = self._next(start)
+            if end > len(self._buffer):
+                break
+            if header is None:
+                file_header = decode_file_header(bytes(self._buffer[start:end]))
+                self._seed = file_header.seed if file_header is not None else None
+            elif (batch := self._batch(header, start, end)) is not None:
                 batches.append(batch)
             start = end
         del self._buffer[:start]
@@ -82,25 +93,26 @@ class RawStreamReader:
             raise RawStreamError(f"the stream has version {version}, which this program cannot read")
         return size or VERSION_END
 
-    def _end_of_next(self, start: int) -> int:
-        """Return the end of the header or record at `start`, or of the bytes needed to determine it."""
-        if self._begins(start, FILE_MAGIC):
-            return start + self._header_size(start)
-        if not self._begins(start, MAGIC):
-            raise RawStreamError("the stream has data that is neither a file header nor a record")
+    def _next(self, start: int) -> tuple[RecordHeader | None, int]:
+        """Return the header of the record at `start`, and its end; None and its end for a file header.
+
+        If the buffer has too few bytes to determine it, return None and the end of the bytes needed.
+        """
+        if not self._buffer.startswith(MAGIC, start):
+            if self._begins(start, FILE_MAGIC):
+                return None, start + self._header_size(start)
+            if not self._begins(start, MAGIC):
+                raise RawStreamError("the stream has data that is neither a file header nor a record")
         if len(self._buffer) - start < HEADER_BYTES:
-            return start + HEADER_BYTES
+            return None, start + HEADER_BYTES
         if self._seed is None:
             raise RawStreamError("the stream has a record without an undamaged file header before it")
         header = decode_header(self._buffer, start, self._seed)
         if header is None:
             raise RawStreamError("the header of a record does not match its checksum")
-        return start + header.record_bytes
+        return header, start + header.record_bytes
 
-    def _batch(self, start: int, end: int) -> RecordBatch | None:
-        assert self._seed is not None
-        header = decode_header(self._buffer, start, self._seed)
-        assert header is not None
+    def _batch(self, header: RecordHeader, start: int, end: int) -> RecordBatch | None:
         payload = bytes(memoryview(self._buffer)[start + HEADER_BYTES : end])
         batch = decode_payload(header, payload)
         if batch is None and crc32(payload) != header.payload_crc:
