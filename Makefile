@@ -8,11 +8,11 @@ PINS   := requirements-dev.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup pins peers demo test lint types pytest soak fuzz generate bench connectors console growth neighbours pictures docs linkcheck clean
+.PHONY: help setup pins peers demo test lint types pytest oldest-spark soak fuzz generate bench connectors console growth neighbours pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY) ## make .venv with the project and its development tools
 
@@ -52,6 +52,22 @@ WORKERS ?= $(shell expr 2 '*' $$(nproc))
 
 pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log'] [WORKERS=1]
 	$(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder $(ARGS)
+
+# The oldest version of Spark that pyproject.toml allows, beside the pinned one.
+OLDEST_SPARK := 4.0.0
+OLDEST := .spark-oldest/$(OLDEST_SPARK)
+
+$(OLDEST)/.ready: | $(READY)
+	rm -rf .spark-oldest
+	$(BIN)/pip install --quiet --disable-pip-version-check --target $(OLDEST) pyspark==$(OLDEST_SPARK)
+	@touch $@
+
+# This Spark leaves sockets to the garbage collector.
+oldest-spark: $(OLDEST)/.ready ## the tests that start Spark, with the oldest version that is supported
+	PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/pytest --numprocesses=2 --dist=loadfile -k "not memory" \
+		-W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning \
+		tests/spark/test_spark_versions.py tests/spark/test_spark_engine.py tests/spark/test_spark_failures.py \
+		tests/spark/test_data_source.py tests/spark/test_data_sink.py tests/spark/test_replay_spark.py $(ARGS)
 
 fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make fuzz [ARGS='--seed 7']
 	PYTHONPATH=tests $(BIN)/python -m fuzz.protocol --inputs 1000000 $(ARGS)
@@ -95,5 +111,5 @@ linkcheck: $(READY) ## check the links of the documentation to other sites
 	$(BIN)/sphinx-build --builder linkcheck --quiet docs docs/_build/linkcheck
 
 clean:          ## remove what the other targets made
-	rm -rf $(VENV) docs/_build docs/reference/commands .mypy_cache .ruff_cache .pytest_cache tests/interop/.build
+	rm -rf $(VENV) .spark-oldest docs/_build docs/reference/commands .mypy_cache .ruff_cache .pytest_cache tests/interop/.build
 	rm -f core/trio_nsq/protocol/*.so

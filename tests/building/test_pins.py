@@ -35,3 +35,14 @@ def test_ci_runs_every_supported_python() -> None:
     matrix = ", ".join(f'"3.{minor}"' for minor in claimed)
     assert f"python: [{matrix}]" in workflow
     assert PROJECT["requires-python"] == f">=3.{claimed[0]}"
+
+
+def test_ci_runs_the_oldest_supported_spark() -> None:
+    """`make oldest-spark` has the lower bound of the extra."""
+    (spark,) = (
+        each for each in map(Requirement, PROJECT["optional-dependencies"]["spark"]) if each.name == "pyspark"
+    )
+    (least,) = (each.version for each in spark.specifier if each.operator == ">=")
+    assert f"OLDEST_SPARK := {least}.0\n" in (ROOT / "Makefile").read_text()
+    for steps in (".ci/run", ".github/workflows/ci.yml"):
+        assert "make oldest-spark\n" in (ROOT / steps).read_text()
