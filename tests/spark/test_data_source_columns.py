@@ -1,8 +1,11 @@
 """Tests for the columns of the data source `nsq`: JSON fields, text, and schemas that the user gives."""
 
 import json
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -21,10 +24,12 @@ from pyspark.sql.types import (
 )
 
 from cli.support import Cli
+from interop.peers import Broker
 from spark.support import export, rows
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.export.layout import LayoutError
 from trio_nsq.spark.options import OptionError
+from trio_nsq.spark.versions import HAS_READ_LIMITS
 
 BODIES = [
     b'{"user":"u1","price":1,"ts":"2026-11-21T12:00:00Z","address":{"zip":"1010"},"User":"U"}',
@@ -125,7 +130,7 @@ def test_invalid_columns() -> None:
 
 @pytest.mark.slow
 def test_with_spark(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """Given, inferred and in a stream; in SQL as a view."""
+    """Given, inferred, and in a stream."""
     qcli.publish(topic, BODIES)
     options = {"topic": topic, "nsqdHttpAddress": qcli.http_address, "format": "json"}
     inferred = spark.read.format("nsq").options(**options).load()
@@ -142,7 +147,38 @@ def test_with_spark(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) 
     query = stream.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "c"))
     query.trigger(availableNow=True).start().awaitTermination()
     assert sorted(seen) == [(0, 1.0), (1, 2.5), (2, None), (3, None)]
-    words = ", ".join(f"{name} '{value}'" for name, value in options.items())
-    spark.sql(f"CREATE TEMPORARY VIEW {topic} (user STRING, price DOUBLE) USING nsq OPTIONS ({words})")
-    assert spark.sql(f"SELECT sum(price) FROM {topic}").collect()[0][0] == 3.5
-    spark.sql(f"DROP VIEW {topic}")
+
+
+@pytest.mark.slow
+def test_examples_of_the_documentation(
+    spark: SparkSession, broker: Broker, qcli: Cli, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The first program of docs/how-to/spark.md with its output, and the SQL."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "spark.md").read_text()
+    page = page.replace("127.0.0.1:4151", qcli.http_address)
+    qcli.publish("clicks", [b'{"user":"u%d","path":"/page/%d"}' % (n % 7, n) for n in range(1, 1001)])
+    try:
+        program, output = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)[0]
+        exec(program, {})
+        assert capsys.readouterr().out.strip() == output.strip()
+        answers: list[list[Any]] = []
+        for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL):
+            for statement in filter(str.strip, block.split(";")):
+                rows = spark.sql(statement).collect()
+                if statement.strip().startswith("SELECT"):
+                    answers.append(rows)
+        assert [tuple(row) for row in answers[0]][:2] == [("u0", 142), ("u1", 143)]
+        if HAS_READ_LIMITS:
+            assert answers[1][0][0] == 1000
+        with pytest.raises(Exception, match="Spark does not pass the options of a table"):
+            spark.sql(
+                f"CREATE TABLE other USING nsq OPTIONS (topic 'clicks', nsqdHttpAddress '{qcli.http_address}')"
+            )
+    finally:
+        spark.sql("DROP VIEW IF EXISTS clicks")
+        spark.sql("DROP TABLE IF EXISTS messages")
+        broker.http("POST", "/topic/delete", topic="clicks")
+        warehouse = spark.conf.get("spark.sql.warehouse.dir")
+        assert warehouse is not None
+        with suppress(OSError):  # other tests may use it
+            Path(urlsplit(warehouse).path).rmdir()

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from .sink.writers import NsqStreamWriter, NsqWriter
 from .source.batch import NsqReader, sample_bodies
 from .source.columns import infer_schema, row_format
-from .source.options import ReadMode, ReadOptions
+from .source.options import ReadMode, ReadOptions, check_is_no_table
 from .source.stream import NsqStreamReader
 from .source.without_limits import StreamReaderWithoutLimits
 from .versions import HAS_READ_LIMITS
@@ -29,6 +29,7 @@ class NsqDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of the options. Not called if the user gives a schema."""
+        check_is_no_table(self.options)
         return infer_schema(self.options, lambda: sample_bodies(self.options))
 
     def reader(self, schema: StructType) -> NsqReader:

@@ -74,6 +74,8 @@ _OPTIONS: dict[str, ReadMode | None] = {
 _SPELLINGS = {name.lower(): name for name in _OPTIONS}
 _SPARKS_OWN = "path"
 """Spark adds this option for `load("...")`; it is ignored."""
+_OF_TABLE = "option."
+"""Spark adds this prefix to the options of a table of its catalog."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,15 @@ def position_on(position: str, topic: str, broker: str, address: str) -> str | N
         raise OptionError(f"the offsets are not JSON: {position}") from None
     except KeyError:
         return None
+
+
+def check_is_no_table(options: Mapping[str, str]) -> None:
+    """Check that these are not the options of a table of Spark's catalog. Raises OptionError."""
+    if any(name.lower().startswith(_OF_TABLE) for name in options):
+        raise OptionError(
+            "Spark does not pass the options of a table to Python data sources when it reads: create the table "
+            "without options and give them in SELECT ... WITH (...), or create a temporary view"
+        )
 
 
 def _check_names(options: Mapping[str, str], use: ReadMode | None) -> None:
