@@ -49,6 +49,19 @@ def test_current_version(target: TableTarget, qcli: Cli, topic: str, tmp_path: P
     assert sorted(bodies_in(qcli.http_address, topic)) == [b"%d" % n for n in range(8) for _ in range(COUNT)]
 
 
+def test_files_of_other_writers(
+    qcli: Cli, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark writes URIs of local files with one slash, and other names of folders."""
+    use_catalog(monkeypatch, tmp_path)
+    table = open_table(ICEBERG, LocalStorage(tmp_path / "f"), "t", "e1")
+    table.commit(1, [write_range(tmp_path / "f", 0)], HOURS)
+    (name,) = write_range(tmp_path / "f" / "data", 1).files
+    iceberg_table().add_files([f"file:{tmp_path}/f/data/{name}"])
+    report = replayed(qcli, tmp_path, "local/events.clicks", "--iceberg", topic, "--dry-run")
+    assert (report["published"], report["files"]) == (2 * COUNT, 2)
+
+
 def test_older_version(target: TableTarget, qcli: Cli, topic: str, tmp_path: Path) -> None:
     if target == DELTA:
         history = deltalake.DeltaTable(tmp_path / "f").history()

@@ -1,5 +1,6 @@
 """The files of a version of a table, for programs that read Parquet files."""
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import takewhile
@@ -116,7 +117,8 @@ def _iceberg_files(source: str, version: TableVersion) -> tuple[str, str, list[s
 
 def _common_folder(uris: Iterable[str]) -> tuple[str, list[str]]:
     """Return the folder that has all of these files below it, without folders of partitions, and their names in it."""
-    paths = [uri.split("/") for uri in uris]
+    # Spark writes `file:/tmp`, and others `file:///tmp`.
+    paths = [re.sub("^file:/+", "/", uri).split("/") for uri in uris]
     if not paths:
         return "", []
     folder = list(takewhile(lambda part: "=" not in part, paths[0][:-1]))
@@ -125,7 +127,7 @@ def _common_folder(uris: Iterable[str]) -> tuple[str, list[str]]:
         while same < len(folder) and folder[same] == path[same]:
             same += 1
         folder = folder[:same]
-    return "/".join(folder).removeprefix("file://"), ["/".join(path[len(folder) :]) for path in paths]
+    return "/".join(folder), ["/".join(path[len(folder) :]) for path in paths]
 
 
 def _moment(time_ms: int) -> str:
