@@ -174,12 +174,12 @@ class Fault:
     Attributes:
         is_sent: Whether the store gets the request.
         status: The status to answer instead of the store's answer; None: none, the connection is closed.
-        released: Wait for it before that; None: do not wait.
+        then: Called before that, for example to wait.
     """
 
     is_sent: bool = False
     status: int | None = None
-    released: threading.Event | None = None
+    then: Callable[[], object] = lambda: None
 
 
 Judge = Callable[[str, str], Fault | None]
@@ -223,8 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is None or fault.is_sent:
             status, headers, content = self._forward(method, path, body)
         if fault is not None:
-            if fault.released is not None:
-                fault.released.wait()
+            fault.then()
             if fault.status is None:
                 self.close_connection = True
                 return

@@ -321,7 +321,7 @@ def test_signals_end_a_call(s3: Store, place: str) -> None:
 
     def hang(method: str, path: str) -> Fault:
         waiting.set()
-        return Fault(released=released)
+        return Fault(then=released.wait)
 
     def interrupt() -> None:
         waiting.wait()

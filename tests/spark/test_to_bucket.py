@@ -3,11 +3,11 @@
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
@@ -15,7 +15,7 @@ import pytest
 
 from cli.support import Cli, Running
 from interop.peers import Broker
-from spark.stores import KEY, SECRET, Fault, Proxy, Store, proxy
+from spark.stores import KEY, SECRET, Fault, Judge, Proxy, Store, proxy
 from spark.support import export, jobs_of, numbers, replayed, run_in_process, until
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
 from trio_nsq.spark.storage import storage_at
@@ -168,17 +168,15 @@ def test_a_second_exporter_is_refused(
     assert sequences(folder_of(s3, place, tmp_path)) == list(range(400))
 
 
-def _hold_back(server: Proxy, method: str, part: str) -> list[Any]:
+def _hold_back(server: Proxy, method: str, part: str) -> list[threading.Event]:
     """Hold requests back whose path has a part; return what releases them, when there are some."""
-    import threading
-
-    held: list[Any] = []
+    held: list[threading.Event] = []
 
     def judge(asked: str, path: str) -> Fault | None:
         if asked != method or part not in path:
             return None
         held.append(threading.Event())
-        return Fault(status=503, released=held[-1])
+        return Fault(status=503, then=held[-1].wait)
 
     server.judge = judge
     return held
@@ -227,35 +225,22 @@ def test_killed_at_every_request(
         assert storage_at(place).names(f"_nsq/{topic}/done") == []
 
 
-def _killer(running: Running, left: list[int], killed: list[int], *, is_sent: bool) -> Any:
+def _killer(running: Running, left: list[int], killed: list[int], *, is_sent: bool) -> Judge:
+    """Return a judge that kills the exporter at one of its writes, before or after the store has it."""
+
+    def kill() -> None:
+        running.process.send_signal(signal.SIGKILL)
+        killed.append(running.process.pid)
+
     def judge(method: str, path: str) -> Fault | None:
         if method in ("GET", "HEAD"):
             return None
         left[0] -= 1
         if left[0] >= 0 or killed:
             return None
-        if is_sent:
-            return _KillAfter(running, killed)
-        _kill(running, killed)
-        return Fault()
+        return Fault(is_sent=is_sent, then=kill)
 
     return judge
-
-
-class _KillAfter(Fault):
-    """Kills the exporter when the store has the request."""
-
-    def __init__(self, running: Running, killed: list[int]) -> None:
-        super().__init__(is_sent=True, released=self)  # type: ignore[arg-type]
-        self._running, self._killed = running, killed
-
-    def wait(self) -> None:
-        _kill(self._running, self._killed)
-
-
-def _kill(running: Running, killed: list[int]) -> None:
-    running.process.send_signal(signal.SIGKILL)
-    killed.append(running.process.pid)
 
 
 # ---------------------------------------------------------------------- faults

@@ -127,8 +127,13 @@ class _ObjectLease(Lease):
                 self._renew()
 
     def release(self) -> None:
-        """Free the lease, so that the next process need not wait."""
+        """Free the lease, so that the next process need not wait; for a short time, if the store does not answer."""
         self._ended.set()
+        freeing = threading.Thread(target=self._free, name="trio-nsq-lease", daemon=True)
+        freeing.start()
+        freeing.join(RENEW_S)
+
+    def _free(self) -> None:
         with self._lock, suppress(NSQError, OSError):
             if not self._lost:
                 self._storage.replace(self._name, json.dumps({"holder": None}).encode(), self._version)
