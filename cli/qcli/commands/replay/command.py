@@ -204,7 +204,7 @@ TABLES = "Tables"
     metavar="TIME",
     help="Publish the version of the table that was current at this time: 2026-11-21T12:00, or 2h for two hours ago.",
 )
-@engine_options("the files and the broker", "report")
+@engine_options("the files and the broker", "report", "Each publishes one piece at a time. Default: 1.")
 @options_as(ReplayOptions)
 def command(options: ReplayOptions) -> int:
     """Publish messages of a topic, from its log, or of Parquet files, to another topic.

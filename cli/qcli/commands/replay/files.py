@@ -13,7 +13,7 @@ from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 from trio_nsq.client.http.job_reporter import JobProgress
 from trio_nsq.spark.replay.job import ReplayJob, RowSelector, open_job, remove_old_jobs
 from trio_nsq.spark.replay.request import ReplayRequest, ReplayResult
-from trio_nsq.spark.runtime.engine import Engine, run_inline
+from trio_nsq.spark.runtime.engine import Engine
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
 from trio_nsq.wording import count_of
 
@@ -21,7 +21,7 @@ from ...broker.connection_options import ConnectOptions, refuse_plain_http
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress import message_progress
-from ..shared.engine import better_engine, failure_from, library_errors, spark_engine
+from ..shared.engine import better_engine, failure_from, library_errors, local_engine, spark_engine
 from ..shared.job_reports import job_reports
 from .options import ReplayOptions, default_jobs_folder
 
@@ -65,7 +65,9 @@ class _FilesReplay:
         self._plan()
         engine = self._choose_engine()
         local = self._spark is None or self._spark.is_local
-        at_once = self._spark.slots if self._spark is not None and self._engine_name == "spark" else 1
+        at_once = self._processes
+        if self._spark is not None and self._engine_name == "spark":
+            at_once = self._spark.slots
         tasks = job.tasks(
             at_once, save_results=local, dry_run=self._options.dry_run, tls=self._tls, secret=self._secret
         )
@@ -145,19 +147,26 @@ class _FilesReplay:
         self._spark = self._stack.enter_context(spark_engine(self._options.master, "qcli replay", memory))
         return self._spark
 
+    @property
+    def _processes(self) -> int:
+        """How many processes publish without Spark; in order, only one can."""
+        return 1 if self._job.request.ordered else self._options.processes or 1
+
     def _choose_engine(self) -> Engine:
         job, outcome = self._job, self._job.result
         wanted, why = "spark" if self._options.master is not None else self._options.engine, ""
         if job.request.ordered:
             wanted, why = "inline", "in order, only one process publishes" if wanted == "spark" else ""
-        elif wanted == "auto" and job.request.rate is not None:
+        elif wanted == "auto" and (job.request.rate is not None or self._options.processes is not None):
             wanted = "inline"
         elif wanted == "auto":
             wanted, why = better_engine(job.size_bytes, outcome.pieces, "piece")
         if why and not self._options.quiet:
             print_diagnostic(f"Note: engine {wanted}: {why}.")
         self._engine_name = wanted
-        return run_inline if wanted == "inline" else self._spark or self._open_spark()
+        if wanted == "inline":
+            return local_engine(self._stack, self._processes)
+        return self._spark or self._open_spark()
 
     def _resume_command(self) -> str:
         """Return the command line that resumes the job."""

@@ -19,6 +19,7 @@ from ...framework.errors import Failure
 from ...framework.options import given_flags
 from ...framework.params import Source, source, topic_name
 from ...framework.positions import check_range, refuse_sequence, time_of
+from ..shared.engine import check_engine
 from ..shared.places import without_secrets
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def destination(text: str) -> str:
 
 _OF_FILES = (
     *("where", "from_topics", "body_column", "time_column", "max_msg_size", "job", "jobs_folder"),
-    *("engine", "master", "delta", "iceberg", "table_version", "as_of"),
+    *("engine", "master", "processes", "delta", "iceberg", "table_version", "as_of"),
 )
 """Options for files only."""
 _OF_JOBS = (
@@ -155,6 +156,7 @@ class ReplayOptions:
     as_of: str | None
     engine: str
     master: str | None
+    processes: int | None
     form: str
     quiet: bool
 
@@ -284,8 +286,7 @@ class ReplayOptions:
                 self.as_of,
                 None if self.as_of is None else time_of(self.as_of, now_ns),
             )
-        if self.engine == "inline" and self.master is not None:
-            raise click.UsageError("--engine inline and --master exclude each other.")
+        check_engine(self.engine, self.master, self.processes)
         if self.dry_run and self.job is not None:
             raise click.UsageError("--dry-run and --job exclude each other: a dry run begins no job.")
         return request

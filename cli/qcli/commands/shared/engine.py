@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -17,20 +17,24 @@ from ...framework.output import print_diagnostic, size
 
 if TYPE_CHECKING:
     from trio_nsq.client import RequestRefused
+    from trio_nsq.spark.runtime.engine import Engine
     from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
 SPARK_WORTH_BYTES = 4 * 1024**3
 """Below this size, this process finishes before Spark would have started and caught up."""
+PROCESSES_WORTH_BYTES = 512 * 1024**2
+"""Below this size, other processes start in a noticeable part of the time that they save."""
 
 WORK = "Engine"
 
 
-def engine_options(reachable: str, report: str) -> Decorator:
+def engine_options(reachable: str, report: str, jobs_note: str) -> Decorator:
     """Return the options of a command that can run on Spark: the engine, and the report.
 
     Args:
         reachable: The places that Spark's workers must be able to reach.
         report: The name of the report that `--quiet` leaves out, with the progress.
+        jobs_note: Sentences of the help of `--jobs`: what a process does, and the default.
     """
     return all_of(
         option(
@@ -47,6 +51,15 @@ def engine_options(reachable: str, report: str) -> Decorator:
             brief=True,
             help="Use this Spark master, such as spark://HOST:7077. By default Spark runs within this command. All "
             f"workers must be able to reach {reachable}.",
+        ),
+        option(
+            WORK,
+            "--jobs",
+            "processes",
+            type=click.IntRange(min=1),
+            metavar="N",
+            brief=True,
+            help=f"Without Spark, work in up to N processes on this machine. {jobs_note}",
         ),
         output_format(
             "text: report on standard error. json: write an object to standard output.",
@@ -130,6 +143,32 @@ def better_engine(size_bytes: int, tasks: int, what: str) -> tuple[str, str]:
     except Exception as error:
         return "inline", f"{much} would be faster with Spark, but {error}"
     return "spark", much
+
+
+def useful_processes(size_bytes: int, tasks: int) -> int:
+    """Return how many processes make an export of this size faster than one does."""
+    import os
+
+    if size_bytes < PROCESSES_WORTH_BYTES:
+        return 1
+    # One process reads while its second thread compresses, and the broker may be on this machine, too.
+    return max(1, min(tasks, (os.cpu_count() or 1) // 2))
+
+
+def local_engine(stack: ExitStack, processes: int) -> Engine:
+    """Return the engine without Spark. Its processes end with the stack."""
+    from trio_nsq.spark.runtime.engine import run_inline
+    from trio_nsq.spark.runtime.processes import ProcessEngine
+
+    return run_inline if processes == 1 else stack.enter_context(ProcessEngine(processes))
+
+
+def check_engine(engine: str, master: str | None, processes: int | None) -> None:
+    """Raises UsageError for options of `engine_options` that exclude each other."""
+    if engine == "inline" and master is not None:
+        raise click.UsageError("--engine inline and --master exclude each other.")
+    if processes is not None and (engine == "spark" or master is not None):
+        raise click.UsageError("--jobs is for work without Spark, which has its own workers.")
 
 
 def spark_engine(

@@ -305,7 +305,12 @@ def iceberg_table(text: str) -> TableTarget:
     help="Merge small files of the table: 8 or more of about the same size in a partition. Also remove files that only "
     "versions past the table's retention time have.",
 )
-@engine_options("FOLDER and the brokers", "summary")
+@engine_options(
+    "FOLDER and the brokers",
+    "summary",
+    "Each writes one range of --target-file-size at a time. Default: 1 for every two cores if there are 512 MiB or "
+    "more.",
+)
 @options_as(ToParquetOptions)
 def command(options: ToParquetOptions) -> int:
     """Write the messages of a topic, from its log, to Parquet files in a folder.

@@ -12,7 +12,7 @@ from trio_nsq.spark.export.job import ExportJob
 from trio_nsq.spark.export.request import ExportRequest, ExportResult
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import LogPlace
-from trio_nsq.spark.runtime.engine import Engine, run_inline
+from trio_nsq.spark.runtime.engine import Engine
 from trio_nsq.spark.tables.target import TableUnavailable
 from trio_nsq.wording import count_of
 
@@ -20,7 +20,7 @@ from ...broker.topic_log import report_gap
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress import message_progress
-from ..shared.engine import better_engine, spark_engine
+from ..shared.engine import better_engine, local_engine, spark_engine, useful_processes
 from .brokers import GO_ON, NoBrokerKnown, find_brokers, incomplete, is_temporary
 from .options import ToParquetOptions
 
@@ -158,15 +158,19 @@ class ExportRun:
 
     def _choose(self, tasks: Sequence[ExportTask]) -> Engine:
         """Return the engine of this and all later rounds."""
-        wanted = self._options.engine
+        wanted, processes = self._options.engine, self._options.processes
         why = ""
-        if wanted == "auto":
+        if wanted == "auto" and processes is not None:
+            wanted = "inline"
+        elif wanted == "auto":
             wanted, why = better_engine(self.job.result.planned_bytes, len(tasks), "range")
         self._engine_name = wanted
         if why and not self._options.quiet:
             print_diagnostic(f"Note: engine {wanted}: {why}.")
         if wanted == "inline":
-            self._engine = run_inline
+            if processes is None:
+                processes = useful_processes(self.job.result.planned_bytes, len(tasks))
+            self._engine = local_engine(self._stack, processes)
         else:
             self._engine = self._stack.enter_context(spark_engine(self._options.master))
         return self._engine

@@ -20,6 +20,7 @@ from ...contexts.choice import require_address
 from ...framework import params
 from ...framework.options import given, given_flags
 from ...framework.positions import check_range
+from ..shared.engine import check_engine
 from ..shared.places import without_secrets
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class ToParquetOptions:
     compact: bool
     engine: str
     master: str | None
+    processes: int | None
     form: str
     quiet: bool
 
@@ -96,8 +98,7 @@ class ToParquetOptions:
             )
         if self.follow and self.end is not None:
             raise click.UsageError("--follow and --to exclude each other: --follow has no end.")
-        if self.engine == "inline" and self.master is not None:
-            raise click.UsageError("--engine inline and --master exclude each other.")
+        check_engine(self.engine, self.master, self.processes)
         if self.compression_level is not None and self.compression not in ("zstd", "gzip", "brotli"):
             raise click.UsageError(f"--compression-level has no effect with {self.compression}.")
         if self.delta and self.iceberg:
