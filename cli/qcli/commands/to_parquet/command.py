@@ -100,7 +100,8 @@ def iceberg_table(text: str) -> TableTarget:
         ExitCode.OK: "All selected messages are in files, or there are none.",
         ExitCode.FAILURE: "Nothing was written: there is no such topic, the folder cannot be used, or pyarrow or "
         "pyspark is not installed.",
-        ExitCode.PARTIAL: "Some files were written before a failure. Standard error says how to continue.",
+        ExitCode.PARTIAL: "Some files were written before a failure, or some brokers do not answer or lack the "
+        "topic. Standard error says how to continue.",
         ExitCode.DAMAGED: "Damaged messages were skipped; standard error says which. All others are in files.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). Run the same command again to continue.",
         ExitCode.TERMINATED: "Terminated (SIGTERM). Run the same command again to continue.",
