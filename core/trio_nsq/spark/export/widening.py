@@ -2,7 +2,8 @@
 
 All files of a folder need the same types: Spark and others refuse a folder with both. So when a field that had whole
 numbers has its first fraction, the files that are there are rewritten. Each is replaced at once, under the same name,
-and a file that has the new type already is left alone: the work can be interrupted and repeated.
+and a file that has the new type already is left alone: the work can be interrupted and repeated. See
+docs/decisions/0024-types-of-json-columns.md.
 """
 
 from collections.abc import Collection, Iterable, Iterator
