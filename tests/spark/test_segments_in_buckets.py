@@ -1,7 +1,10 @@
 """Tests for archives and data folders in buckets: the same rows as from a disk, also after lost answers and kills."""
 
+import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +22,11 @@ from trio_nsq.spark.segments.places import parse_places
 from trio_nsq.spark.storage import storage_at
 
 OFFLINE = Cli("", "")
+WORKER = """
+import pickle, sys
+reader, partitions = pickle.load(sys.stdin.buffer)
+print(sum(len(batch) for each in partitions for batch in reader.read(each)))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -134,20 +142,26 @@ def test_requests_of_a_task(s3: Store, data: Path) -> None:
         assert all(f"{first:020d}-" in path or path.endswith("/incarnation") for path in reads(between))
 
 
-def test_tasks_get_the_credentials(s3: Store, data: Path) -> None:
+def test_tasks_get_the_credentials(s3: Store, small_data: Path) -> None:
     with s3.here():
         place = s3.new_place()
-        archive(data, place)
+        archive(small_data, place)
         source = NsqDataSource(CaseInsensitiveDict({"topic": "t", "segments": place}))
         reader = source.reader(source.schema())
         partitions = reader.partitions()
-        task = pickle.dumps((reader, partitions))
         assert s3.env["AWS_SECRET_ACCESS_KEY"] not in repr(partitions)
-    # As in a worker, whose environment has no credentials.
-    with Store(s3.place, {}, "").here():
-        reader, partitions = pickle.loads(task)
-        count = sum(len(batch) for each in partitions for batch in reader.read(each))
-    assert count == sum(each.span.length for each in partitions) > 0
+        task = pickle.dumps((reader, partitions))
+        # As in a worker, whose environment has no credentials.
+        environment = {name: value for name, value in os.environ.items() if name not in s3.env}
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER],
+        input=task,
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=120,
+    )
+    assert int(done.stdout) == sum(each.span.length for each in partitions) > 0
 
 
 def reads(between: Proxy) -> list[str]:
