@@ -1,19 +1,23 @@
 """Tests for archives of segments: they are read like the folder that was copied, and each object is written once."""
 
+import os
 import shutil
+import subprocess
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cli.support import command_line
 from log.support import HastyFiles, append_each, contents, numbered, segment_files
+from spark.support import until
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.log.gaps import Gap, Span
 from trio_nsq.log.inspection.findings import Kind
 from trio_nsq.spark.segments.places import SegmentsError, SegmentsPlace, parse_places, topics_in
 from trio_nsq.spark.segments.writer import ArchivedTopic, TopicArchiver
-from trio_nsq.spark.storage import LocalStorage
+from trio_nsq.spark.storage import LocalStorage, StorageError
 
 
 def make_log(folder: Path, batches: Sequence[RecordBatch], segment_bytes: int = 500) -> list[RecordBatch]:
@@ -97,6 +101,46 @@ def test_a_killed_copy_is_continued(tmp_path: Path) -> None:
     assert (again.copied, again.copied + again.present) == (len(lost), report.copied)
     (place,) = parse_places([str(tmp_path / "a")], "t")
     assert batches_of(place)[-1].next_sequence == report.next_sequence
+
+
+def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
+    folder = topic_folder(tmp_path / "data")
+    make_log(folder, numbered(0, 600, size=3000), 50_000)
+    command = command_line("log", "archive", str(folder), str(tmp_path / "a"), "--tail")
+    segments = segment_files(folder)
+
+    def copied(count: int) -> bool:
+        return len(list((tmp_path / "a").rglob("*.seg"))) >= count
+
+    for count in (1, 10, 30):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            until(partial(copied, count))
+        finally:
+            process.kill()
+            process.wait()
+    assert not copied(len(segments))
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, timeout=120).returncode == 0
+    contents_of = {path.name: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    assert not [name for name in contents_of if ".tmp-" in name]
+    assert len([name for name in contents_of if name.endswith(".seg")]) == len(segments)
+    for path in segments:
+        (content,) = (
+            data for name, data in contents_of.items() if name.startswith(path.stem) and "seg" in name
+        )
+        assert content == path.read_bytes()
+
+
+def test_only_one_process_copies_to_a_folder(tmp_path: Path) -> None:
+    folder = topic_folder(tmp_path / "data")
+    make_log(folder, numbered(0, 60))
+    report = archive(folder, tmp_path / "a")
+    storage = LocalStorage(tmp_path / "a" / "t" / str(report.incarnation))
+    with (
+        storage.hold("lock", StorageError),
+        pytest.raises(StorageError, match=f"process {os.getpid()} .* copies"),
+    ):
+        archive(folder, tmp_path / "a")
 
 
 def test_a_missing_segment_is_a_gap(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ segments, and a killed one is simply started again.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,11 @@ from ...log.segment.format import base_in_name
 from ...log.segment.identity import FILE_NAME as INCARNATION_FILE
 from ...log.segment.identity import Identity, find_header
 from ...log.segment.index import SUFFIX as INDEX_SUFFIX
-from ..storage import Storage, naming_file
+from ..storage import LocalStorage, Storage, StorageError, naming_file
 from .archive import ARCHIVED_SUFFIX, ArchivedName
 from .log import SegmentLog
 
+_LOCK = "lock"
 _COPY_BYTES = 8 * 1024 * 1024
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
 
@@ -76,7 +78,7 @@ class TopicArchiver:
 
         Raises:
             LogReadError: The operating system failed to read a segment.
-            StorageError, OSError: The archive cannot be written.
+            StorageError, OSError: The archive cannot be written, or another process copies to the same local folder.
         """
         segments, findings = segment_paths(self._folder, self._files)
         report = self.report = ArchivedTopic(self.report.topic, findings=findings)
@@ -88,6 +90,18 @@ class TopicArchiver:
             identity = Identity.derive(self._files, [segment.path for segment in segments])
         report.incarnation = identity.incarnation.hex()
         storage = self._storage_of(report.incarnation)
+        with ExitStack() as stack:
+            if isinstance(storage, LocalStorage):
+                # A killed process leaves an unfinished file there; in a bucket it leaves nothing.
+                stack.enter_context(storage.hold(_LOCK, partial(_is_busy, storage.shown)))
+                storage.remove_unfinished([""])
+            self._copy_all(segments, storage, identity, progress)
+        return report
+
+    def _copy_all(
+        self, segments: list[SegmentPath], storage: Storage, identity: Identity, progress: Progress | None
+    ) -> None:
+        report = self.report
         listed = storage.files()
         there = {file.name for file in listed} if isinstance(listed, list) else set()
         if INCARNATION_FILE not in there:
@@ -103,7 +117,6 @@ class TopicArchiver:
             elif not self._copy(segment, name, storage, identity, report, progress):
                 continue
             report.next_sequence = limit
-        return report
 
     def _end(self) -> int:
         return SegmentLog(self._folder).bounds().end
@@ -178,3 +191,7 @@ class TopicArchiver:
             except BaseException:
                 file.discard()
                 raise
+
+
+def _is_busy(place: str, process: str) -> StorageError:
+    return StorageError(f"{process} copies segments to {place}: run the command again when it has ended")
