@@ -10,7 +10,7 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
-from spark.stores import Store, azurite, moto, versitygw
+from spark.stores import Store, azurite, google, moto, versitygw
 from spark.support import ToParquet, run_in_process
 from trio_nsq.spark.runtime.spark_engine import SparkEngine, open_spark
 
@@ -72,6 +72,13 @@ def moto_s3() -> Iterator[Store]:
 def azure() -> Iterator[Store]:
     """An emulator of Azure Blob Storage."""
     with azurite() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[Store]:
+    """An imitation of Google Cloud Storage."""
+    with google() as store:
         yield store
 
 

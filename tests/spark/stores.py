@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import http.client
 import os
+import re
 import secrets
 import socket
 import threading
@@ -19,6 +20,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import patch
+from urllib.parse import parse_qsl, unquote
 
 import pytest
 
@@ -268,4 +270,105 @@ def proxy(store: Store) -> Iterator[Proxy]:
             yield running
         finally:
             running.shutdown()
+            thread.join()
+
+
+# ---------------------------------------------------------------------- Google
+
+
+class _Google(ThreadingHTTPServer):
+    """An imitation of the part of Google Cloud Storage's XML interface that obstore uses, with objects in memory.
+
+    No emulator could be used: fake-gcs-server has no conditions in this interface. So this shows that generations are
+    passed on, not what Google does.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _GoogleHandler)
+        self.objects: dict[str, tuple[int, bytes]] = {}
+        self.lock = threading.Lock()
+
+
+class _GoogleHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Google
+
+    def handle_request(self) -> None:
+        path, _, query = self.path.partition("?")
+        name = unquote(path).removeprefix(f"/{BUCKET}").removeprefix("/")
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        with self.server.lock:
+            if not name:
+                return self._answer(200, self._listed(dict(parse_qsl(query))))
+            found = self.server.objects.get(name)
+            if self.command == "PUT":
+                wanted = self.headers.get("x-goog-if-generation-match")
+                if wanted is not None and int(wanted) != (found[0] if found else 0):
+                    return self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+                found = self.server.objects[name] = (found[0] if found else 1000) + 1, body
+                return self._answer(200, b"", found)
+            if found is None:
+                return self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            if self.command == "DELETE":
+                del self.server.objects[name]
+                return self._answer(204, b"")
+        first, last = 0, len(found[1])
+        if "Range" in self.headers:
+            first, last = map(int, re.findall(r"\d+", self.headers["Range"]))
+        wanted = self.headers.get("If-Match")
+        if wanted is not None and wanted != _tag(found):
+            return self._answer(412, b"")
+        self._answer(206 if "Range" in self.headers else 200, found[1][first : last + 1], found, first)
+        return None
+
+    def _listed(self, asked: dict[str, str]) -> bytes:
+        after, prefix = asked.get("start-after", ""), asked.get("prefix", "")
+        rows = [
+            f"<Contents><Key>{name}</Key><LastModified>2026-01-01T00:00:00Z</LastModified><Size>{len(data)}</Size>"
+            f"<ETag>{_tag((generation, data))}</ETag></Contents>"
+            for name, (generation, data) in sorted(self.server.objects.items())
+            if name.startswith(prefix) and name > after
+        ]
+        return f"<ListBucketResult>{''.join(rows)}</ListBucketResult>".encode()
+
+    def _answer(
+        self, status: int, content: bytes, found: tuple[int, bytes] | None = None, first: int = 0
+    ) -> None:
+        self.send_response(status)
+        if found is not None:
+            self.send_header("ETag", _tag(found))
+            self.send_header("x-goog-generation", str(found[0]))
+            self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+            size = len(found[1])
+            if status == 206:
+                self.send_header("Content-Range", f"bytes {first}-{first + len(content) - 1}/{size}")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    do_GET = do_PUT = do_DELETE = do_HEAD = handle_request
+
+    def log_message(self, *args: object) -> None:
+        """Write no log."""
+
+
+def _tag(found: tuple[int, bytes]) -> str:
+    return f'"{hashlib.md5(found[1]).hexdigest()}"'
+
+
+@contextmanager
+def google() -> Iterator[Store]:
+    """Run an imitation of Google Cloud Storage in this process."""
+    with _Google() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            env = {"GOOGLE_BASE_URL": endpoint, "GOOGLE_BEARER_TOKEN": "token"}
+            yield Store(f"gs://{BUCKET}", env, endpoint)
+        finally:
+            server.shutdown()
             thread.join()

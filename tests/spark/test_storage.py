@@ -22,7 +22,7 @@ from trio_nsq.spark.storage import (
 from trio_nsq.spark.storage.hadoop import HadoopStorage
 
 
-@pytest.fixture(params=["local", "pyarrow", "s3", "moto_s3", "azure"])
+@pytest.fixture(params=["local", "pyarrow", "s3", "moto_s3", "azure", "gcs"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     if request.param == "local":
         yield LocalStorage(tmp_path / "place")
@@ -116,7 +116,7 @@ def test_place_of_one_file(storage: Storage) -> None:
         assert storage_at(storage.url_of("missing")).files() is None
 
 
-@pytest.mark.parametrize("kind", ["s3", "moto_s3", "azure"])
+@pytest.mark.parametrize("kind", ["s3", "moto_s3", "azure", "gcs"])
 def test_long_lists_have_pages(kind: str, request: pytest.FixtureRequest) -> None:
     store: Store = request.getfixturevalue(kind)
     with store.here():

@@ -72,10 +72,10 @@ def bodies(count: int, start: int = 0) -> list[bytes]:
 
 
 def test_export_and_replay(
-    qcli: Cli, topic: str, s3: Store, moto_s3: Store, azure: Store, tmp_path: Path
+    qcli: Cli, topic: str, s3: Store, moto_s3: Store, azure: Store, gcs: Store, tmp_path: Path
 ) -> None:
     qcli.publish(topic, bodies(300))
-    for number, store in enumerate((s3, moto_s3, azure)):
+    for number, store in enumerate((s3, moto_s3, azure, gcs)):
         with store.here():
             place = store.new_place()
             said = export(qcli, topic, place, *SMALL)  # type: ignore[arg-type]
