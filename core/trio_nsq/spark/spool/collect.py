@@ -1,6 +1,7 @@
 """Receive the messages of a channel into a spool. A message is acknowledged after it is synced there."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
@@ -82,10 +83,11 @@ class Collector:
         self._limits = limits
         self._max_in_flight = max_in_flight
         self._advance = advance
-        self._waiting: list[MessageBatch] = []
-        self._arrived = trio.Event()
+        self._sending, self._waiting = trio.open_memory_channel[MessageBatch](
+            inf
+        )  # limited by `max_in_flight`
         self._stopped = trio.Event()
-        self._draining = self._drained = False
+        self._draining = False
         self._silent_since = trio.current_time()
         self._checks = 0  # since then
 
@@ -101,7 +103,7 @@ class Collector:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._store)
-            async with trio.open_nursery() as receiving:
+            async with self._sending, trio.open_nursery() as receiving:
                 receiving.start_soon(self._receive)
                 while True:
                     reason = await self._wait_for_reason()
@@ -113,13 +115,11 @@ class Collector:
                     self._draining = False
                     self._consumer.max_in_flight = max(FIRST_IN_FLIGHT, self._limits.connections)
                 receiving.cancel_scope.cancel()
-            self._drained = True
-            self._arrived.set()
         return reason
 
     async def _receive(self) -> None:
         async for batch in self._consumer.batches():
-            self._waiting.append(batch)
+            self._sending.send_nowait(batch)
             if min(batch.timestamps_ns) < self._limits.began_ns:
                 self._silent_since, self._checks = trio.current_time(), 0
             if not self._draining:
@@ -127,16 +127,13 @@ class Collector:
                 wanted = in_flight_for(largest, in_flight, self._max_in_flight, self._limits.connections)
                 if wanted != in_flight:
                     self._consumer.max_in_flight = wanted
-            self._arrived.set()
 
     async def _store(self) -> None:
-        # Messages that arrive during a sync are stored together with the next sync.
-        while self._waiting or not self._drained:
-            if not self._waiting:
-                await self._arrived.wait()
-                self._arrived = trio.Event()
-                continue
-            batches, self._waiting = self._waiting, []
+        async for first in self._waiting:
+            batches = [first]
+            with suppress(trio.WouldBlock, trio.EndOfChannel):
+                while True:  # messages that arrived during a sync are stored together
+                    batches.append(self._waiting.receive_nowait())
             self.repeated += await trio.to_thread.run_sync(self._spool.store, batches)
             for batch in batches:
                 batch.finish()
@@ -158,7 +155,7 @@ class Collector:
                 unconnected_since = now_s
             else:
                 self._checks = 0
-            if self._checks * poll_s >= limits.idle_s and not self._waiting:
+            if self._checks * poll_s >= limits.idle_s and not self._waiting.statistics().current_buffer_used:
                 return StopReason.IDLE
             if now_s - unconnected_since >= limits.patience_s and now_s - self._silent_since >= limits.idle_s:
                 return StopReason.UNREACHABLE
