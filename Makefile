@@ -67,7 +67,7 @@ oldest-spark: $(OLDEST)/.ready ## the tests that start Spark, with the oldest ve
 	PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/pytest --numprocesses=2 --dist=loadfile -k "not memory" \
 		-W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning \
 		tests/spark/test_spark_versions.py tests/spark/test_spark_engine.py tests/spark/test_spark_failures.py \
-		tests/spark/test_data_source.py tests/spark/test_data_sink.py tests/spark/test_replay_spark.py $(ARGS)
+		tests/spark/test_data_source.py tests/spark/test_data_source_columns.py tests/spark/test_data_sink.py tests/spark/test_replay_spark.py $(ARGS)
 
 fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make fuzz [ARGS='--seed 7']
 	PYTHONPATH=tests $(BIN)/python -m fuzz.protocol --inputs 1000000 $(ARGS)

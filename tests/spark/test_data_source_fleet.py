@@ -9,7 +9,9 @@ from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.streaming.query import StreamingQuery
 
 from cli.support import Cli
 from interop.peers import Broker, free_ports, nsqd, qcli_lookupd, qcli_serve
@@ -19,6 +21,7 @@ from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.source.options import SourceError
+from trio_nsq.spark.versions import HAS_READ_LIMITS
 
 SOON = {"discoveryIntervalMs": "1"}
 WITH_TOPIC = {"columns": "topic,broker,seq"}
@@ -303,3 +306,45 @@ def test_planned_batch_waits_for_its_broker(tmp_path: Path, stack: ExitStack) ->
         waiting = thread.submit(Query(query.checkpoint, **options).rows)
         with broker_on(tmp_path / "two", port):
             assert len(waiting.result()) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_READ_LIMITS, reason="this Spark does not show the state of logs")
+def test_spark_goes_on_without_a_dead_broker(spark: SparkSession, tmp_path: Path, stack: ExitStack) -> None:
+    """Three brokers, one of which is killed and returns, and a query that is started again meanwhile."""
+    seen: list[tuple[str, int]] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        seen.extend((row.broker, row.seq) for row in batch.collect())
+
+    def start(addresses: str) -> StreamingQuery:
+        source = spark.readStream.format("nsq").options(topic="t", columns="broker,seq")
+        writer = source.option("nsqdHttpAddress", addresses).load().writeStream.foreachBatch(take)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return writer.trigger(processingTime="50 milliseconds").start()
+
+    one, two = (stack.enter_context(qcli_serve(tmp_path / name)) for name in ("one", "two"))
+    with broker_on(tmp_path / "dead") as (dead, port):
+        addresses = fleet_of(one, dead, two)
+        for broker in (one, dead, two):
+            cli_of(broker).publish("t", numbers(10))
+        query = start(addresses)
+        until(lambda: len(seen) == 30)
+        dead.process.kill()
+        dead.process.wait()
+    try:
+        for count in (50, 70):
+            for broker in (one, two):
+                cli_of(broker).publish("t", numbers(10))
+            query.processAllAvailable()
+            assert len(seen) == count
+            until(lambda query=query: "Connection refused" in str(query.lastProgress))  # type: ignore[misc]
+            query.stop()
+            query = start(addresses)
+        with broker_on(tmp_path / "dead", port) as (dead, _):
+            cli_of(dead).publish("t", numbers(5))
+            until(lambda: len(seen) == 75)
+    finally:
+        query.stop()
+    lengths = {one.http_address: 30, two.http_address: 30, dead.http_address: 15}
+    assert sorted(seen) == sorted((broker, n) for broker, length in lengths.items() for n in range(length))

@@ -289,7 +289,7 @@ def _parse_segments(options: Mapping[str, str]) -> tuple[str, ...]:
 def _parse_limits(options: Mapping[str, str]) -> TriggerLimits:
     given = [name for name in _LIMITS if options.get(name)]
     if given and not HAS_READ_LIMITS:
-        raise OptionError(f"the option {given[0]} needs Spark 4.2 or newer; this is {VERSION}")
+        raise OptionError(f"the option {given[0]} needs Spark 4.2 or newer; this is Spark {VERSION}")
     delay = options.get("maxTriggerDelay") or MAX_TRIGGER_DELAY
     try:
         max_delay_s = parse_duration_ns(delay) / _NS_PER_S
