@@ -271,6 +271,30 @@ def test_follow_goes_on_after_faults(
     assert sequences(folder_of(s3, place, tmp_path)) == list(range(600))
 
 
+def test_follow_waits_for_a_store_that_has_worked(
+    broker: Broker, qcli: Cli, topic: str, s3: Store, slow: Proxy, place: str, tmp_path: Path
+) -> None:
+    broker.create(topic, "archive")
+    cli = with_store(qcli, s3.behind(slow.endpoint))
+    arguments = ["--channel", "archive", "--follow", "--every", "100ms"]
+    with cli.running("to-parquet", topic, place, *arguments) as running:
+        qcli.publish(topic, bodies(10))
+        until(lambda: broker.channel_stats(topic, "archive")["depth"] == 0)
+        slow.judge = lambda method, path: Fault(status=403)
+        qcli.publish(topic, bodies(10, 10))
+        while not (line := running.hear_line()).startswith("Warning: "):
+            pass
+        assert "; retrying." in line
+        assert broker.channel_stats(topic, "archive")["depth"] == 10
+        slow.judge = lambda method, path: None
+        until(lambda: broker.channel_stats(topic, "archive")["depth"] == 0)
+        while not running.hear_line().startswith("Note: the export continues"):
+            pass
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(60) in (143, -signal.SIGTERM)
+    assert sequences(folder_of(s3, place, tmp_path)) == list(range(20))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_an_export_to_a_silent_store(
     qcli: Cli, topic: str, s3: Store, slow: Proxy, place: str, number: signal.Signals

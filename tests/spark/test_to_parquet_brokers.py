@@ -79,6 +79,26 @@ def test_fleet_of_three_with_one_dead(tmp_path: Path) -> None:
     assert counts(folder) == {one.http_address: 30, two.http_address: 20, three.http_address: 40}
 
 
+def test_broker_with_planned_messages_is_not_forgotten(
+    broker: Broker, qcli: Cli, topic: str, tmp_path: Path
+) -> None:
+    """It was down when its ranges were to be exported, and the next run does not name it."""
+    with qcli_serve(tmp_path / "data") as mortal:
+        for each in (broker, mortal):
+            cli_of(each).publish(topic, numbers(10))
+        places = [BrokerPlace(each.http_address, topic, patience_s=0) for each in (broker, mortal)]
+        with open_export(ExportRequest(topic, str(tmp_path / "a")), places) as job:
+            tasks = job.plan(places)
+            kill(mortal)
+            job.run(run_inline, tasks, lambda *_: None)
+    result = run_in_process(qcli, "to-parquet", topic, str(tmp_path / "a"))
+    assert result.code == 0
+    warning = (
+        f"Warning: an earlier run planned 10 messages of {mortal.http_address}, which are not in files yet."
+    )
+    assert warning in result.err
+
+
 def test_all_brokers_dead(tmp_path: Path) -> None:
     dead = [free_address(), free_address()]
     result = run_in_process(

@@ -8,6 +8,8 @@ import click
 from trio_nsq.client.errors import BrokerUnreachable, NotABroker, RequestRefused
 from trio_nsq.client.reading.broker_log import LogReplaced, broker_label
 from trio_nsq.protocol.address import format_address
+from trio_nsq.spark.storage import ChangedMeanwhile, LeaseLost, StorageError
+from trio_nsq.spark.tables.target import TableUnavailable
 
 from ...broker.address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
 from ...broker.admin_client import AdminClient, channels_by_topic
@@ -94,7 +96,16 @@ def is_temporary(error: Exception) -> bool:
     """Whether a broker may answer later, so that a continuous export waits for it."""
     if isinstance(error, RequestRefused):
         return not error.is_about_secret and error.text != "NOT_FOUND"
-    return isinstance(error, BrokerUnreachable) and not isinstance(error, NotABroker)
+    if isinstance(error, NotABroker):
+        return False
+    return isinstance(error, BrokerUnreachable | TableUnavailable)
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether an error is temporary if the same export worked before: a store may be down, or its keys expired."""
+    return isinstance(error, StorageError | NotABroker) and not isinstance(
+        error, ChangedMeanwhile | LeaseLost
+    )
 
 
 def incomplete(failures: Iterable[Exception], *, others: bool = False) -> Failure:

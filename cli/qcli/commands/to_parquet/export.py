@@ -36,12 +36,15 @@ def export(options: ToParquetOptions) -> int:
                 check_reachable(addresses)
             run = SpoolExportRun(stack.enter_context(open_export(request, ())), options, stack)
         channel, name = options.channel or "", f"{options.topic} to {options.folder}"
-        brokers = () if options.consume or options.from_segments else addresses
+        has_brokers = not options.consume and not options.from_segments
+        brokers = addresses if has_brokers else ()
         reports = job_reports(
             brokers, "to-parquet", options.topic, lambda: run.progress, channel=channel, name=name
         )
         try:
-            with reports:
+            with reports as reporter:
+                if has_brokers:
+                    run.reporter = reporter
                 if options.interval_s is None:
                     return run.once(addresses)
                 return run.follow(addresses, options.interval_s)

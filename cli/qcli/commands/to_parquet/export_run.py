@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from typing import NoReturn
 
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
-from trio_nsq.client.http.job_reporter import JobProgress
+from trio_nsq.client.http.job_reporter import JobProgress, JobReporter
 from trio_nsq.spark.export.job import ExportJob
 from trio_nsq.spark.export.request import ExportRequest, ExportResult
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import LogPlace
 from trio_nsq.spark.runtime.engine import Engine
+from trio_nsq.spark.storage import StorageError
 from trio_nsq.spark.tables.target import TableUnavailable
 from trio_nsq.wording import count_of
 
@@ -21,7 +22,7 @@ from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress import message_progress
 from ..shared.engine import better_engine, local_engine, spark_engine, useful_processes
-from .brokers import GO_ON, NoBrokerKnown, find_brokers, incomplete, is_temporary
+from .brokers import GO_ON, NoBrokerKnown, find_brokers, incomplete, is_temporary, may_pass
 from .options import ToParquetOptions
 
 _RETRY_S = 5.0
@@ -33,11 +34,13 @@ class ExportRun:
 
     Attributes:
         progress: For reports to the brokers; without a total if the export goes on until it is stopped.
+        reporter: Reports to the brokers, also to those that come later; None: it does not.
     """
 
     def __init__(self, job: ExportJob, options: ToParquetOptions, stack: ExitStack) -> None:
         self.job = job
         self.progress = JobProgress()
+        self.reporter: JobReporter | None = None
         self._options = options
         self._stack = stack
         self._engine_name = ""
@@ -61,6 +64,11 @@ class ExportRun:
         if len(failures) == len(addresses) and self.job.result.ranges == 0:
             raise next(iter(failures.values()))
         self.report()
+        for label, messages in self.job.left_elsewhere.items():
+            print_diagnostic(
+                f"Warning: an earlier run planned {count_of(messages, 'message')} of {label}, which are not in files "
+                "yet. Run it with this broker again."
+            )
         if failures:
             raise incomplete(failures.values(), others=len(failures) < len(addresses))
         return ExitCode.DAMAGED if self.job.result.damaged else ExitCode.OK
@@ -85,18 +93,21 @@ class ExportRun:
 
     def _rounds(self, addresses: Sequence[str], every_s: float, total: ExportResult) -> NoReturn:
         """Export in rounds. A temporary failure is reported once, and the round is repeated."""
-        failing = False
+        failing = broken = worked = False
         while True:
             begun_s = self._begun_s = time.monotonic()
             try:
                 self._round(addresses)
-                failing = self._tell_failures(addresses)
-            except (BrokerUnreachable, RequestRefused, TableUnavailable) as error:
-                if isinstance(error, RequestRefused) and error.is_about_secret:
+                failing = self._tell_failures(addresses, worked=worked)
+                if broken:
+                    print_diagnostic("Note: the export continues.")
+                broken, worked = False, worked or not failing
+            except (BrokerUnreachable, RequestRefused, TableUnavailable, StorageError) as error:
+                if not (is_temporary(error) or (worked and may_pass(error))):
                     raise
-                if not failing:
+                if not broken:
                     print_diagnostic(f"Warning: {error}; retrying.")
-                failing = True
+                failing = broken = True
             outcome, self.job.result, self._gaps_reported = self.job.result, type(total)(), 0
             total.merge(outcome)
             # A failed round is retried soon, and then reports missing messages.
@@ -108,20 +119,25 @@ class ExportRun:
             try:
                 # A broker that is down is forgotten by discovery services, and still has messages to export.
                 addresses = sorted({*addresses, *find_brokers(self._options)})
+                if self.reporter is not None:
+                    self.reporter.addresses = addresses
             except NoBrokerKnown:
                 pass  # the topic does not exist yet
             except Failure as failure:  # keep the known addresses
                 print_diagnostic(f"Warning: {failure}")
 
-    def _tell_failures(self, addresses: Sequence[str]) -> bool:
+    def _tell_failures(self, addresses: Sequence[str], *, worked: bool) -> bool:
         """Tell once which brokers do not answer, and when they do again. Return whether none can be exported.
+
+        Args:
+            worked: Whether a round has succeeded before.
 
         Raises:
             NSQError: A log cannot be exported, and waiting does not help.
         """
         failures = self.job.failures
         for error in failures.values():
-            if not is_temporary(error):
+            if not (is_temporary(error) or (worked and may_pass(error))):
                 raise error
         for label in sorted(self._failing - failures.keys()):
             print_diagnostic(f"Note: the broker at {label} answers; the export continues with it.")

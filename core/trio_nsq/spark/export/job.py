@@ -79,6 +79,15 @@ class ExportJob:
         return self._books.brokers
 
     @property
+    def left_elsewhere(self) -> dict[str, int]:
+        """The messages that earlier jobs planned and did not export, by label, of logs that no plan of this job had."""
+        return {
+            label: sum(span.length for span in ranges.pending)
+            for label, ranges in self.exported.items()
+            if ranges.pending and label not in self._seen
+        }
+
+    @property
     def failures(self) -> Mapping[str, Exception]:
         """Why logs could not be read in this round, by label. All others are exported."""
         return self._logs.failures
