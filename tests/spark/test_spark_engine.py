@@ -1,5 +1,7 @@
 """Tests for Spark as an engine, and for its Java."""
 
+import os
+import re
 import stat
 import subprocess
 import zipfile
@@ -13,7 +15,7 @@ import trio_nsq
 from cli.support import Cli
 from qcli.app import run
 from qcli.commands.spark import ENTRY
-from spark.support import column, export, leftovers, numbers, rows
+from spark.support import column, export, jvm_of, leftovers, numbers, parquet_files, rows, until
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.request import ExportRequest
@@ -118,6 +120,37 @@ def test_failing_java_is_named(qcli: Cli, topic: str, tmp_path: Path) -> None:
     result = qcli(*arguments, env={"JAVA_HOME": str(java)})
     told = f"Error: Spark does not start with the Java in {java} (from JAVA_HOME): no memory.\n"
     assert (result.code, result.err) == (1, told)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "true" not in (os.environ.get("CI"), os.environ.get("FAULT_COMPLETE", "").replace("1", "true")),
+    reason="takes half a minute: FAULT_COMPLETE=1",
+)
+def test_class_archive(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """It is used by the next start. An archive that does not fit is ignored."""
+    qcli.publish(topic, numbers(10))
+    ours = Cli(qcli.tcp_address, qcli.http_address, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    result = ours("spark", "prepare")
+    assert result.code == 0, result.err
+    (archive,) = (tmp_path / "cache" / "trio-nsq").iterdir()
+    assert re.fullmatch(rf"{archive} \([\d.]+ MiB\) was written\.\n", result.err)
+    words = ["to-parquet", topic, str(tmp_path / "a"), "--engine", "spark", "--follow", "-q"]
+    with ours.running(*words) as running:
+        until(lambda: parquet_files(tmp_path / "a") != [])
+        assert str(archive) in Path(f"/proc/{jvm_of(running.process.pid)}/maps").read_text()
+    archive.unlink()
+    archive.write_bytes(b"not an archive")
+    result = ours("to-parquet", topic, str(tmp_path / "b"), "--engine", "spark", "-q")
+    assert (result.code, result.err) == (0, "")
+
+
+def test_class_archive_of_a_failing_java(qcli: Cli, tmp_path: Path) -> None:
+    """Nothing is left of it."""
+    java = fake_java(tmp_path / "java", "21.0.1", "#!/bin/sh\necho 'no memory' >&2\nexit 1\n")
+    result = qcli("spark", "prepare", env={"JAVA_HOME": str(java), "XDG_CACHE_HOME": str(tmp_path)})
+    assert (result.code, list((tmp_path / "trio-nsq").iterdir())) == (1, [])
+    assert result.err == f"Error: Spark does not start with the Java in {java} (from JAVA_HOME): no memory\n"
 
 
 def test_shim_omits_modules_that_a_small_java_does_not_have(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -129,12 +130,19 @@ class LocalJvm(NamedTuple):
     secret: str
 
 
-def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], log: IO[bytes]) -> LocalJvm:
+def start_jvm(
+    java_home: Path,
+    pyspark_folder: Path,
+    conf: Mapping[str, str],
+    log: IO[bytes],
+    flags: Sequence[str] | None = None,
+) -> LocalJvm:
     """Start a JVM, and wait until it listens.
 
     Args:
         java_home: The home of Java 17 or newer.
         log: A file for stdout and stderr.
+        flags: Additional flags of the JVM; None: use the class archive, if there is one.
 
     Raises:
         OSError: The JVM does not start.
@@ -145,7 +153,7 @@ def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], lo
         env |= {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(info), "PYTHONHASHSEED": "0", "SPARK_CONNECT_MODE": "0"}
         # In its own session, so that Ctrl-C in the terminal reaches only this process.
         process = subprocess.Popen(
-            _command(java_home, pyspark_folder, conf),
+            _command(java_home, pyspark_folder, conf, flags),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -160,9 +168,15 @@ def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], lo
             raise
 
 
-def _command(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str]) -> list[str]:
+def _command(
+    java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], flags: Sequence[str] | None
+) -> list[str]:
     words = [str(java_home / "bin" / "java"), "-cp", f"{pyspark_folder}/jars/*"]
     words += [f"-Xmx{conf['spark.driver.memory']}", *_FLAGS]
+    if flags is None and (archive := class_archive(java_home, pyspark_folder)).exists():
+        # Without messages about an archive that does not fit, which is ignored.
+        flags = ["-Xlog:disable", f"-XX:SharedArchiveFile={archive}"]
+    words += flags or ()
     words += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
     if java_version(java_home) >= _UNSAFE_SINCE:
         words += ["--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"]
@@ -170,6 +184,39 @@ def _command(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str]) -> 
     for name, value in conf.items():
         words += ["--conf", f"{name}={value}"]
     return [*words, "pyspark-shell"]
+
+
+def class_archive(java_home: Path, pyspark_folder: Path, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the file for Spark's classes in the form that a JVM maps into memory, in the user's cache folder.
+
+    Each Java and Spark has its own. A JVM ignores a file that does not fit.
+    """
+    try:
+        release = (java_home / "release").read_bytes()
+    except OSError:
+        release = b""
+    parts = [os.fsencode(java_home), release, os.fsencode(pyspark_folder)]
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "trio-nsq" / f"spark-{sha256(b'|'.join(parts)).hexdigest()[:16]}.jsa"
+
+
+def write_class_archive(java_home: Path, pyspark_folder: Path, classes: Path, archive: Path) -> None:
+    """Write the class archive. This takes half a minute.
+
+    Args:
+        classes: The names of classes, as a JVM writes them with `-XX:DumpLoadedClassList`.
+
+    Raises:
+        OSError: The archive cannot be written; the text is the last line of the JVM.
+    """
+    words = [str(java_home / "bin" / "java"), *_FLAGS, "-Xshare:dump", f"-XX:SharedClassListFile={classes}"]
+    new = classes.with_suffix(".jsa")
+    words += [f"-XX:SharedArchiveFile={new}", "-cp", f"{pyspark_folder}/jars/*"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode or not new.exists():
+        lines = done.stdout.decode(errors="replace").split("\n")
+        raise ChildProcessError(next((line for line in reversed(lines) if line.strip()), "the JVM failed"))
+    new.replace(archive)
 
 
 def _connection_info(process: subprocess.Popen[bytes], info: Path) -> tuple[int, str]:
