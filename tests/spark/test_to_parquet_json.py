@@ -23,7 +23,7 @@ from spark.support import (
 )
 from trio_nsq.log.gaps import Span
 from trio_nsq.spark.export.job import ExportJob, open_export
-from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout
+from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout, PartitionBy
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import BrokerPlace
@@ -196,11 +196,13 @@ class FullDisk(LocalStorage):
 
 @pytest.mark.parametrize("room", [0, 1, 2])
 def test_an_interrupted_conversion_is_continued(qcli: Cli, topic: str, tmp_path: Path, room: int) -> None:
+    arguments = ("--json", "--partition-by", "hour")
     for number in range(3):
         qcli.publish(topic, lines({"price": number}))
-        export(qcli, topic, tmp_path, "--json")
+        export(qcli, topic, tmp_path, *arguments)
     qcli.publish(topic, lines({"price": 0.5}))
-    request = ExportRequest(topic, str(tmp_path), layout=Layout(body=BodyFormat.JSON))
+    layout = Layout(PartitionBy.HOUR, BodyFormat.JSON)
+    request = ExportRequest(topic, str(tmp_path), layout=layout)
     place = BrokerPlace(qcli.http_address, topic)
     storage = FullDisk(tmp_path, room)
     with storage.hold(f"_nsq/{topic}/lock", StorageError) as lease:
@@ -208,7 +210,10 @@ def test_an_interrupted_conversion_is_continued(qcli: Cli, topic: str, tmp_path:
         with pytest.raises(OSError, match="No space left"):
             job.run(run_inline, job.plan([place]), lambda *_: None)
     assert sorted(types_of(tmp_path, "price")) == ["double"] * room + ["int64"] * (3 - room)
-    assert export(qcli, topic, tmp_path, "--json")["messages"] == 1
+    killed = (tmp_path / parquet_files(tmp_path)[0]).parent / ".x.parquet.tmp-1-a"
+    killed.write_bytes(b"half a file")
+    assert export(qcli, topic, tmp_path, *arguments)["messages"] == 1
+    assert leftovers(tmp_path) == []
     assert types_of(tmp_path, "price") == ["double"] * 4
     assert column(tmp_path, "price") == [0.0, 1.0, 2.0, 0.5]
 
