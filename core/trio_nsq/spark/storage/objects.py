@@ -5,13 +5,11 @@ processes. docs/decisions/0021-object-stores.md has the reasons.
 """
 
 import mmap
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from io import SEEK_CUR, SEEK_END, RawIOBase
 from typing import IO, Any
 
 from ...extras import install_hint
@@ -21,11 +19,9 @@ from .aws_profile import profile_settings
 from .calls import ATTEMPT_S, DEADLINE_S, Calls, Refused
 from .interface import ChangedMeanwhile, Lease, NewFile, Storage, StorageError, Stored, StoredFile
 from .lease import hold_lease
+from .object_files import NewObject, ObjectInput
 from .places import AZURE, GCS, S3, PlaceURI, parse_place
 
-_GIB = 1 << 30
-MAX_BYTES = 5 * _GIB
-"""The limit of one request to S3; the others have more."""
 _MIN_BYTES_PER_S = 1 << 20
 """A slower upload or download is given up."""
 _LISTED_AT_ONCE = 1000
@@ -81,7 +77,7 @@ class ObjectStorage(Storage):
     # ------------------------------------------------------------------ whole objects
 
     def create(self, name: str) -> NewFile:
-        return _NewObject(self, name)
+        return NewObject(self.url_of(name), partial(self._put_file, name))
 
     def put_new(self, name: str, data: bytes) -> bool:
         for _ in self._attempts(name):
@@ -132,11 +128,11 @@ class ObjectStorage(Storage):
     def put(self, name: str, data: bytes) -> None:
         self._put(name, data, "overwrite")
 
-    def _put(self, name: str, data: Any, mode: Any, size: int = 0) -> str:
+    def _put(self, name: str, data: Any, mode: Any) -> str:
         """Write an object by one request; return its version. Raises Refused if the condition of `mode` is not met."""
         import obstore
 
-        timeout_s = _transfer_s(size)
+        timeout_s = _transfer_s(len(data))
         store, path = self._store(timeout_s), self._prefix + name
         result = self._calls.run(
             f"the object {self.url_of(name)} cannot be written",
@@ -146,12 +142,12 @@ class ObjectStorage(Storage):
         )
         return _version_of(result)
 
-    def put_file(self, name: str, file: IO[bytes], size: int) -> bool:
+    def _put_file(self, name: str, file: IO[bytes], size: int) -> bool:
         """Write a large object from a file; return False if it exists. Its pages are not copied."""
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         for _ in self._attempts(name):
             try:
-                self._put(name, content, "create", size)
+                self._put(name, content, "create")
                 return True
             except Refused as refused:
                 if (there := self.size(name)) is not None:
@@ -161,7 +157,7 @@ class ObjectStorage(Storage):
     # ------------------------------------------------------------------ lists
 
     def names(self, folder: str) -> list[str]:
-        start = f"{folder.strip('/')}/"
+        start = f"{folder.strip('/')}/".lstrip("/")
         return [each.name for each in self._list(start) if "/" not in each.name.removeprefix(start)]
 
     def files(self) -> list[StoredFile] | StoredFile | None:
@@ -237,25 +233,27 @@ class ObjectStorage(Storage):
         uri = self._uri.without_secrets()
         return str(uri._replace(path=(self._prefix + name).strip("/"), options={}))
 
-    def open_input(self, name: str) -> "ObjectInput":
+    def open_input(self, name: str) -> ObjectInput:
         found = self.file(name)
         if found is None:
             raise FileNotFoundError(f"the object {self.url_of(name)} does not exist")
-        return ObjectInput(self, found)
+        return ObjectInput(found.size_bytes, partial(self._read_range, found))
 
-    def read_range(self, name: str, start: int, end: int, version: str) -> bytes:
-        """Read a part of an object. Raises StorageError if it has another version."""
+    def _read_range(self, file: StoredFile, start: int, end: int) -> bytes:
+        """Read a part of an object. Raises StorageError if it has another version than the given one."""
         import obstore
 
         timeout_s = _transfer_s(end - start)
-        options: Any = {"range": (start, end)} | _condition_of_read(version)
+        options: Any = {"range": (start, end)} | _condition_of_read(file.version)
 
         def get() -> bytes:
             return (
-                obstore.get(self._store(timeout_s), self._prefix + name, options=options).bytes().to_bytes()
+                obstore.get(self._store(timeout_s), self._prefix + file.name, options=options)
+                .bytes()
+                .to_bytes()
             )
 
-        what = f"the object {self.url_of(name)} cannot be read"
+        what = f"the object {self.url_of(file.name)} cannot be read"
         try:
             deadline_s = max(DEADLINE_S, 2 * timeout_s)
             return self._calls.run(what, get, attempt_s=timeout_s, deadline_s=deadline_s)
@@ -314,7 +312,7 @@ def _transfer_s(size: int) -> float:
     wanted_s = ATTEMPT_S + size / _MIN_BYTES_PER_S
     timeout_s = ATTEMPT_S
     while timeout_s < wanted_s:
-        timeout_s *= 4
+        timeout_s *= 2
     return timeout_s if size > _MIN_BYTES_PER_S else ATTEMPT_S
 
 
@@ -336,90 +334,3 @@ def _condition(version: str) -> dict[str, str]:
 def _condition_of_read(stamp: str) -> dict[str, str]:
     weak, _, tag = stamp.rpartition("W/")
     return {} if " " in tag else {"if_match": f'W/"{tag}"' if weak or stamp != tag else f'"{tag}"'}
-
-
-class _NewObject(NewFile):
-    """A new object: a file without a name in the folder for temporary files, until it is published."""
-
-    def __init__(self, storage: ObjectStorage, name: str) -> None:
-        self._storage = storage
-        self._name = name
-        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="trio-nsq-")  # noqa: SIM115
-
-    def write(self, data: Any, /) -> int:
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        if not self.closed:
-            self._file.flush()
-
-    def close(self) -> None:
-        if not self.closed:
-            try:
-                self._file.flush()
-                self.size = self._file.tell()
-            finally:
-                super().close()
-
-    def publish(self) -> bool:
-        self.close()
-        if self.size > MAX_BYTES:
-            raise StorageError(
-                f"the object {self._storage.url_of(self._name)} would have {self.size / _GIB:.1f} GiB, more than the 5 "
-                "GiB that S3 takes at once: use a smaller --target-file-size"
-            )
-        published = self._storage.put_file(self._name, self._file, self.size)
-        self.discard()
-        return published
-
-    def discard(self) -> None:
-        with suppress(OSError, ValueError):
-            super().close()
-        self._file.close()
-
-
-class ObjectInput(RawIOBase):
-    """An object as a seekable file. Each read is one request, for the version that was opened."""
-
-    def __init__(self, storage: ObjectStorage, file: StoredFile) -> None:
-        self._storage = storage
-        self._about = file
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        base = {SEEK_CUR: self._at, SEEK_END: self._about.size_bytes}.get(whence, 0)
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def size(self) -> int:
-        """Return the size in bytes."""
-        return self._about.size_bytes
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        left = max(0, self._about.size_bytes - self._at)
-        count = left if size is None or size < 0 else min(size, left)
-        if not count:
-            return b""
-        data = self._storage.read_range(self._about.name, self._at, self._at + count, self._about.version)
-        self._at += len(data)
-        return data
-
-    def readall(self) -> bytes:
-        return self.read(-1)
-
-    def readinto(self, buffer: Any, /) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
