@@ -123,9 +123,23 @@ def test_columns_that_differ_between_files(tmp_path: Path) -> None:
         "c.parquet": [0],
     }
     assert chosen(None, tmp_path, "COLUMNS(*) IS NOT NULL") == {"b.parquet": [0, 1]}
+    with pytest.raises(FilterError, match=r'Referenced column "nope" not found .*; there are User, body, n$'):
+        chosen(None, tmp_path, "nope = 1")
     assert chosen(None, tmp_path, "random() < 2") == {
         name: [0, 1] for name in ("a.parquet", "b.parquet", "c.parquet")
     }
+
+
+def test_columns_that_differ_only_in_case(tmp_path: Path) -> None:
+    """DuckDB would take the first."""
+    write_parquet(tmp_path / "a.parquet", {"body": ["a"], "User": ["x"], "user": ["y"]})
+    write_parquet(tmp_path / "b.parquet", {"body": ["b"], "USER": ["y"]})
+    assert chosen(None, tmp_path, "body > 'a'") == {"b.parquet": [0]}
+    with pytest.raises(FilterError, match=r"columns User and user of a\.parquet differ only in case"):
+        chosen(None, tmp_path, "user = 'y'")
+    (tmp_path / "a.parquet").unlink()
+    write_parquet(tmp_path / "a.parquet", {"body": ["a"], "user": ["y"]})
+    assert chosen(None, tmp_path, "User = 'y'") == {"a.parquet": [0], "b.parquet": [0]}
 
 
 ATTACKS = [

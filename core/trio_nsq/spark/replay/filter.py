@@ -5,7 +5,7 @@ rows, only the columns of the condition; DuckDB sees no file and no network. `sp
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...protocol.errors import NSQError
-from ..storage import storage_at
+from ..storage import Storage, storage_at
 from .files import ReplayFile, ReplayFiles, is_bytes
 from .rows import MIB, as_binary, open_parquet, read_row_group
 
@@ -41,6 +41,8 @@ _SETTINGS = """
     SET lock_configuration = true;
 """
 """The macros are functions of Spark, so that conditions with them have the same result with both."""
+_MAX_NAMES = 50
+"""The most names of columns in an error message."""
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -64,23 +66,28 @@ def select_rows(files: ReplayFiles, condition: str) -> dict[str, bytes]:
     """
     import duckdb
 
+    names: set[str] = set()
+    storage = storage_at(files.place)
     with duckdb.connect(":memory:", config=_CONFIG) as database:
         try:
             database.execute(_SETTINGS)
             # In parentheses, and on lines of its own because of comments: nothing may follow the condition.
             where = duckdb.SQLExpression(f"(\n{condition}\n)")
             used = _names_in(database, condition)
+            folders = partition_columns(files)
+            names = {name for file in files.files for name in file.names}.union(*folders)
+            wanted = {name.lower() for name in names if used is None or name.lower() in used}
             found = {}
-            for file, folders in zip(files.files, partition_columns(files), strict=True):
+            for file, values in zip(files.files, folders, strict=True):
                 parts = [
                     _matches(database.from_arrow(rows).filter(where), rows)
-                    for rows in _read(files, file, used, folders)
+                    for rows in _read(storage, file, wanted, values)
                 ]
                 bits = pa.concat_arrays(parts) if parts else pa.array([], pa.bool_())
                 if pc.any(bits).as_py():
                     found[file.stamp.name] = bytes(bits.buffers()[1])[: (len(bits) + 7) // 8]
         except duckdb.Error as exc:
-            raise FilterError(f"--where cannot be used: {_sentence(exc)}") from exc
+            raise FilterError(f"--where cannot be used: {_sentence(exc, names)}") from exc
     return found
 
 
@@ -106,25 +113,32 @@ def _names_in(database: Any, condition: str) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def _read(
-    files: ReplayFiles, file: ReplayFile, used: frozenset[str] | None, folders: dict[str, Any]
-) -> Iterator[Any]:
+def _read(storage: Storage, file: ReplayFile, wanted: Set[str], folders: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the rows of a file as tables with the columns of the condition, and the numbers of the rows.
 
     Columns that only other files have are null.
+
+    Args:
+        wanted: The names of the columns, in lower case: DuckDB does not distinguish the case.
+        folders: The values of the file's folders, by name.
+
+    Raises:
+        FilterError: Names of columns differ only in case.
     """
-    others = {name for each in files.files for name in each.names} | folders.keys()
-    wanted = [name for name in sorted(others) if used is None or name.lower() in used]
-    with open_parquet(storage_at(files.place), file.stamp) as parquet:
-        there = [name for name in wanted if name in file.names and name not in folders]
+    values = {name.lower(): value for name, value in folders.items() if name.lower() in wanted}
+    own: dict[str, str] = {}
+    for name in sorted(file.names):
+        if (key := name.lower()) in wanted and key not in values and own.setdefault(key, name) != name:
+            raise FilterError(
+                f"--where cannot be used: the columns {own[key]} and {name} of {file.stamp.name} differ only in case"
+            )
+    nothing = dict.fromkeys(wanted - own.keys() - values.keys(), pa.scalar(None))
+    with open_parquet(storage, file.stamp) as parquet:
         first = 0
         for number in range(len(file.groups)):
-            for batch in read_row_group(parquet, number, there, there, CHUNK_BYTES):
-                columns = {name: pa.nulls(len(batch)) for name in wanted}
-                columns |= {name: _as_text(batch.column(name)) for name in there}
-                columns |= {
-                    name: pa.repeat(value, len(batch)) for name, value in folders.items() if name in wanted
-                }
+            for batch in read_row_group(parquet, number, [*own.values()], [*own.values()], CHUNK_BYTES):
+                columns = {key: pa.repeat(value, len(batch)) for key, value in (values | nothing).items()}
+                columns |= {key: _as_text(batch.column(name)) for key, name in own.items()}
                 columns[ROW] = pa.array(range(first, first + len(batch)), pa.int64())
                 yield pa.table(columns)
                 first += len(batch)
@@ -166,7 +180,10 @@ def partition_columns(files: ReplayFiles) -> list[dict[str, Any]]:
     return [{name: column[index] for name, column in columns.items()} for index in range(len(texts))]
 
 
-def _sentence(error: Exception) -> str:
-    """Return DuckDB's message in one line, without its class and the position."""
+def _sentence(error: Exception, names: Iterable[str]) -> str:
+    """Return DuckDB's message in one line, without its class and the position; `names` are those of the columns."""
     text = str(error).partition("\n\n")[0].partition(" Error: ")[2] or str(error)
-    return "; ".join(line.strip().rstrip("!.;") for line in text.splitlines() if line.strip())
+    lines = [line.strip().rstrip("!.;") for line in text.splitlines() if line.strip()]
+    if any("Candidate bindings" in line for line in lines):  # only of the columns that were read
+        lines[1:] = [f"there are {', '.join(sorted(names)[:_MAX_NAMES])}"]
+    return "; ".join(lines)
