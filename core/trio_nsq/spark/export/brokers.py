@@ -15,8 +15,8 @@ from .manifest import RangeResult
 from .task import ExportTask
 
 _T = TypeVar("_T")
-_WATCH_S = 1.0
-"""The pause between two requests to a broker that does not answer."""
+_WATCH_S, _MAX_WATCH_S = 0.5, 5.0
+"""The pauses between two requests to a broker that does not answer; they double."""
 
 
 def is_missing_topic(error: Exception) -> bool:
@@ -27,7 +27,8 @@ def is_missing_topic(error: Exception) -> bool:
 class Brokers:
     """Asks the logs of several brokers at the same time.
 
-    A broker that failed is asked again in the background, so that the others do not wait for it.
+    A broker that failed is asked again in the background, so that the others do not wait for it. A single broker is
+    only asked when there is a question.
 
     Attributes:
         failures: Why a log could not be read, by label, until it can be read again.
@@ -36,6 +37,7 @@ class Brokers:
     def __init__(self) -> None:
         self.failures: dict[str, Exception] = {}
         self._watches: dict[str, _Watch] = {}
+        self._are_several = False
 
     def ask(self, places: Sequence[LogPlace], question: Callable[[LogPlace], _T]) -> list[_T]:
         """Ask a question about each place; wait for the answers, except of those that failed and still do.
@@ -47,20 +49,22 @@ class Brokers:
             The answers, in the order of the places.
         """
         by_label = {place.label: place for place in places}
+        self._are_several = len(by_label) > 1
         for label in self.failures.keys() - by_label.keys():
-            self._watches.pop(label).stop()
+            self._unwatch(label)
             del self.failures[label]
         asked = []
         for label, place in by_label.items():
-            if label in self.failures and len(by_label) > 1 and not self._watches[label].answers:
-                self.failures[label] = self._watches[label].error
+            watch = self._watches.get(label)
+            if self._are_several and watch is not None and not watch.answers:
+                self.failures[label] = watch.error
                 continue
             asked.append(_Question(place, question))
         for each in asked:
-            if len(by_label) == 1:
-                each.run()  # here, so that a signal interrupts it
-            else:
+            if self._are_several:
                 threading.Thread(target=each.run, name="trio-nsq-ask", daemon=True).start()
+            else:
+                each.run()  # here, so that a signal interrupts it
         answers = []
         for each in asked:
             each.ended.wait()
@@ -71,16 +75,19 @@ class Brokers:
             else:
                 answers.extend(each.answers)
                 self.failures.pop(each.place.label, None)
-                if (watch := self._watches.pop(each.place.label, None)) is not None:
-                    watch.stop()
+                self._unwatch(each.place.label)
         return answers
 
     def failed(self, place: LogPlace, error: Exception) -> None:
         """Note that a log cannot be read, and ask in the background when it can be read again."""
         self.failures[place.label] = error
-        if (before := self._watches.get(place.label)) is not None:
-            before.stop()
-        self._watches[place.label] = _Watch(place, error)
+        self._unwatch(place.label)
+        if self._are_several:
+            self._watches[place.label] = _Watch(place, error)
+
+    def _unwatch(self, label: str) -> None:
+        if (watch := self._watches.pop(label, None)) is not None:
+            watch.stop()
 
     def close(self) -> None:
         """Stop to ask in the background."""
@@ -126,7 +133,9 @@ class _Watch:
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(_WATCH_S):
+        pause_s = _WATCH_S
+        while not self._stopped.wait(pause_s):
+            pause_s = min(2 * pause_s, _MAX_WATCH_S)
             try:
                 self._place.open().bounds()
             except (NSQError, OSError) as exc:
