@@ -20,6 +20,7 @@ from spark.support import HOUR_NS, cli_of, numbers, until, write_log
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
+from trio_nsq.spark.source.inquiry import PROMPT_S
 from trio_nsq.spark.source.options import SourceError
 from trio_nsq.spark.versions import HAS_READ_LIMITS
 
@@ -261,9 +262,11 @@ def test_stopped_broker_delays_no_batch(tmp_path: Path, stack: ExitStack) -> Non
         assert len(query.batch() or []) == 2
         two.process.send_signal(SIGSTOP)
         try:
+            begun_s = time.monotonic()
             for number in range(1, 30):
                 cli_of(one).publish("t", numbers(1))
                 assert query.batch() == [(one.http_address, number)]
+            assert time.monotonic() - begun_s < 29 * PROMPT_S
             state = query.control.reportLatestOffset()
             assert state is not None
             assert state[two.http_address]["away"] == "it has not answered yet"

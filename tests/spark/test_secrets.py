@@ -56,12 +56,16 @@ def reader(**options: str) -> NsqReader:
 
 @pytest.mark.slow
 def test_spark_does_not_show_the_secret(guarded: Guarded, tmp_path: Path) -> None:
-    """Not in plans, its user interface and API, event log, checkpoints, and errors."""
+    """Not in plans, also of SQL, its user interface and API, event log, checkpoints, and errors."""
     options = guarded.options | {"topic": "shown", "authSecretFile": str(guarded.secret_file)}
     task = {"folder": str(tmp_path), "secret": SECRETS["all"], "options": options}
     program = Path(__file__).with_name("secret_program.py")
     done = subprocess.run(
-        [sys.executable, str(program), json.dumps(task)], capture_output=True, timeout=300, check=False
+        [sys.executable, str(program), json.dumps(task)],
+        capture_output=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr.decode()[-5000:]
     assert json.loads(done.stdout.splitlines()[-1]) == []
