@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -313,6 +314,19 @@ def test_wrong_settings_are_named(s3: Store, uri: str, env: dict[str, str], text
     message = str(caught.value)
     assert text in message
     assert ("\n" in message, SECRET in message, "wrong@" in message) == (False, False, False)
+
+
+def test_signatures_in_urls_are_not_in_causes() -> None:
+    """`--verbose` shows the causes of an error."""
+    env = {
+        "AZURE_STORAGE_ACCOUNT_NAME": "account",
+        "AZURE_STORAGE_SAS_TOKEN": "sv=2023-11-03&sig=hidden%2Bsignature",
+        "AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:1",
+    }
+    with Store("az://container", env, "").here(), pytest.raises(StorageError) as caught:
+        storage_at("az://container/x").read("a")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert ("the store refuses connections" in shown, "hidden" in shown) == (True, False)
 
 
 def test_signals_end_a_call(s3: Store, place: str) -> None:

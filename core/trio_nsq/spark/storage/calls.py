@@ -77,6 +77,7 @@ class Calls:
             try:
                 value = _in_thread(work, attempt_s + _GRACE_S)
             except Exception as exc:
+                exc.args = (_without_queries(str(exc)),)  # it is shown as the cause
                 failure = _Failure.of(exc)
                 self._has_answered |= failure.status is not None
                 if failure.is_refused:
@@ -201,7 +202,12 @@ class _Failure(NamedTuple):
         host = _HOST.search(text)
         for pattern, reason, transient in _REASONS:
             if pattern.search(text):
-                return cls(None, "", reason.format(host.group() if host else ""), is_transient=transient)
+                return cls(
+                    None,
+                    "",
+                    reason.format(host.group() if host else "").replace("store  ", "store "),
+                    is_transient=transient,
+                )
         first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
         return cls(None, "", _without_queries(first))
 
