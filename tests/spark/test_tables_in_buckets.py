@@ -1,0 +1,131 @@
+"""Tables in buckets: exports, kills, replays, and lost answers of the store. `FAULT_COMPLETE=1` kills more often."""
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import duckdb
+import pytest
+
+from cli.support import Cli
+from interop.peers import Broker
+from spark.stores import Fault, Store, proxy
+from spark.support import numbers, replayed, run_in_process, until
+from spark.table_support import DELTA, ICEBERG, catalog_environment
+from trio_nsq.spark.storage import storage_at
+from trio_nsq.spark.tables.catalogs import load
+from trio_nsq.spark.tables.delta import delta_options
+from trio_nsq.spark.tables.target import TableTarget
+
+COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
+SEED = int(os.environ.get("FAULT_SEED", "1"))
+KINDS = pytest.mark.parametrize("target", [DELTA, ICEBERG], ids=["delta", "iceberg"])
+ROUNDS = 10
+
+
+@pytest.fixture(params=["s3", "moto_s3"])
+def store(request: pytest.FixtureRequest) -> Store:
+    found: Store = request.getfixturevalue(request.param)
+    return found
+
+
+def rows_in(target: TableTarget, place: str) -> Any:
+    """Read a table through its library."""
+    if target == DELTA:
+        options = delta_options(storage_at(place))
+        return deltalake.DeltaTable(place, storage_options=options).to_pyarrow_table()
+    return load(target.catalog, storage_at(place)).load_table(target.name).scan().to_arrow()
+
+
+def counts(table: Any) -> tuple[int, int, int]:
+    """Have DuckDB count the rows of a table: all, those with different sequences, and the sum of sequences."""
+    query = "SELECT count(*), count(DISTINCT (broker, seq)), sum(seq)::BIGINT FROM found"
+    with duckdb.connect() as database:
+        database.register("found", table)
+        ((rows, distinct, total),) = database.execute(query).fetchall()
+    return rows, distinct, total
+
+
+@KINDS
+@pytest.mark.parametrize("kills", [12 if COMPLETE else 1])
+def test_killed_follow(
+    target: TableTarget, store: Store, broker: Broker, qcli: Cli, topic: str, tmp_path: Path, kills: int
+) -> None:
+    """Small files are merged meanwhile; at the end the table is replayed."""
+    chance = random.Random(SEED)
+    place = store.new_place()
+    broker.create(topic, "lake")
+    environment = store.env | catalog_environment(tmp_path)
+    arguments = ["to-parquet", topic, place, *str(target).split(), "--channel", "lake", "--compact"]
+    arguments += ["--engine", "inline", "-q"]
+    published = 0
+    with store.here(**catalog_environment(tmp_path)):
+        for _ in range(kills):
+            files = _parquet_files(place)
+            with Cli(qcli.tcp_address, qcli.http_address, environment).running(
+                *arguments, "--follow", "--every", "20ms"
+            ) as running:
+
+                def has_more(files: int = files) -> bool:
+                    nonlocal published
+                    assert running.process.poll() is None
+                    qcli.publish(topic, numbers(50, published))
+                    published += 50
+                    return _parquet_files(place) >= files + ROUNDS
+
+                until(has_more)
+                time.sleep(chance.uniform(0, 0.15))
+                running.process.kill()
+                running.process.wait()
+            rows, distinct, _ = counts(rows_in(target, place))
+            assert rows == distinct <= published
+        result = run_in_process(qcli, *arguments)
+        assert result.code == 0, result.err
+        assert counts(rows_in(target, place)) == (published, published, sum(range(published)))
+        assert broker.channel_stats(topic, "lake")["depth"] == 0
+        source = [place, "--delta"] if target == DELTA else ["local/events.clicks", "--iceberg"]
+        report = replayed(qcli, tmp_path, *source, f"{topic}.again")
+        assert report["published"] == published
+
+
+def _parquet_files(place: str) -> int:
+    found = storage_at(place).files()
+    return sum(each.name.endswith(".parquet") for each in found) if isinstance(found, list) else 0
+
+
+def test_answers_that_are_lost(s3: Store, qcli: Cli, topic: str) -> None:
+    """Requests that write the table's log are applied or not, and answered or not; each round is added once."""
+    place = s3.new_place()
+    faults = [Fault(is_sent=True), Fault(status=503), Fault(is_sent=True, status=500)]
+    with proxy(s3) as between, s3.behind(between.endpoint).here():
+        failed: set[str] = set()
+
+        def fail_first(method: str, path: str) -> Fault | None:
+            if method != "PUT" or "_delta_log" not in path or path in failed:
+                return None
+            failed.add(path)
+            return faults[len(failed) % len(faults)]
+
+        between.judge = fail_first
+        for start in range(0, 90, 10):
+            qcli.publish(topic, numbers(10, start))
+            result = run_in_process(
+                qcli, "to-parquet", topic, place, "--delta", "--compact", "--engine", "inline"
+            )
+            assert result.code == 0, result.err
+        assert len(failed) > 9
+        assert counts(rows_in(DELTA, place)) == (90, 90, sum(range(90)))
+
+
+def test_delta_on_azure(azure: Store, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    place = azure.new_place()
+    with azure.here():
+        for start in range(0, 90, 10):
+            qcli.publish(topic, numbers(10, start))
+            result = run_in_process(qcli, "to-parquet", topic, place, "--delta", "--compact")
+            assert result.code == 0, result.err
+        assert counts(rows_in(DELTA, place)) == (90, 90, sum(range(90)))
+        assert replayed(qcli, tmp_path, place, "--delta", f"{topic}.again")["published"] == 90
