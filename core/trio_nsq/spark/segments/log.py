@@ -8,6 +8,7 @@ carried-forward segment has are not read, because brokers do not return them by 
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from ...log.disk.opening import end_of_unusable
 from ...log.errors import LogReadError, UnusableSegmentError
 from ...log.files import Files
 from ...log.gaps import Span, gaps
-from ...log.inspection.findings import Finding
+from ...log.inspection.findings import Finding, Kind
 from ...log.inspection.segments import (
     ScannedRecord,
     SegmentPath,
@@ -29,9 +30,10 @@ from ...log.inspection.segments import (
 )
 from ...log.inspection.selection import select_batches
 from ...log.positions import parse_position
-from ...log.records import RecordBatch, RecordHeader, decode_payload
+from ...log.records import HEADER_BYTES, RecordBatch, RecordHeader, decode_header, decode_payload
 from ...log.segment.format import FILE_HEADER_BYTES, base_in_name
 from ...log.segment.identity import find_header
+from ...log.segment.seed_search import Read
 from ...log.selection import Selection
 from ..storage import Storage
 from .archive import ArchivedName
@@ -166,27 +168,42 @@ class SegmentLog:
         return self._ends[version]
 
     def _read_end(self, last: SegmentPath) -> int:
-        end = base_in_name(last.path)
         try:
-            self._check_header(last.path)
+            with self._opened(last.path) as fd:
+                read, size = partial(self._files.read, fd), self._files.size(fd)
+                identity, _ = find_identity(self._files, self._folder)
+                head = find_header(read, size, last.path, identity)
+                return self._end_of_batches(last, read, size, head.seed if head is not None else 0)
         except UnusableSegmentError as exc:
             return end_of_unusable(exc)
-        batch_end = end
-        for header in self._headers(last):
+
+    def _end_of_batches(self, last: SegmentPath, read: Read, size: int, seed: int) -> int:
+        """Return the sequence after the last batch of messages that recovery keeps, damaged or not."""
+        end = batch_end = base_in_name(last.path)
+        for found in scan_segment(last, self._files, lambda _: False):
+            if isinstance(found, Finding):
+                # Recovery cuts a torn batch off. A whole first record of it shows that the batch before has ended.
+                if found.kind is Kind.TORN and (
+                    torn := decode_header(read(HEADER_BYTES, found.offset), 0, seed)
+                ):
+                    is_whole = found.offset + torn.record_bytes <= size
+                    end = batch_end if is_whole and not torn.has_previous else end
+                continue
+            header = found.header
             if not header.has_previous:
-                end = batch_end  # also of a batch whose last record is damaged, unless it is the last batch
+                end = batch_end  # also of a batch whose last record is damaged
             batch_end = header.next_sequence
             if not header.has_next:
                 end = batch_end
         return end
 
-    def _check_header(self, path: Path) -> None:
-        """Read the header of a segment. Raises NotASegmentError: a broker would not use the file."""
-        identity, _ = find_identity(self._files, self._folder)
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[int]:
+        """Open a file for reading. Raises LogReadError, also for errors in the block."""
         try:
             fd = self._files.open_read_only(path)
             try:
-                find_header(partial(self._files.read, fd), self._files.size(fd), path, identity)
+                yield fd
             finally:
                 self._files.close(fd)
         except OSError as exc:
