@@ -74,7 +74,9 @@ def test_fleet_of_three_with_one_dead(tmp_path: Path) -> None:
             "The other brokers are exported. Run the same command again to continue.\n"
         )
         assert counts(folder) == {one.http_address: 30, two.http_address: 20}
-        assert run_in_process(cli_of(one), *arguments).code == 4  # nothing new, and still not everything
+        result = run_in_process(cli_of(one), *arguments, "--format", "json")
+        assert result.code == 4  # nothing new, and still not everything
+        assert (result.records[0]["messages"], result.records[0]["unavailable"]) == (0, [three.http_address])
         with restarted(tmp_path / "3", three.http_address):
             assert run_in_process(cli_of(one), *arguments).code == 0
     assert counts(folder) == {one.http_address: 30, two.http_address: 20, three.http_address: 40}

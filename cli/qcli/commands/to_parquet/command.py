@@ -137,7 +137,8 @@ def iceberg_table(text: str) -> TableTarget:
         "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, "
         "damaged, for_one_channel (copies for one channel, which are not written again), unparsed, misfits (values "
         "that did not fit their column, by field), widened (fields whose columns became double), repeated (delivered "
-        "again by a channel, and not written), compacted (small files of a table that were merged).",
+        "again by a channel, and not written), compacted (small files of a table that were merged), unavailable "
+        "(brokers that did not answer, or lack the topic).",
     },
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)

@@ -217,6 +217,7 @@ class ExportRun:
             for name in ("gaps", "planned_messages", "planned_ranges", "planned_bytes"):
                 del fields[name]
             head = {"topic": request.topic, "folder": request.place, "engine": self._engine_name or None}
+            fields["unavailable"] = sorted(self.job.failures)
             write(json_lines([{**head, **fields, "elapsed_s": round(elapsed_s, 3)}]))
         elif not self._options.quiet:
             print_diagnostic(self._heading + _summary(request, outcome, elapsed_s))
