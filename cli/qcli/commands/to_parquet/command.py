@@ -161,6 +161,7 @@ def iceberg_table(text: str) -> TableTarget:
     "--from-segments",
     "from_segments",
     metavar="[BROKER=]FOLDER",
+    brief=True,
     help="Read a copy of a broker's data folder instead, or an archive of 'qcli log archive': a path, or a URL such as "
     "s3://bucket/backup. BROKER is the value of the column broker, by default the name of FOLDER. Several: with "
     "commas, or repeat the option.",
@@ -304,6 +305,7 @@ def iceberg_table(text: str) -> TableTarget:
     TABLES,
     "--compact",
     is_flag=True,
+    brief=True,
     help="Merge small files of the table: 8 or more of about the same size in a partition. Also remove files that only "
     "versions past the table's retention time have.",
 )
