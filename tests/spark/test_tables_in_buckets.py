@@ -120,6 +120,23 @@ def test_answers_that_are_lost(s3: Store, qcli: Cli, topic: str) -> None:
         assert counts(rows_in(DELTA, place)) == (90, 90, sum(range(90)))
 
 
+def test_follow_waits_for_the_table(s3: Store, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    place = s3.new_place()
+    qcli.publish(topic, numbers(10))
+    with proxy(s3) as between, s3.behind(between.endpoint).here():
+        between.judge = lambda method, path: Fault(status=503) if "_delta_log/0" in path else None
+        environment = s3.env | {"AWS_ENDPOINT_URL": between.endpoint}
+        with Cli(qcli.tcp_address, qcli.http_address, environment).running(
+            "to-parquet", topic, place, "--delta", "--follow", "--every", "50ms", "--engine", "inline"
+        ) as running:
+            until(lambda: sum(1 for each in between.requests if "_delta_log/0" in each) > 8)
+            assert running.process.poll() is None
+            between.judge = lambda method, path: None
+            until(lambda: storage_at(place).size(f"_delta_log/{0:020d}.json") is not None)
+            qcli.publish(topic, numbers(10, 10))
+            until(lambda: counts(rows_in(DELTA, place)) == (20, 20, sum(range(20))))
+
+
 def test_delta_on_azure(azure: Store, qcli: Cli, topic: str, tmp_path: Path) -> None:
     place = azure.new_place()
     with azure.here():

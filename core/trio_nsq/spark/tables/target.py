@@ -15,12 +15,12 @@ class TableError(NSQError):
     """A table cannot be used; the text has the reason."""
 
 
-class TableBusy(TableError):
-    """Another writer changed the table first; nothing was committed."""
-
-
 class TableUnavailable(TableError):
     """The table or its catalog cannot be reached now. Whether a commit was applied is unknown; repeat it."""
+
+
+class TableBusy(TableUnavailable):
+    """Another writer changed the table first; nothing was committed."""
 
 
 class TableKind(StrEnum):
