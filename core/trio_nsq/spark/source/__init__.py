@@ -1,5 +1,6 @@
-"""Reading with the data source `nsq`: a topic's log as rows of a DataFrame.
+"""Reading with the data source `nsq`: the logs of topics as rows of a DataFrame.
 
-`readers` has the classes that Spark calls, and the offsets of a stream. `options` parses the options. `partitions`
-splits spans into partitions and reads one.
+`batch`, `stream` and `without_limits` (for older versions of Spark) have the readers that Spark calls, `options` and
+`columns` parse the options. `fleet` finds the logs, and `inquiry` asks their brokers at once. `offsets` describes the
+checkpoint of a stream. `partitions` divides spans into partitions and reads one.
 """
