@@ -205,7 +205,7 @@ def _started_context(
         if process is not None:
             process.kill()
             process.wait()
-        SparkContext._gateway = SparkContext._jvm = None  # the next context starts a new JVM
+            SparkContext._gateway = SparkContext._jvm = None  # the next context starts a new JVM
         raise
 
 
