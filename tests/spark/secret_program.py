@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from trio_nsq.client.connection.tls import TLSFiles
@@ -26,7 +27,7 @@ from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.replay.job import open_job
 from trio_nsq.spark.replay.request import ReplayRequest
-from trio_nsq.spark.runtime.java import find_java_home
+from trio_nsq.spark.runtime.java import find_java_home, start_jvm
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
 PAGES = ("SQL/", "environment/", "jobs/", "stages/", "StreamingQuery/", "executors/")
@@ -111,12 +112,22 @@ def use_tasks(spark: SparkSession, folder: Path, secret: str, plain: dict[str, s
 
 def main(folder: Path, secret: str, plain: dict[str, str]) -> list[str]:
     """Return where the secret is shown."""
-    os.environ |= {"JAVA_HOME": str(find_java_home()[0]), "PYSPARK_PYTHON": sys.executable}
     (folder / "events").mkdir()
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.port", "0")
-    builder = builder.config("spark.ui.enabled", "true")
-    builder = builder.config("spark.eventLog.enabled", "true").config("spark.eventLog.compress", "false")
-    spark = builder.config("spark.eventLog.dir", f"file://{folder}/events").getOrCreate()
+    settings: dict[str, Any] = {
+        "spark.master": "local[2]",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "512m",
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": f"file://{folder}/events",
+    }
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # As in qcli: Python workers start faster than with Spark's scripts.
+    jvm = start_jvm(find_java_home()[0], Path(pyspark.__file__).parent, settings, sys.stderr.buffer)
+    os.environ |= {"PYSPARK_GATEWAY_PORT": str(jvm.port), "PYSPARK_GATEWAY_SECRET": jvm.secret}
+    spark = SparkSession.builder.config(map=settings).getOrCreate()
     shown = list(use(spark, folder, secret, plain))
     use_tasks(spark, folder, secret, plain)
     shown += pages(spark)

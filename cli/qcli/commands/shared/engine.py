@@ -174,11 +174,12 @@ def check_engine(engine: str, master: str | None, processes: int | None) -> None
 def spark_engine(
     master: str | None, name: str = "qcli to-parquet", memory: str = "512m"
 ) -> AbstractContextManager[SparkEngine]:
-    """Start Spark for the time of the block; see `open_spark`."""
+    """Start Spark for the time of the block; see `open_spark`. Notes are printed, unless the command has `--quiet`."""
     import logging
 
     from trio_nsq.spark.runtime.spark_engine import open_spark
 
     # py4j logs each lost connection to the JVM at the root logger; the command reports it once.
     logging.getLogger().addHandler(logging.NullHandler())
-    return open_spark(master, name, memory, lambda text: print_diagnostic(f"Note: {text}"))
+    quiet = click.get_current_context().params["quiet"]
+    return open_spark(master, name, memory, None if quiet else lambda text: print_diagnostic(f"Note: {text}"))
