@@ -57,7 +57,7 @@ def test_stream_without_limits(
 def test_limits_are_refused() -> None:
     source = NsqDataSource({"topic": "t", "maxOffsetsPerTrigger": "10"})
     with pytest.raises(
-        OptionError, match=f"maxOffsetsPerTrigger needs Spark 4.2 or newer; this is {VERSION}"
+        OptionError, match=f"maxOffsetsPerTrigger needs Spark 4.2 or newer; this is Spark {VERSION}"
     ):
         source.streamReader(source.schema())
 
