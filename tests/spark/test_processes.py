@@ -1,4 +1,4 @@
-"""Tests for `--jobs`: exports and replays in several processes."""
+"""Tests for work in other processes: exports and replays with `--jobs`, and conditions of replays."""
 
 import os
 import signal
@@ -22,6 +22,7 @@ from spark.support import (
     replayed,
     run_in_process,
     until,
+    write_parquet,
 )
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.log.gaps import Span
@@ -29,6 +30,8 @@ from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import BrokerPlace
+from trio_nsq.spark.replay.files import open_files
+from trio_nsq.spark.replay.filter import FilterError, FilterTask
 from trio_nsq.spark.runtime.processes import ProcessEngine
 
 SMALL_RANGES = ("--target-file-size", "64KiB", "--jobs", "2")
@@ -120,6 +123,36 @@ def test_interrupt(tmp_path: Path, number: signal.Signals, code: int) -> None:
         assert not any(map(is_running, started))
         assert leftovers(tmp_path) == []
         finish(broker, tmp_path)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_condition_that_never_ends_is_interrupted(
+    qcli: Cli, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """DuckDB does not look at signals while it evaluates this one."""
+    write_parquet(tmp_path / "a.parquet", {"body": ["a"]})
+    where = (
+        "len(list_filter(range(3000), lambda x: len(list_filter(range(3000000), lambda y: x = -y)) > x)) = 5"
+    )
+    with qcli.running("replay", str(tmp_path), "t", "--dry-run", "--where", where) as running:
+        until(lambda: bool(children(running.process.pid)))
+        started = children(running.process.pid)
+        until(lambda: Path(f"/proc/{started[0]}/maps").read_text().count("_duckdb") > 0)
+        begun_s = time.monotonic()
+        running.process.send_signal(number)
+        result = running.end()
+        assert time.monotonic() - begun_s < 20
+        assert (result.code, "Traceback" in result.err) == (code, False)
+        assert not any(map(is_running, started))
+
+
+def test_a_condition_cannot_take_all_memory(tmp_path: Path) -> None:
+    """The values of a list, here a gigabyte, are memory that DuckDB does not count."""
+    write_parquet(tmp_path / "a.parquet", {"body": ["a"]})
+    condition = "len(list_transform(range(1000000), lambda x: repeat('a', 1000))) = 5"
+    task = FilterTask(open_files(str(tmp_path)), condition, memory_bytes=768 * 1024 * 1024)
+    with ProcessEngine(1) as engine, pytest.raises(FilterError, match="--where cannot be used: "):
+        engine([task], lambda _: None, lambda *_: None)
 
 
 def test_killed_process_is_reported(tmp_path: Path) -> None:

@@ -135,13 +135,13 @@ class _FilesReplay:
         try:
             import duckdb  # noqa: F401
 
-            from trio_nsq.spark.replay.filter import select_rows
+            from trio_nsq.spark.replay.filter import select_rows_apart
         except ImportError as error:
             raise Failure(
                 f"--where needs DuckDB, which is not installed ({error}): pip install duckdb. --match, --since and "
                 "--until work without it."
             ) from error
-        return select_rows
+        return select_rows_apart
 
     def _open_spark(self, memory: str = "512m") -> SparkEngine:
         self._spark = self._stack.enter_context(spark_engine(self._options.master, "qcli replay", memory))

@@ -5,7 +5,10 @@ rows, only the columns of the condition; DuckDB sees no file and no network. `sp
 """
 
 import json
+import resource
 from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -13,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...protocol.errors import NSQError
+from ..runtime.engine import Advance
+from ..runtime.processes import ProcessDied, ProcessEngine
 from ..storage import Storage, storage_at
 from .files import ReplayFile, ReplayFiles, is_bytes
 from .rows import MIB, as_binary, open_parquet, read_row_group
@@ -41,6 +46,8 @@ _SETTINGS = """
     SET lock_configuration = true;
 """
 """The macros are functions of Spark, so that conditions with them have the same result with both."""
+_MAX_DATA_BYTES = 4 * 1024 * MIB
+"""The most memory of a process that evaluates a condition."""
 _MAX_NAMES = 50
 """The most names of columns in an error message."""
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -48,6 +55,48 @@ _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 class FilterError(NSQError):
     """A condition is invalid; the text has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterTask:
+    """A `Task` that selects rows in a process of its own, see `select_rows`.
+
+    Attributes:
+        memory_bytes: The most memory that the process gets.
+    """
+
+    files: ReplayFiles
+    condition: str
+    memory_bytes: int = _MAX_DATA_BYTES
+    messages: int = 0
+
+    def run(self, advance: Advance | None = None) -> dict[str, bytes]:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = self.memory_bytes if most == resource.RLIM_INFINITY else min(self.memory_bytes, most)
+        with suppress(OSError, ValueError):  # a system without this limit
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+        try:
+            return select_rows(self.files, self.condition)
+        except MemoryError as exc:
+            raise FilterError("--where cannot be used: it needs too much memory") from exc
+
+
+def select_rows_apart(files: ReplayFiles, condition: str) -> dict[str, bytes]:
+    """Select rows in a process of its own; see `select_rows`.
+
+    So Ctrl-C ends a condition that never ends, and a condition cannot take all memory: DuckDB does not count that of
+    all functions, and does not look at signals while a function runs.
+
+    Raises:
+        FilterError: Also if the process was killed.
+    """
+    found: list[dict[str, bytes]] = []
+    try:
+        with ProcessEngine(1) as engine:
+            engine([FilterTask(files, condition)], found.append, lambda messages, size: None)
+    except ProcessDied as exc:
+        raise FilterError(f"--where cannot be used: {exc}") from exc
+    return found[0]
 
 
 def select_rows(files: ReplayFiles, condition: str) -> dict[str, bytes]:
