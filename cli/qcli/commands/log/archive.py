@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from ...framework.output import json_lines, plain_table, print_diagnostic, size,
 from ...terminal.progress import byte_progress
 from ..shared.places import without_secrets
 from .findings import finding_lines, finding_record
-from .paths import NOT_A_LOG, Place, places
+from .paths import NOT_A_LOG, Place, places, total_bytes
 
 if TYPE_CHECKING:
     from trio_nsq.spark.segments.writer import ArchivedTopic, TopicArchiver
@@ -81,7 +80,7 @@ def command(path: Path, archive: str, tail: bool, form: str) -> int:
     archive = without_secrets(archive)
     archivers = [_archiver(place, archive, tail) for place in found]
     failure = None
-    with byte_progress(_total_bytes(found), "Archiving") as progress:
+    with byte_progress(total_bytes(found), "Archiving") as progress:
         try:
             for archiver in archivers:
                 archiver.archive(progress)
@@ -110,13 +109,6 @@ def _archiver(place: Place, archive: str, tail: bool) -> TopicArchiver:
 
     assert place.topic is not None
     return TopicArchiver(place.topic, place.path, partial(storage_below, archive, place.topic), tail=tail)
-
-
-def _total_bytes(found: Iterable[Place]) -> int:
-    from trio_nsq.log import Files
-    from trio_nsq.log.inspection.segments import segment_bytes
-
-    return sum(segment_bytes(segment, Files()) for place in found for segment in place.segments()[0])
 
 
 def _record(report: ArchivedTopic) -> dict[str, Any]:

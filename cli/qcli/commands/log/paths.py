@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +55,14 @@ class Place:
             [segment for segment in segments if segment.path == self.path],
             [finding for finding in findings if finding.path == self.path],
         )
+
+
+def total_bytes(found: Iterable[Place]) -> int:
+    """Return the size of all segments of these places. Raises LogReadError."""
+    from trio_nsq.log import Files
+    from trio_nsq.log.inspection.segments import segment_bytes
+
+    return sum(segment_bytes(segment, Files()) for place in found for segment in place.segments()[0])
 
 
 def is_data_folder(path: Path) -> bool:

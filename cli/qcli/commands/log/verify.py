@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from ...framework.options import output_format
 from ...framework.output import json_lines, plain_table, size, write
 from ...terminal.progress import byte_progress
 from .findings import finding_lines, finding_record, shown
-from .paths import NOT_A_LOG, Place, is_data_folder, places
+from .paths import NOT_A_LOG, Place, is_data_folder, places, total_bytes
 
 if TYPE_CHECKING:
     from trio_nsq.log.inspection.verify import LogReport, Progress
@@ -59,7 +58,7 @@ def command(path: Path, form: str) -> int:
     reads, and needs no broker; a broker may be running in the folder.
     """
     found = places(path)
-    with byte_progress(_total_bytes(found), "Verifying") as progress:
+    with byte_progress(total_bytes(found), "Verifying") as progress:
         reports = [(place.topic, _verify(place, progress)) for place in found]
     if is_data_folder(path):
         reports += _folder_reports(path)
@@ -68,13 +67,6 @@ def command(path: Path, form: str) -> int:
     else:
         write(_text(reports))
     return ExitCode.DAMAGED if any(report.damaged for _, report in reports) else ExitCode.OK
-
-
-def _total_bytes(found: Iterable[Place]) -> int:
-    from trio_nsq.log import Files
-    from trio_nsq.log.inspection.segments import segment_bytes
-
-    return sum(segment_bytes(segment, Files()) for place in found for segment in place.segments()[0])
 
 
 def _verify(place: Place, progress: Progress | None) -> LogReport:
