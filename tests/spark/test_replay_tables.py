@@ -157,7 +157,7 @@ def test_deleted_rows_are_refused(qcli: Cli, topic: str, tmp_path: Path) -> None
     [
         (["./f", "--delta"], "is not a Delta table"),
         (["prod/a.b", "--iceberg"], "the Iceberg catalog prod is not configured"),
-        (["local/a.b", "--iceberg"], "there is no Iceberg table local/a.b"),
+        (["local/a.b", "--iceberg"], "Error: there is no Iceberg table local/a.b"),
         (["local/b", "--iceberg"], "'local/b' is not CATALOG/NAMESPACE.TABLE"),
         (["./f", "--as-of", "2h"], "--as-of is for tables"),
         (["./f", "--delta", "--as-of", "17"], "--as-of 17 is not a time"),

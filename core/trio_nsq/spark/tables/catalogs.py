@@ -8,6 +8,7 @@ from pyiceberg import exceptions
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.utils.config import Config
 
+from ...protocol.errors import NSQError
 from ..storage import Storage, local_path
 from ..storage.access import access_to
 from ..storage.objects import ObjectStorage
@@ -86,6 +87,8 @@ def explained(shown: str, what: str) -> Iterator[None]:
     """
     try:
         yield
+    except NSQError:
+        raise  # explained already
     except (exceptions.CommitFailedException, exceptions.TableAlreadyExistsError) as exc:
         raise TableBusy(f"{shown} cannot be {what}: other writers change it all the time") from exc
     except Exception as exc:
