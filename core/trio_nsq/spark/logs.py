@@ -6,10 +6,13 @@ from typing import Protocol, runtime_checkable
 
 from ..client.connection.reconnect import PATIENCE_S
 from ..client.connection.tls import TLSFiles
+from ..client.errors import RequestRefused
 from ..client.reading.batches import Found
 from ..client.reading.broker_log import Bounds, BrokerLog, broker_label
 from ..log.gaps import Span
 from ..secret import NO_SECRET, Secret
+
+_TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
 
 
 class Log(Protocol):
@@ -29,10 +32,18 @@ class Log(Protocol):
         """
 
     def id_at(self, sequence: int) -> str | None:
-        """Return the id of a message, 16 hex digits; None if it is not retained. Raises the errors of `bounds`."""
+        """Return 16 hex digits that identify a message, for a broker its id; None if it is not retained.
+
+        Raises the errors of `bounds`.
+        """
 
     def read(self, span: Span) -> Iterator[Found]:
         """Read the records and the gaps of a span, in order. Raises the errors of `bounds`."""
+
+
+def is_without_topic(error: Exception) -> bool:
+    """Whether a broker answers, and does not have the topic."""
+    return isinstance(error, RequestRefused) and error.text == _TOPIC_NOT_FOUND
 
 
 class ChannelLog(Log, Protocol):

@@ -45,7 +45,6 @@ class ExportRun:
         self._stack = stack
         self._engine_name = ""
         self._engine: Engine | None = None
-        self._damaged = False
         self._gaps_reported = 0
         self._rounds_reported = 0
         self._heading = ""
@@ -194,7 +193,7 @@ class ExportRun:
     def _report_gaps(self) -> None:
         gaps = self.job.result.gaps
         for broker, first, end, reason in gaps[self._gaps_reported :]:
-            self._damaged |= report_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
+            report_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
         self._gaps_reported = len(gaps)
 
     def _is_news(self) -> bool:
@@ -214,7 +213,7 @@ class ExportRun:
         elapsed_s = time.monotonic() - self._begun_s
         if self._options.form == "json":
             fields = dataclasses.asdict(outcome)
-            for name in ("gaps", "planned_messages", "planned_ranges", "planned_bytes"):
+            for name in ("gaps", "planned_bytes"):
                 del fields[name]
             head = {"topic": request.topic, "folder": request.place, "engine": self._engine_name or None}
             fields["unavailable"] = sorted(self.job.failures)

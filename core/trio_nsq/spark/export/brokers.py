@@ -19,11 +19,6 @@ _WATCH_S, _MAX_WATCH_S = 0.5, 5.0
 """The pauses between two requests to a broker that does not answer; they double."""
 
 
-def is_missing_topic(error: Exception) -> bool:
-    """Whether a broker answers, and does not have the topic."""
-    return isinstance(error, RequestRefused) and error.text == "TOPIC_NOT_FOUND"
-
-
 class Brokers:
     """Asks the logs of several brokers at the same time.
 

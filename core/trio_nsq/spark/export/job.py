@@ -10,13 +10,13 @@ from typing import cast
 from ...client.errors import BrokerUnreachable, RequestRefused
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
-from ..logs import ChannelLog, LogPlace, SegmentedLog
+from ..logs import ChannelLog, LogPlace, SegmentedLog, is_without_topic
 from ..ranges import BrokerRanges, covered_up_to, subtract
 from ..runtime.engine import Advance, Engine
 from ..storage import Lease, Storage, StorageError, storage_at
 from ..tables.target import TableOptions
 from .books import Books
-from .brokers import Attempt, Brokers, Unread, is_missing_topic
+from .brokers import Attempt, Brokers, Unread
 from .manifest import Manifest, RangeResult, manifest_path
 from .request import ExportRequest, ExportResult
 from .sampling import check_layout, new_layout
@@ -132,8 +132,6 @@ class ExportJob:
         tasks: list[ExportTask] = []
         for wanted in self._wanted:
             tasks += self._plan_broker(manifest, wanted)
-        self.result.planned_ranges += len(tasks)
-        self.result.planned_messages += sum(task.messages for task in tasks)
         self._books.save()
         return tasks
 
@@ -143,7 +141,7 @@ class ExportJob:
         if self._seen:
             self._late |= labels - self._seen
         self._seen |= labels
-        self._late |= {label for label, error in self.failures.items() if is_missing_topic(error)}
+        self._late |= {label for label, error in self.failures.items() if is_without_topic(error)}
 
     def _resolve(self, place: LogPlace) -> _WantedSpan:
         """Determine the sequences of one log to export. Called in a thread."""
@@ -296,7 +294,7 @@ def open_export(
     logs = Brokers()
     if not logs.ask(places, lambda place: place.open().bounds()):
         for error in logs.failures.values():
-            if not (may_come and any(map(is_missing_topic, logs.failures.values()))):
+            if not (may_come and any(map(is_without_topic, logs.failures.values()))):
                 logs.close()
                 raise error
     storage = storage_at(request.place)

@@ -1,9 +1,10 @@
 """The manifest of an exported topic: its planned and exported ranges.
 
-A range is stored before a task exports it, and its bounds and its layout never change. If a task that was considered
-dead still runs, it writes the same files with the same content. Each task writes its result to a separate file
-(`RangeResult`), which the job merges into the manifest. Finished ranges that touch become one, so that the manifest of
-a continuous export does not grow with each round. In addition to the files with messages, an export folder has
+A range is stored before a task exports it. Its bounds never change, and its layout only if columns become wider. If a
+task that was considered dead still runs, it writes the same files with the same content. Each task writes its result to
+a separate file (`RangeResult`), which the job merges into the manifest. Finished ranges that touch become one, so that
+the manifest of a continuous export does not grow with each round. In addition to the files with messages, an export
+folder has
 
     _nsq/TOPIC/manifest.json
     _nsq/TOPIC/done/RANGE.json
@@ -46,7 +47,7 @@ class RangeResult:
         gaps: `[first, end, reason]` of the missing messages.
         for_one_channel: Messages that were republished to one channel; they are not exported again.
         unparsed: Messages whose body is in the column `unparsed`.
-        last_id: The id of the message `end - 1`, 16 hex digits; None if it is missing.
+        last_id: What `Log.id_at` returns for the message `end - 1`; None if it is missing.
         layout: The layout of the files, an index into the manifest's.
         misfits: The number of values that did not fit their column, by field.
         new_fields: Fields of JSON bodies without a column, with their inferred types; at most 100.

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from ...log.gaps import Span
+from ...protocol.limits import MIB
 from ..tables.target import TableTarget
 from .layout import JsonType, Layout
 from .manifest import RangeResult
-
-MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,6 @@ class ExportResult:
 
     Attributes:
         messages, body_bytes, files, file_bytes, ranges: Exported.
-        planned_messages, planned_ranges: Planned.
         planned_bytes: The estimated size of the planned part of the log.
         skipped_messages: Requested, but exported before.
         missing: Messages that are no longer retained.
@@ -72,8 +70,6 @@ class ExportResult:
     files: int = 0
     file_bytes: int = 0
     ranges: int = 0
-    planned_messages: int = 0
-    planned_ranges: int = 0
     planned_bytes: int = 0
     skipped_messages: int = 0
     missing: int = 0

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from ...log.gaps import Span
 from ...log.records import RecordBatch
+from ...protocol.limits import MIB
 from ..logs import LogPlace
 from .json_columns import infer_columns
 from .layout import BodyFormat, Layout, LayoutError, PartitionBy
-from .request import MIB, ExportRequest
+from .request import ExportRequest
 
 SAMPLE_MESSAGES = 10_000
 _PIECES = 20

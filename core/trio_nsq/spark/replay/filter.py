@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...protocol.errors import NSQError
+from ...protocol.limits import MIB
 from ..runtime.engine import Advance
 from ..runtime.processes import ProcessDied, ProcessEngine
 from ..storage import Storage, storage_at
 from .files import ReplayFile, ReplayFiles, is_bytes
-from .rows import MIB, as_binary, open_parquet, read_row_group
+from .rows import as_binary, open_parquet, read_row_group
 
 CHUNK_BYTES = 16 * MIB
 """The approximate size of the values that DuckDB gets at a time."""

@@ -3,8 +3,9 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from ...protocol.limits import MIB
 from .files import ReplayFiles, RowGroup
-from .rows import MIB, RowGroupRange, earliest_time, pack_bits
+from .rows import RowGroupRange, earliest_time, pack_bits
 
 _PIECE_BYTES = 64 * MIB
 _MIN_PIECE_BYTES = 4 * MIB

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ...protocol.limits import MIB
 from ..storage import Storage, StoredFile, storage_at
 from .files import ReplayColumns, ReplayFileError, times_ns
 
-MIB = 1024 * 1024
 CHUNK_BYTES = 4 * MIB
 """The approximate size of the bodies that are decoded at a time."""
 _MAX_CHUNK_ROWS = 20_000

@@ -18,12 +18,13 @@ from ...client.connection.reconnect import PATIENCE_S
 from ...client.connection.tls import TLSFiles
 from ...client.http.idempotent_producer import IdempotentProducer, PublishOutcome
 from ...protocol.batcher import Batcher
+from ...protocol.limits import MIB
 from ...secret import NO_SECRET, Secret
 from ..runtime.engine import Advance
 from ..storage import storage_at
 from .files import ReplayColumns
 from .request import MAX_EXAMPLES, PieceResult, ReplayRequest
-from .rows import CHUNK_BYTES, MIB, RowGroupRange, RowReader, Rows
+from .rows import CHUNK_BYTES, RowGroupRange, RowReader, Rows
 
 _MAX_BATCH_MESSAGES = 10_000
 _MAX_BATCH_BYTES = 2 * MIB

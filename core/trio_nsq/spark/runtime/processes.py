@@ -112,7 +112,7 @@ class _Worker:
         os.close(alive)
 
     def start(self, task: Any) -> None:
-        with suppress(BrokenPipeError):  # `receive` tells
+        with suppress(BrokenPipeError, ConnectionResetError):  # `receive` tells
             self.connection.send((known_access(), task))
 
     def receive(self) -> tuple[str, Any]:

@@ -96,7 +96,7 @@ class SegmentLog:
         return Bounds(first, end, sum(sizes), sequence, from_at)
 
     def id_at(self, sequence: int) -> str | None:
-        """Return the id of a message, 16 hex digits; None if it cannot be read. Raises the errors of `bounds`."""
+        """See `Log.id_at`; None also if the message is damaged. Raises the errors of `bounds`."""
         for found in self._batches(self._segments(), Span(sequence, sequence + 1)):
             return f"{found.first_id + sequence - found.base_sequence:016x}"
         return None

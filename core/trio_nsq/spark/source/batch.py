@@ -10,10 +10,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from ...client.errors import RequestRefused
 from ...client.reading.broker_log import Bounds
 from ...log.gaps import Span
-from ..logs import Log, LogPlace
+from ..logs import Log, LogPlace, is_without_topic
 from ..options import OptionError
 from .columns import RowFormat
-from .fleet import Fleet, LogKey, ask_logs, check_topics, is_without_topic
+from .fleet import Fleet, LogKey, ask_logs, check_topics
 from .inquiry import Inquiry
 from .options import ReadOptions, position_on
 from .partitions import (

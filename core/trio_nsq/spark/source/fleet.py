@@ -9,12 +9,12 @@ from typing import NamedTuple, TypeVar
 from ...client.errors import BrokerUnreachable, NotABroker, RequestRefused
 from ...client.http.broker_http import BrokerHTTP
 from ...lookup.answers import ProducerAddress, parse_lookup, parse_nodes
-from ..logs import LogPlace
+from ..logs import LogPlace, is_without_topic
 from ..segments.places import places_of, topics_in
 from .inquiry import Answers, Inquiry
 from .options import ReadOptions, SourceError
 
-_TOPIC_NOT_FOUND, _PATH_NOT_FOUND = "TOPIC_NOT_FOUND", "NOT_FOUND"
+_PATH_NOT_FOUND = "NOT_FOUND"
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -35,11 +35,6 @@ class LookupdUnreachable(BrokerUnreachable):
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(address, reason)
         self.args = (f"the nsqlookupd at {address} cannot be reached: {reason}",)
-
-
-def is_without_topic(error: RequestRefused) -> bool:
-    """Whether a broker refused a request because it does not have the topic."""
-    return error.text == _TOPIC_NOT_FOUND
 
 
 class Fleet:

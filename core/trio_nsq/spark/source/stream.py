@@ -19,7 +19,7 @@ from ...client.errors import RequestRefused
 from ...client.reading.broker_log import Bounds
 from ...durations import parse_duration_ns
 from ...log.gaps import Span
-from ..logs import ChannelLog, Log, LogPlace
+from ..logs import ChannelLog, Log, LogPlace, is_without_topic
 from ..options import OptionError
 from ..versions import (
     ReadAllAvailable,
@@ -30,7 +30,7 @@ from ..versions import (
     SupportsTriggerAvailableNow,
 )
 from .columns import RowFormat
-from .fleet import Fleet, LogKey, ask_logs, check_topics, is_without_topic
+from .fleet import Fleet, LogKey, ask_logs, check_topics
 from .inquiry import Inquiry
 from .offsets import (
     LogOffset,
@@ -258,8 +258,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._places = self._fleet.find()
             self._find_again_s = now_s + self._options.discovery_interval_s
         self._check_removed(before)
-        known = {key: self._options.place(*key) for key in before if self._is_read(key)}
-        return known | self._places
+        others = [key for key in before if key not in self._places and self._is_read(key)]
+        # `place` lists folders if segments are read.
+        return {key: self._options.place(*key) for key in others} | self._places
 
     def _is_read(self, key: LogKey) -> bool:
         """Whether the options allow to read a log of the checkpoint."""

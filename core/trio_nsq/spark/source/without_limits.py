@@ -5,9 +5,9 @@ other reader checks in `latestOffset` is checked there, and all brokers must ans
 """
 
 from ...client.errors import RequestRefused
-from ..logs import LogPlace
+from ..logs import LogPlace, is_without_topic
 from .columns import RowFormat
-from .fleet import LogKey, ask_logs, check_topics, is_without_topic
+from .fleet import LogKey, ask_logs, check_topics
 from .inquiry import Inquiry
 from .offsets import LogOffset, LogOffsets, Offset, build_offset, parse_offset
 from .options import ReadOptions, SourceError, TriggerLimits

@@ -97,10 +97,10 @@ class KnownAccess:
 
 def known_access() -> KnownAccess:
     """Return the settings of all places that were used in this process. Expired keys of profiles are found again."""
-    for bucket, (place, access) in known.items():
+    for bucket, (place, access) in list(known.items()):  # other threads may add some
         if place and is_expired(access.get(EXPIRES)):
             known[bucket] = place, _find(parse_place(place))
-    return KnownAccess(tuple((bucket, access) for bucket, (_, access) in known.items()))
+    return KnownAccess(tuple((bucket, access) for bucket, (_, access) in list(known.items())))
 
 
 def keep_secrets(place: str) -> str:

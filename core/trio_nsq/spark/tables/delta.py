@@ -40,7 +40,7 @@ class DeltaExportTable(Table):
     """A Delta table, see `Table`."""
 
     def __init__(self, storage: Storage, topic: str, export_id: str, options: TableOptions) -> None:
-        super().__init__(storage, topic, export_id, options)
+        super().__init__(storage, topic, options)
         self.shown = f"the Delta table {storage.shown}"
         self._url = storage.url_of("").rstrip("/")
         self._app_id = f"qcli-to-parquet-{export_id}"

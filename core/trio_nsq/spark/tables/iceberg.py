@@ -65,7 +65,7 @@ class IcebergExportTable(Table):
     def __init__(
         self, target: TableTarget, storage: Storage, topic: str, export_id: str, options: TableOptions
     ) -> None:
-        super().__init__(storage, topic, export_id, options)
+        super().__init__(storage, topic, options)
         self.shown = f"the Iceberg table {target.catalog}/{target.name}"
         self._name = target.name
         self._catalog = load(target.catalog, storage)

@@ -10,6 +10,9 @@ def open_table(
 ) -> Table:
     """Open a table, which need not exist.
 
+    Args:
+        export_id: The id of the export's manifest; the numbers of commits are of this export.
+
     Raises:
         TableError: The packages for the table are not installed, or its catalog is not configured.
         TableUnavailable: The catalog cannot be reached.

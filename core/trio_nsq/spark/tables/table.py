@@ -34,16 +34,14 @@ class Table(ABC):
     Args:
         storage: The export folder.
         topic: The topic of the export.
-        export_id: The id of the export's manifest; the numbers of commits are of this export.
     """
 
     shown: str
     """The table, for messages."""
 
-    def __init__(self, storage: Storage, topic: str, export_id: str, options: TableOptions) -> None:
+    def __init__(self, storage: Storage, topic: str, options: TableOptions) -> None:
         self._storage = storage
         self._topic = topic
-        self._export_id = export_id
         self._options = options
         self._new_files: int | None = None  # since the last compaction; None: there was none
 
