@@ -124,6 +124,13 @@ def test_wrong_masters_are_refused_at_once(qcli: Cli, topic: str, tmp_path: Path
             f"spark://127.0.0.1:{port}",
             f"No Spark master answers at spark://127.0.0.1:{port} (127.0.0.1:{port}: connection refused): start it",
         ),
+        *(
+            (
+                f"spark://{wrong}",
+                f"No Spark master answers at spark://{wrong} ({wrong}: another server has this port)",
+            )
+            for wrong in (qcli.http_address, qcli.tcp_address)
+        ),
     ):
         result = run_in_process(qcli, "to-parquet", topic, str(tmp_path / "a"), "--master", url)
         assert result.code == 1

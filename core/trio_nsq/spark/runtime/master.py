@@ -2,17 +2,23 @@
 
 import re
 import socket
+import struct
 
 from .failures import SparkFailed
 
-_CONNECT_TIMEOUT_S = 3.0
+_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S = 3.0, 10.0
+_NO_STREAM = b"/jars/"
+_QUESTION = struct.pack(">qbi", 13 + len(_NO_STREAM), 6, len(_NO_STREAM)) + _NO_STREAM
+"""A StreamRequest of Spark's protocol: its own length, the type, and the name of a stream, which does not exist."""
+_ANSWER_START = bytes(4)
+"""The first half of the length of an answer."""
 _URL = re.compile(
     r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[\d+,\s*\d+,\s*\d+\]|spark://[^/]+|yarn|k8s://.+"
 )
 
 
 def check_master(url: str | None) -> None:
-    """Check the form of the URL, and that one of the masters of a standalone cluster accepts connections.
+    """Check the form of the URL, and that a master of a standalone cluster answers in Spark's protocol.
 
     Args:
         url: None: Spark's own settings name the master.
@@ -36,7 +42,7 @@ def check_master(url: str | None) -> None:
         if not (host and port.isdecimal()):
             raise SparkFailed(f"the URL {url} is not that of a Spark master: {place} is not HOST:PORT")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+            _ask(host.strip("[]"), int(port))
         except (OSError, OverflowError) as exc:
             reasons.append(f"{place}: {getattr(exc, 'strerror', None) or exc}".lower())
         else:
@@ -45,3 +51,23 @@ def check_master(url: str | None) -> None:
         f"no Spark master answers at {url} ({'; '.join(reasons)}): start it, or give the URL that its log and its web "
         "page show"
     )
+
+
+def _ask(host: str, port: int) -> None:
+    """Check that a server speaks Spark's protocol.
+
+    A master closes the connection unanswered if it has TLS, so that is no error.
+
+    Raises:
+        OSError: It does not accept connections, does not answer, or speaks another protocol.
+        OverflowError: The port is not one.
+    """
+    with socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as connection:
+        connection.settimeout(_ANSWER_TIMEOUT_S)
+        try:
+            connection.sendall(_QUESTION)
+            answer = connection.recv(len(_ANSWER_START), socket.MSG_WAITALL)
+        except ConnectionError:
+            return
+    if not _ANSWER_START.startswith(answer):
+        raise OSError("another server has this port")
