@@ -143,6 +143,9 @@ def test_new_fields() -> None:
         ("A", T.BOOLEAN, "A_2"),
     ]
     assert parse([b'{"b": 2, "A": true}'], more)[:2] == ([[None], [2.0], [None], [True]], [None])
+    long = JsonParser(chosen)
+    long.parse([json.dumps({"x" * 256: 1, "y" * 255: 2}).encode()])
+    assert list(long.new_fields) == ["y" * 255]
     many = JsonParser(chosen)
     many.parse([json.dumps({f"k{number}": 1 for number in range(101)}).encode()])
     assert len(many.new_fields) == 100

@@ -35,6 +35,8 @@ _PYTHON_TYPES: Mapping[JsonType, frozenset[type]] = {
 _ARROW_REFUSES = (OverflowError, UnicodeEncodeError, pa.ArrowException)
 _INT64 = range(-(2**63), 2**63)
 _MAX_NEW_FIELDS = 100
+_MAX_NAME_CHARS = 255
+"""Fields with longer names have no column: they are in `rest`, and would make the manifest and every footer large."""
 _JSON_SPACE = " \t\r\n"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -174,7 +176,7 @@ def infer_columns(bodies: Iterable[bytes], given: Sequence[tuple[str, JsonType |
 
 def _is_name(field: str) -> bool:
     """Whether a field can name a column."""
-    return bool(field) and field.isprintable()
+    return 0 < len(field) <= _MAX_NAME_CHARS and field.isprintable()
 
 
 def _type_of(value: object) -> JsonType:
