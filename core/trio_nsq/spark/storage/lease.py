@@ -109,12 +109,16 @@ class _ObjectLease(Lease):
 
     def _renew(self) -> None:
         """Renew the lease, with the lock. Raises LeaseLost, or StorageError if the store does not answer."""
-        if not self._lost:
+        while not self._lost:
             try:
                 self._swap(self._version)
                 return
             except ChangedMeanwhile:
-                self._lost = True
+                found = self._storage.read(self._name)
+                if found is None or (_parse(found) or {}).get("token") != self._about["token"]:
+                    self._lost = True
+                else:
+                    self._version = found.version  # of an earlier request, whose answer was lost
         raise LeaseLost(
             f"another process has taken over {self._storage.shown}, because this one did not run for "
             f"{LEASE_S:.0f} s or could not reach the store: it has written nothing since"
