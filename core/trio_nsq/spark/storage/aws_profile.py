@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 from .interface import StorageError
@@ -87,14 +88,15 @@ def _run_process(profile: str, command: str) -> dict[str, str]:
         )
         found = json.loads(done.stdout)
         keys = {"aws_access_key_id": found["AccessKeyId"], "aws_secret_access_key": found["SecretAccessKey"]}
+        if found.get("SessionToken"):
+            keys["aws_session_token"] = found["SessionToken"]
+        if found.get("Expiration"):
+            expires = datetime.fromisoformat(found["Expiration"])
+            keys["expires"] = (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).isoformat()
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as exc:
         raise StorageError(
             f"the credential_process of the profile {profile} of AWS failed: {type(exc).__name__}"
         ) from exc
-    if found.get("SessionToken"):
-        keys["aws_session_token"] = found["SessionToken"]
-    if found.get("Expiration"):
-        keys["expires"] = found["Expiration"]
     return keys
 
 
