@@ -99,6 +99,9 @@ def test_listing_of_folders_and_files(storage: Storage) -> None:
     assert sorted((each.name, each.size_bytes) for each in found) == [("a/b/c", 2), ("a/d", 2), ("e", 2)]
     assert storage.names("a") == ["a/d"]
     assert storage.file("e") in found
+    for file in found:
+        with storage.open_file(file) as opened:
+            assert opened.read() == b"12"
     storage.put("e", b"345")
     unfinished.discard()
     assert storage.file("e") not in found

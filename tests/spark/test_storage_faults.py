@@ -80,6 +80,32 @@ def test_writes_are_repeated_and_recognized(
     assert [found.data for name in "ab" if (found := storage.read(name)) is not None] == [b"one", b"two"]
 
 
+def test_a_large_object_that_is_there_is_sent_once(broken: Proxy, place: str) -> None:
+    """A store may refuse a large object before all of it is sent, and close the connection."""
+    storage = storage_at(place)
+    assert storage.put_new("a", b"x" * 3_000_000)
+    file = storage.create("a")
+    file.write(b"x" * 2_000_000)
+    broken.requests.clear()
+    broken.judge = lambda method, path: Fault() if method == "PUT" else None
+    assert not file.publish()
+    assert [each.partition(" ")[0] for each in broken.requests].count("PUT") == 1
+
+
+def test_a_file_of_a_listing_is_opened_without_a_request(broken: Proxy, place: str) -> None:
+    storage = storage_at(place)
+    storage.put_new("a", b"0123456789")
+    found = storage.files()
+    assert isinstance(found, list)
+    broken.requests.clear()
+    with storage.open_file(found[0]) as file:
+        assert (file.size(), broken.requests) == (10, [])
+        assert file.read(4) == b"0123"
+        storage.put("a", b"abcdefghij")
+        with pytest.raises(StorageError, match="changed meanwhile"):
+            file.read(2)
+
+
 def test_reads_and_lists_are_repeated(broken: Proxy, place: str) -> None:
     storage = storage_at(place)
     storage.put_new("a/b", b"0123456789")
@@ -194,6 +220,20 @@ def test_a_lease_that_was_taken_over_is_lost(s3: Store, place: str) -> None:
             until(lambda: _is_lost(lease))
 
 
+def test_a_renewal_whose_answer_was_lost_keeps_the_lease(s3: Store, place: str) -> None:
+    def about() -> dict[str, object]:
+        found = storage.read("lock")
+        assert found is not None
+        return dict(json.loads(found.data))
+
+    with s3.here():
+        storage = storage_at(place)
+        with storage.hold("lock", Held) as lease:
+            storage.put("lock", json.dumps(about() | {"count": -1}).encode())
+            until(lambda: about()["count"] != -1)
+            lease.check()
+
+
 def _is_lost(lease: object) -> bool:
     try:
         lease.check()  # type: ignore[attr-defined]
@@ -262,10 +302,13 @@ def test_profiles(s3: Store, tmp_path: Path) -> None:
     program = tmp_path / "keys.py"
     keys = {"Version": 1, "AccessKeyId": KEY, "SecretAccessKey": SECRET, "Expiration": "2126-01-01T00:00:00Z"}
     program.write_text(f"print({json.dumps(json.dumps(keys))})")
+    odd = tmp_path / "odd.py"
+    odd.write_text(f"print({json.dumps(json.dumps(keys | {'Expiration': 'tomorrow'}))})")
     (tmp_path / "config").write_text(
         f"[default]\nregion = us-east-1\nendpoint_url = {s3.endpoint}\n"
         f"[profile process]\ncredential_process = {sys.executable} {program}\nendpoint_url = {s3.endpoint}\n"
         "[profile failing]\ncredential_process = /nowhere/program\n"
+        f"[profile odd]\ncredential_process = {sys.executable} {odd}\n"
     )
     (tmp_path / "credentials").write_text(
         f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
@@ -277,7 +320,11 @@ def test_profiles(s3: Store, tmp_path: Path) -> None:
     for profile in ({}, {"AWS_PROFILE": "default"}, {"AWS_PROFILE": "process"}):
         with Store(s3.place, env | profile, "").here():
             assert reaches(s3.new_place())
-    for name, text in (("failing", "credential_process"), ("missing", "does not exist")):
+    for name, text in (
+        ("failing", "credential_process"),
+        ("odd", "credential_process"),
+        ("missing", "does not exist"),
+    ):
         with (
             Store(s3.place, env | {"AWS_PROFILE": name}, "").here(),
             pytest.raises(StorageError, match=f"profile {name} of AWS.*|.*{text}"),

@@ -176,7 +176,7 @@ def open_files(
     def read_footer(stamp: StoredFile) -> tuple[ReplayFile, ReplayColumns]:
         name = stamp.name if len(stamps) > 1 else f"{shown}/{stamp.name}"
         try:
-            with storage.open_input(stamp.name) as file:
+            with storage.open_file(stamp) as file:
                 footer = pq.read_metadata(file)
             schema = footer.schema.to_arrow_schema()
         except (pa.ArrowException, OSError) as exc:
@@ -185,7 +185,7 @@ def open_files(
         own = bool(columns.order)
         topics = _topics(footer) if own else frozenset()
         if own and topics is None:
-            topics = frozenset(_read_topics(storage, stamp.name))
+            topics = frozenset(_read_topics(storage, stamp))
         file = ReplayFile(stamp, _row_groups(footer, columns), topics or frozenset(), frozenset(schema.names))
         return file, columns
 
@@ -334,8 +334,8 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _read_topics(storage: Storage, name: str) -> set[str]:
-    with storage.open_input(name) as file:
+def _read_topics(storage: Storage, stamp: StoredFile) -> set[str]:
+    with storage.open_file(stamp) as file:
         table = pq.ParquetFile(file).read(columns=["topic"])
     return {_text(each) for each in table["topic"].unique().to_pylist() if each is not None}
 

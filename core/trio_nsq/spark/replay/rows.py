@@ -283,7 +283,7 @@ def open_parquet(storage: Storage, stamp: StoredFile) -> Iterator[Any]:
             raise ReplayFileError(
                 f"the file {stamp.name} {what} after this replay was planned: start a new replay"
             )
-        with storage.open_input(stamp.name) as file, pq.ParquetFile(file) as parquet:
+        with storage.open_file(stamp) as file, pq.ParquetFile(file) as parquet:
             yield parquet
     except (pa.ArrowException, OSError) as exc:
         raise ReplayFileError(f"the file {stamp.name} cannot be read: {exc}") from exc

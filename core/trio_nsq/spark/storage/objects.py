@@ -24,6 +24,8 @@ from .places import AZURE, GCS, S3, PlaceURI, parse_place
 
 _MIN_BYTES_PER_S = 1 << 20
 """A slower upload or download is given up."""
+_LARGE_BYTES = 1 << 20
+"""Before a new object of this size is sent again, the store is asked whether it is there."""
 _LISTED_AT_ONCE = 1000
 _ATTEMPTS, _CONFLICT_S = 20, 0.2
 _CREDENTIALS = {
@@ -129,14 +131,30 @@ class ObjectStorage(Storage):
         self._put(name, data, "overwrite")
 
     def _put(self, name: str, data: Any, mode: Any) -> str:
-        """Write an object by one request; return its version. Raises Refused if the condition of `mode` is not met."""
+        """Write an object by one request; return its version. Raises Refused if the condition of `mode` is not met.
+
+        A store that refuses a large object may close the connection before all of it is sent, so that its answer is
+        lost. To send the object again would not help.
+        """
         import obstore
+        from obstore.exceptions import AlreadyExistsError
 
         timeout_s = _transfer_s(len(data))
         store, path = self._store(timeout_s), self._prefix + name
+        was_sent = False
+
+        def put() -> Any:
+            nonlocal was_sent
+            if was_sent and mode == "create" and len(data) >= _LARGE_BYTES:
+                with suppress(FileNotFoundError):
+                    obstore.head(self._store(ATTEMPT_S), path)
+                    raise AlreadyExistsError(path)
+            was_sent = True
+            return obstore.put(store, path, data, mode=mode, use_multipart=False)
+
         result = self._calls.run(
             f"the object {self.url_of(name)} cannot be written",
-            lambda: obstore.put(store, path, data, mode=mode, use_multipart=False),
+            put,
             attempt_s=timeout_s,
             deadline_s=max(DEADLINE_S, 2 * timeout_s),
         )
@@ -237,7 +255,10 @@ class ObjectStorage(Storage):
         found = self.file(name)
         if found is None:
             raise FileNotFoundError(f"the object {self.url_of(name)} does not exist")
-        return ObjectInput(found.size_bytes, partial(self._read_range, found))
+        return self.open_file(found)
+
+    def open_file(self, file: StoredFile) -> ObjectInput:
+        return ObjectInput(file.size_bytes, partial(self._read_range, file))
 
     def _read_range(self, file: StoredFile, start: int, end: int) -> bytes:
         """Read a part of an object. Raises StorageError if it has another version than the given one."""

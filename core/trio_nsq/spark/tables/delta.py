@@ -137,14 +137,14 @@ class DeltaExportTable(Table):
 
     def _add(self, name: str, now_ms: int, *, data_change: bool) -> AddAction:
         """Return the action that adds a file."""
-        size = self._storage.size(name)
-        if size is None:
+        found = self._storage.file(name)
+        if found is None:
             raise TableError(
                 f"the file {self._storage.url_of(name)} is missing, and cannot be added to {self.shown}"
             )
-        with self._storage.open_input(name) as file:
+        with self._storage.open_file(found) as file:
             stats = delta_stats(pq.read_metadata(file))
-        return AddAction(name, size, _partition_values(name), now_ms, data_change, stats)
+        return AddAction(name, found.size_bytes, _partition_values(name), now_ms, data_change, stats)
 
     # ------------------------------------------------------------------ compaction
 
