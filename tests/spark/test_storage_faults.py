@@ -351,6 +351,7 @@ def test_settings_of_spark(s3: Store, tmp_path: Path) -> None:
         (f"s3://{BUCKET}/x", {"AWS_ENDPOINT_URL": "nonsense"}, "must begin with http"),
         (f"s3://{BUCKET}/x", {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "127.0.0.1:1 refuses connections"),
         ("s3:///x", {}, "has no bucket"),
+        ("s3://", {}, "has no bucket"),
         ("az://container/x", {}, "AZURE_STORAGE_ACCOUNT_NAME"),
         ("gs://bucket/x", {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere"}, "/nowhere"),
     ],
@@ -361,6 +362,12 @@ def test_wrong_settings_are_named(s3: Store, uri: str, env: dict[str, str], text
     message = str(caught.value)
     assert text in message
     assert ("\n" in message, SECRET in message, "wrong@" in message) == (False, False, False)
+
+
+@pytest.mark.parametrize("url", ["s3:bucket/x", "S3:/bucket/x", "gs:"])
+def test_a_url_without_slashes_is_no_local_folder(url: str) -> None:
+    with pytest.raises(StorageError, match=f"the URL {url} lacks two slashes"):
+        keep_secrets(url)
 
 
 def test_signatures_in_urls_are_not_in_causes() -> None:

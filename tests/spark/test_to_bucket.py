@@ -316,7 +316,7 @@ def test_signals_end_an_export_to_a_silent_store(
     [
         (
             "s3://KEY:wrong@archive/x",
-            r"access is denied \(HTTP 403 SignatureDoesNotMatch\), the secret key is wrong",
+            r"access is denied \(HTTP 403 SignatureDoesNotMatch\) because the secret key is wrong",
         ),
         ("s3://missing/x", "the bucket missing does not exist"),
         ("s3://archive/x?region=eu-west-1", "the region is wrong: set AWS_REGION"),

@@ -14,6 +14,7 @@ from ...framework.errors import ExitCode, Failure, translate
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, plain_table, print_diagnostic, size, write
 from ...terminal.progress import byte_progress
+from ..shared.engine import library_errors
 from ..shared.places import without_secrets
 from .findings import finding_lines, finding_record
 from .paths import NOT_A_LOG, Place, places, total_bytes
@@ -82,8 +83,9 @@ def command(path: Path, archive: str, tail: bool, form: str) -> int:
     failure = None
     with byte_progress(total_bytes(found), "Archiving") as progress:
         try:
-            for archiver in archivers:
-                archiver.archive(progress)
+            with library_errors():
+                for archiver in archivers:
+                    archiver.archive(progress)
         except Exception as error:
             shown = translate(error)
             if not isinstance(shown, Failure) or not any(each.report.copied for each in archivers):

@@ -81,8 +81,8 @@ def check_extra(command: str) -> None:
         from trio_nsq.extras import install_hint
 
         raise Failure(
-            f"{command} needs the extra 'spark', which is not installed ({error}): {install_hint('spark')}. "
-            "With pyarrow alone, pip install pyarrow, --engine inline works."
+            f"{command} needs the package pyarrow, which is not installed ({error}): pip install pyarrow. "
+            f"To use Spark, too: {install_hint('spark')}."
         ) from error
 
 
@@ -122,7 +122,8 @@ def _library_failure(error: Exception, when_refused: _WhenRefused) -> Failure:
     if isinstance(error, BrokerUnreachable):
         return http_failure(error)
     text = str(error)
-    return Failure(text[:1].upper() + text[1:] + "." * (not text.endswith(".")))
+    is_url = "://" in text.partition(" ")[0]
+    return Failure((text if is_url else text[:1].upper() + text[1:]) + "." * (not text.endswith(".")))
 
 
 def better_engine(size_bytes: int, tasks: int, what: str) -> tuple[str, str]:

@@ -7,9 +7,9 @@ def without_secrets(place: str) -> str:
     """Keep the secrets of a URL in this process, and return the URL without them, for requests and messages.
 
     Raises:
-        Failure: The credentials of an object store cannot be used.
+        Failure: The credentials of an object store cannot be used, or the URL is incomplete.
     """
-    if "://" not in place:
+    if ":" not in place:
         return place
     from trio_nsq.spark.storage import keep_secrets
 

@@ -78,15 +78,16 @@ def iceberg_table(text: str) -> TableTarget:
 @click.command(
     "to-parquet",
     cls=DocumentedCommand,
-    short_help="Write a topic's messages to Parquet files.",
+    short_help="Write a topic's messages to Parquet files or tables.",
     examples={
         "export all retained messages": "qcli to-parquet clicks ./archive",
-        "export the last two hours, with a folder for each hour": "qcli to-parquet clicks ./archive --since 2h --until "
-        "now --partition-by hour",
         "export continuously, each message exactly once": "qcli to-parquet clicks "
         "./archive --channel archive --follow --every 5m",
         "write the fields of JSON bodies as columns": "qcli to-parquet clicks ./archive --json --columns "
         "user,url,ts:timestamp",
+        "export to a Delta table in a bucket": "qcli to-parquet clicks s3://bucket/clicks --delta",
+        "export the last two hours, with a folder for each hour": "qcli to-parquet clicks ./archive --since 2h --until "
+        "now --partition-by hour",
         "export from all brokers that have the topic": "qcli to-parquet clicks ./archive --lookupd-http-address "
         "127.0.0.1:4161",
         "export a backup, without its broker": "qcli to-parquet clicks ./archive --from-segments "
@@ -179,8 +180,8 @@ def iceberg_table(text: str) -> TableTarget:
     CONTINUOUS,
     "--channel",
     metavar="NAME",
-    help="Begin at the position of this channel, and move it past messages that are in files. It is created if it "
-    "is missing, and must have no other consumers.",
+    help="Begin at this channel's position, and move it past exported messages. If missing, it is created at the "
+    "newest message. No other consumer may use it.",
 )
 @option(CONTINUOUS, "--follow", is_flag=True, help="Continue with new messages until interrupted.")
 @option(

@@ -235,10 +235,12 @@ class ExportRun:
 
 
 def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) -> str:
+    catalog = request.table.catalog if request.table else ""
+    table = f" and the table {catalog}/{request.table.name}" if request.table and catalog else ""
     text = (
         f"{count_of(outcome.messages, 'message')} ({size(outcome.body_bytes)}) of {request.topic} written to "
-        f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}) in {request.place} in {elapsed_s:.2f} s: "
-        f"{rate(outcome.messages / elapsed_s)} messages/s"
+        f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}) in {request.place}{table} in "
+        f"{elapsed_s:.2f} s: {rate(outcome.messages / elapsed_s)} messages/s"
     )
     if outcome.skipped_messages:
         text += f"; {count_of(outcome.skipped_messages, 'message')} written before"

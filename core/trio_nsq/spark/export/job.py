@@ -300,7 +300,9 @@ def open_export(
     storage = storage_at(request.place)
 
     def if_held(holder: str) -> StorageError:
-        return StorageError(f"another export of topic {request.topic} writes to {storage.shown}: {holder}")
+        return StorageError(
+            f"another export of topic {request.topic} writes to {storage.shown}: {holder}. Wait for it, or stop it"
+        )
 
     with ExitStack() as stack:
         stack.callback(logs.close)

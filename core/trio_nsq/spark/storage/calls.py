@@ -215,10 +215,11 @@ class _Failure(NamedTuple):
 def _of_status(status: int, code: str, text: str) -> _Failure:
     message = _ADVICE.get(code) or _first(_MESSAGE, text) or ""
     words = " ".join(part for part in (f"HTTP {status}", code) if part)
+    joint = " because " if code in _ADVICE else ", "
     if status in (401, 403):
-        reason = f"access is denied ({words})" + (f", {message}" if message else "")
+        reason = f"access is denied ({words})" + (f"{joint}{message}" if message else "")
         return _Failure(status, code, reason + ": check the credentials" * (code not in _ADVICE))
-    reason = f"the store answers {words}" + (f", {message.rstrip('.')}" if message else "")
+    reason = f"the store answers {words}" + (f"{joint}{message.rstrip('.')}" if message else "")
     transient = status >= 500 or status in _RETRIED or code in ("SlowDown", "RequestTimeout")
     return _Failure(status, code, _without_queries(reason), is_transient=transient)
 

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import IO, Any
 
-from ...extras import install_hint
 from ...protocol.errors import NSQError
 from .access import EXPIRES, PROFILE, Access, is_expired
 from .aws_profile import profile_settings
@@ -52,7 +51,7 @@ class ObjectStorage(Storage):
             import obstore  # noqa: F401
         except ImportError as exc:
             raise StorageError(
-                f"the place {place} needs the package obstore: {install_hint('spark')}"
+                f"{place} is in an object store, which needs the package obstore: pip install obstore"
             ) from exc
         self._uri = parse_place(place)
         self.shown = place
@@ -73,7 +72,7 @@ class ObjectStorage(Storage):
                 if isinstance(exc, KeyboardInterrupt | SystemExit | NSQError):
                     raise
                 first = next(iter(str(exc).splitlines()), type(exc).__name__)
-                raise StorageError(f"the place {self.shown} cannot be used: {first}") from exc
+                raise StorageError(f"{self.shown} cannot be used: {first}") from exc
         return self._stores[timeout_s]
 
     # ------------------------------------------------------------------ whole objects

@@ -24,12 +24,12 @@ def storage_at(place: str) -> Storage:
     if uri.kind in (S3, GCS, AZURE):
         if not uri.host:
             raise StorageError(
-                f"the place {uri.without_secrets()} has no bucket: write {uri.scheme}://BUCKET/FOLDER"
+                f"the URL {uri.without_secrets()} has no bucket: write {uri.scheme}://BUCKET/FOLDER"
             )
         return ObjectStorage(str(uri.without_secrets()), access_to(uri))
     if uri.kind == HADOOP:
         return HadoopStorage(place)
     raise StorageError(
-        f"the place {uri.without_secrets()} is not supported: use a path, or a URI that begins with s3://, gs://, "
+        f"the URL {uri.without_secrets()} is not supported: use a path, or a URL that begins with s3://, gs://, "
         "az://, abfss:// or hdfs://"
     )

@@ -53,7 +53,17 @@ class PlaceURI(NamedTuple):
     def __str__(self) -> str:
         user = f"{self.user}@" if self.user else ""
         options = f"?{urlencode(self.options, safe='/:')}" if self.options else ""
-        return f"{self.scheme}://{user}{self.host}/{self.path}".rstrip("/") + options
+        path = f"/{self.path}" if self.path else ""
+        return f"{self.scheme}://{user}{self.host}{path}{options}"
+
+
+def lacks_slashes(place: str) -> str | None:
+    """Return the scheme of a URL without its two slashes, such as `s3:bucket/folder`; None: it is another place.
+
+    It would be a local folder with an unexpected name.
+    """
+    scheme, colon, rest = place.partition(":")
+    return scheme if colon and scheme.lower() in _KINDS and not rest.startswith("//") else None
 
 
 def local_path(place: str) -> Path | None:

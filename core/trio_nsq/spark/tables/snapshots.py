@@ -50,7 +50,7 @@ def version_files(source: str, version: TableVersion) -> tuple[str, list[StoredF
 def _delta_files(place: str, version: TableVersion) -> tuple[str, str, list[str]]:
     import pyarrow as pa
     from deltalake import DeltaTable
-    from deltalake.exceptions import TableNotFoundError
+    from deltalake.exceptions import DeltaError, TableNotFoundError
 
     from .delta import delta_options, explained
 
@@ -64,6 +64,15 @@ def _delta_files(place: str, version: TableVersion) -> tuple[str, str, list[str]
             raise TableError(
                 f"{shown_place(place)} is not a Delta table: it has no folder _delta_log"
             ) from exc
+        except DeltaError:
+            if version.number is None:
+                raise
+            newest = DeltaTable(
+                storage.url_of("").rstrip("/"), storage_options=delta_options(storage)
+            ).version()
+            if version.number <= newest:
+                raise
+            raise TableError(f"{shown} has no version {version.number}: the newest one is {newest}") from None
         if version.as_of is not None:
             _check_is_not_older(table, shown, version.as_of)
             table.load_as_version(version.as_of)

@@ -59,7 +59,7 @@ class TableTarget:
         """Parse `CATALOG/NAMESPACE.TABLE`. Raises ValueError."""
         catalog, slash, name = text.partition("/")
         if not catalog or not slash or not all(name.split(".")) or "." not in name or "/" in name:
-            raise ValueError(f"{text!r} is not CATALOG/NAMESPACE.TABLE")
+            raise ValueError(f"{text!r} is not CATALOG/NAMESPACE.TABLE, such as prod/events.clicks")
         return cls(TableKind.ICEBERG, catalog, name)
 
 
