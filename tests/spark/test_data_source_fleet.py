@@ -294,6 +294,11 @@ def test_batch_needs_all_brokers(qcli: Cli, topic: str) -> None:
         batch_rows(topic=topic, nsqdHttpAddress=f"{qcli.http_address},{down}", patienceMs="200")
 
 
+def test_without_patience_a_broker_that_answers_is_read(qcli: Cli, topic: str) -> None:
+    qcli.publish(topic, numbers(2))
+    assert len(batch_rows(topic=topic, nsqdHttpAddress=qcli.http_address, patienceMs="0")) == 2
+
+
 def test_planned_batch_waits_for_its_broker(tmp_path: Path, stack: ExitStack) -> None:
     """Its rows are determined, so it cannot leave out a broker."""
     one = stack.enter_context(qcli_serve(tmp_path / "one"))

@@ -59,7 +59,7 @@ class Inquiry(Generic[K, V]):
             NSQError: Another error of one of the functions.
         """
         found: dict[K, V] = {}
-        given_up_s = time.monotonic() + patience_s
+        given_up_s = time.monotonic() + max(patience_s, PROMPT_S)  # a first attempt needs time, too
         prompt_s = given_up_s if waits_for_all else None
         known_away = set(self._away)
         while True:
