@@ -9,18 +9,13 @@ when it answers again. Only a batch that was planned before waits for it, becaus
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from ...client.errors import RequestRefused
-from ...client.reading.broker_log import Bounds
-from ...durations import parse_duration_ns
 from ...log.gaps import Span
-from ..logs import ChannelLog, Log, LogPlace, is_without_topic
-from ..options import OptionError
+from ..logs import LogPlace
 from ..versions import (
     ReadAllAvailable,
     ReadLimit,
@@ -32,6 +27,7 @@ from ..versions import (
 from .columns import RowFormat
 from .fleet import Fleet, LogKey, ask_logs, check_topics
 from .inquiry import Inquiry
+from .looks import Look, Looks, advance, end_of, fixed
 from .offsets import (
     LogOffset,
     LogOffsets,
@@ -42,36 +38,17 @@ from .offsets import (
     parse_offset,
     share_limit,
 )
-from .options import ReadOptions, SourceError, TriggerLimits, position_on
+from .options import ReadOptions, SourceError, TriggerLimits
 from .partitions import (
     NsqPartition,
     SizedSpan,
-    log_replaced,
     make_partitions,
     read_partition,
-    size_of,
-    starts_of,
-    without_lost,
 )
 from .progress import Progress
-from .sizes import count_within
 
 _PAUSE_S = 0.1
 """The pause when no broker has new messages: without it, Spark would query them a hundred times a second."""
-_NS_PER_S = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """What a broker answered about a log.
-
-    Attributes:
-        bounds: The bounds of the log, with the position `offset`.
-        offset: Where the next batch starts.
-    """
-
-    bounds: Bounds
-    offset: LogOffset
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -84,13 +61,12 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._places: dict[LogKey, LogPlace] = {}
         self._find_again_s = 0.0  # on the monotonic clock, like all times here
         self._targets: dict[LogKey, int] | None = None  # ends of the logs for Trigger.AvailableNow
-        self._ends: dict[LogKey, int] = {}  # ends of the logs, as of the last answers
-        self._channels: dict[LogKey, int] = {}  # where this process has moved the channel
+        self._looks = Looks(options, is_fixed=self._fleet.is_fixed)
         self._progress = Progress()
         self._last_batch_s: float | None = None
         self._nothing_until_s = 0.0  # no request before
         waits = "its messages are read when it answers again"
-        self._looking: Inquiry[str, dict[LogKey, _Look]] = Inquiry(waits)
+        self._looking: Inquiry[str, dict[LogKey, Look]] = Inquiry(waits)
         self._advancing: Inquiry[str, dict[LogKey, LogOffset]] = Inquiry(waits)
 
     # ------------------------------------------------------------------ what Spark calls
@@ -117,7 +93,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._places = self._fleet.find(waits_for_all=True)
         self._find_again_s = float("inf")
         inquiry: Inquiry[str, dict[LogKey, int]] = Inquiry("this query ends without its messages")
-        answers = ask_logs(inquiry, self._places, _end_of, self._options.patience_s, waits_for_all=True)
+        answers = ask_logs(inquiry, self._places, end_of, self._options.patience_s, waits_for_all=True)
         self._targets = answers.found
         away = {key.broker: error for key, error in answers.away.items()}
         self._looking.assume_away(away)
@@ -164,7 +140,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         answers = ask_logs(
             inquiry,
             wanted,
-            lambda key, place: self._sized(key, place, *spans[key]),
+            lambda key, place: self._looks.sized(key, place, *spans[key]),
             options.patience_s,
             waits_for_all=True,
         )
@@ -185,14 +161,14 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         looks = ask_logs(
             self._looking,
             places,
-            partial(self._look, before),
+            partial(self._looks.look, before),
             self._options.patience_s,
             waits_for_all=self._targets is not None,
         )
         after = dict(before)
         for key in places:
             if key in looks.away and key not in before:
-                after[key] = NotReached(_fixed(self._starting_position(key, is_first=not before)))
+                after[key] = NotReached(fixed(self._looks.starting_position(key, is_first=not before)))
             elif key not in looks.away and key not in looks.found:
                 after.pop(key, None)  # the broker does not have the topic, or not any more
         check_topics(self._options, [*after, *looks.found])
@@ -208,12 +184,12 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         advanced = ask_logs(
             self._advancing,
             {key: places[key] for key in moved},
-            lambda key, place: _advance(place.open(), moved[key], counts[key], sizes.get(key)),
+            lambda key, place: advance(place.open(), moved[key], counts[key], sizes.get(key)),
             self._options.patience_s,
         )
         after |= advanced.found
-        self._ends |= {key: look.bounds.end for key, look in looks.found.items()}
-        self._progress.update(after, self._ends, looks.away | advanced.away)
+        self._looks.ends |= {key: look.bounds.end for key, look in looks.found.items()}
+        self._progress.update(after, self._looks.ends, looks.away | advanced.away)
         now_s = time.monotonic()
         if after == before:
             self._nothing_until_s = now_s + _PAUSE_S
@@ -222,7 +198,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return after
 
     def _counts(
-        self, available: dict[LogKey, int], looks: dict[LogKey, _Look], limits: TriggerLimits
+        self, available: dict[LogKey, int], looks: dict[LogKey, Look], limits: TriggerLimits
     ) -> dict[LogKey, int]:
         """Return how many messages of each log the next batch has at most."""
         waits_s = (
@@ -233,7 +209,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return share_limit(available, limits.max_offsets)
 
     def _quotas(
-        self, counts: dict[LogKey, int], looks: dict[LogKey, _Look], limits: TriggerLimits
+        self, counts: dict[LogKey, int], looks: dict[LogKey, Look], limits: TriggerLimits
     ) -> dict[LogKey, int]:
         """Return the most bytes of each log in the next batch; empty: no limit."""
         if limits.max_bytes is None:
@@ -244,7 +220,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         return {key: share or 1 for key, share in share_limit(sizes, limits.max_bytes).items()}
 
-    def _end_for(self, key: LogKey, look: _Look) -> int:
+    def _end_for(self, key: LogKey, look: Look) -> int:
         if self._targets is None:
             return look.bounds.end
         return min(look.bounds.end, self._targets.get(key, look.offset.sequence))
@@ -282,147 +258,3 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         raise SourceError(
             f"the checkpoint has the {what}, which {option}: add it, or set failOnDataLoss=false to continue without it"
         )
-
-    def _starting_position(self, key: LogKey, *, is_first: bool) -> str:
-        """Return where to start reading a log.
-
-        If it is found after the first batch, a position relative to now would skip what was published before it was
-        found.
-        """
-        options = self._options
-        position = position_on(options.starting, *key, options.brokers.get(key.broker, key.broker))
-        if position is None:
-            if is_first and options.subscription.single and self._fleet.is_fixed:
-                raise OptionError(f"the offsets have no entry for the broker {key.broker}")
-            return "earliest"
-        return position if is_first or not _is_relative(position) else "earliest"
-
-    # ------------------------------------------------------------------ one log; in a thread for each broker
-
-    def _look(self, before: LogOffsets, key: LogKey, place: LogPlace) -> _Look | None:
-        """Ask for the bounds of a log, and check that it continues at its position; move its channel.
-
-        Returns None if the broker does not have the topic.
-        """
-        log, position = place.open(), before.get(key)
-        try:
-            if isinstance(position, LogOffset):
-                self._move_channel(key, log, position.sequence)
-                look = self._look_at_known(key, log, position)
-            elif position is not None:
-                look = self._look_at_new(key, log, position.start)
-            else:
-                look = self._look_at_new(key, log, self._starting_position(key, is_first=not before))
-        except RequestRefused as error:
-            if not is_without_topic(error) or self._is_missed(position):
-                raise
-            return None
-        return look
-
-    def _look_at_known(self, key: LogKey, log: Log, position: LogOffset) -> _Look:
-        """Ask for the bounds of a log that was read before, and skip lost messages."""
-        bounds = self.bounds_of_known(key, log, position)
-        span = Span(position.sequence, bounds.end)
-        left = without_lost(key, span, bounds.first, fails=self._options.fail_on_data_loss)
-        first = position.sequence if left is None else left.first
-        return _Look(bounds, LogOffset(position.first, first, position.last_id))
-
-    def bounds_of_known(self, key: LogKey, log: Log, position: LogOffset) -> Bounds:
-        """Return the bounds of a log that was read before, at a position. Raises LogReplaced if it is another log."""
-        try:
-            bounds = log.bounds(str(position.sequence))
-        except RequestRefused as error:
-            if is_without_topic(error) and self._is_missed(position):
-                raise log_replaced(key) from error
-            raise
-        last = position.sequence - 1
-        nothing_new = position.sequence == bounds.end == self._ends.get(key)
-        found = None
-        if position.last_id and bounds.first <= last < bounds.end and not nothing_new:
-            found = log.id_at(last)
-        if position.sequence > bounds.end or found not in (None, position.last_id):
-            raise log_replaced(key)
-        return bounds
-
-    def _is_missed(self, position: LogOffset | NotReached | None) -> bool:
-        """Whether it is an error that a broker does not have a topic any more."""
-        is_optional = not self._options.subscription.topics and not self._options.fail_on_data_loss
-        return isinstance(position, LogOffset) and not is_optional
-
-    def _look_at_new(self, key: LogKey, log: Log, position: str) -> _Look:
-        """Ask for the bounds of a log that is new to the query."""
-        bounds, first = start_of(key, log, position)
-        fails = self._options.fail_on_data_loss
-        left = without_lost(key, Span(first, bounds.end), bounds.first, fails=fails)
-        first = bounds.end if left is None else left.first
-        self._move_channel(key, log, first)
-        return _Look(bounds, LogOffset(first, first))
-
-    def _move_channel(self, key: LogKey, log: Log, sequence: int) -> None:
-        """Move the channel, so that retention keeps what is not read yet. Everything before `sequence` is processed."""
-        if self._options.channel and self._channels.get(key) != sequence:
-            with_channel = cast(ChannelLog, log)
-            with_channel.open_channel(self._options.channel)
-            with_channel.move_channel(self._options.channel, sequence)
-            self._channels[key] = sequence
-
-    def _sized(self, key: LogKey, place: LogPlace, span: Span, position: LogOffset) -> SizedSpan | None:
-        """Return what is left of a planned span; None: nothing."""
-        log = place.open()
-        end = self.bounds_of_known(key, log, position)
-        left = without_lost(key, span, end.first, fails=self._options.fail_on_data_loss)
-        if left is None:
-            return None
-        size_bytes = size_of(log.bounds(str(left.first)), end)
-        return SizedSpan(place, left, size_bytes, position.last_id, starts_of(log))
-
-
-def start_of(key: LogKey, log: Log, position: str) -> tuple[Bounds, int]:
-    """Return the bounds of a log, and the sequence of a starting position, retained or not.
-
-    Raises:
-        SourceError: It is after the end.
-        BrokerUnreachable, RequestRefused: See `BrokerLog.bounds`.
-    """
-    bounds = log.bounds(position)
-    first = int(position) if position.isdecimal() else bounds.at
-    if first > bounds.end:
-        raise SourceError(
-            f"topic {key.topic} on {key.broker} ends before message {bounds.end}, and the query starts at {first}"
-        )
-    return bounds, first
-
-
-def _end_of(key: LogKey, place: LogPlace) -> int | None:
-    """Return the end of a log; None: the broker does not have the topic."""
-    try:
-        return place.open().bounds().end
-    except RequestRefused as error:
-        if is_without_topic(error):
-            return None
-        raise
-
-
-def _advance(log: Log, look: _Look, count: int, max_bytes: int | None) -> LogOffset:
-    """Return the position after some messages: `count`, or fewer that have about `max_bytes`."""
-    if max_bytes is not None and count:
-        count = count_within(log, look.bounds, count, max_bytes)
-    sequence = look.offset.sequence + count
-    return LogOffset(look.offset.first, sequence, log.id_at(sequence - 1) if sequence else None)
-
-
-def _is_relative(position: str) -> bool:
-    """Whether a position depends on the time when it is resolved."""
-    return position == "latest" or position.startswith("-")
-
-
-def _fixed(position: str) -> str:
-    """Return a position that is the same later: a relative one as a time."""
-    if not _is_relative(position):
-        return position
-    try:
-        ago_ns = 0 if position == "latest" else parse_duration_ns(position[1:])
-    except ValueError as error:
-        raise OptionError(f"the option startingOffsets: {error}") from None
-    seconds, ns = divmod(max(0, time.time_ns() - ago_ns), _NS_PER_S)
-    return f"@{seconds}.{ns:09d}"

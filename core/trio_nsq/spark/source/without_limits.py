@@ -9,10 +9,11 @@ from ..logs import LogPlace, is_without_topic
 from .columns import RowFormat
 from .fleet import LogKey, ask_logs, check_topics
 from .inquiry import Inquiry
+from .looks import start_of
 from .offsets import LogOffset, LogOffsets, Offset, build_offset, parse_offset
 from .options import ReadOptions, SourceError, TriggerLimits
 from .partitions import NsqPartition
-from .stream import NsqStreamReader, start_of
+from .stream import NsqStreamReader
 
 
 class StreamReaderWithoutLimits(NsqStreamReader):
@@ -53,7 +54,7 @@ class StreamReaderWithoutLimits(NsqStreamReader):
         inquiry: Inquiry[str, dict[LogKey, bool]] = Inquiry("the batch waits for it")
 
         def check(key: LogKey, place: LogPlace) -> None:
-            self.bounds_of_known(key, place.open(), known[key])
+            self._looks.bounds_of_known(key, place.open(), known[key])
 
         places = {key: options.place(*key) for key in known if self._is_read(key)}
         for error in ask_logs(inquiry, places, check, options.patience_s, waits_for_all=True).away.values():
@@ -64,7 +65,7 @@ class StreamReaderWithoutLimits(NsqStreamReader):
         """Return the end of a log as a position, which started at the position of the options."""
         log = place.open()
         try:
-            bounds, first = start_of(key, log, self._starting_position(key, is_first=True))
+            bounds, first = start_of(key, log, self._looks.starting_position(key, is_first=True))
             return LogOffset(first, bounds.end, log.id_at(bounds.end - 1) if bounds.end else None)
         except RequestRefused as error:
             if is_without_topic(error):

@@ -1,0 +1,191 @@
+"""Ask about one log of a stream: its bounds, whether it is the log that was read before, and where reading starts."""
+
+import time
+from dataclasses import dataclass
+from typing import cast
+
+from ...client.errors import RequestRefused
+from ...client.reading.broker_log import Bounds
+from ...durations import parse_duration_ns
+from ...log.gaps import Span
+from ..logs import ChannelLog, Log, LogPlace, is_without_topic
+from ..options import OptionError
+from .fleet import LogKey
+from .offsets import LogOffset, LogOffsets, NotReached
+from .options import ReadOptions, SourceError, position_on
+from .partitions import SizedSpan, log_replaced, size_of, starts_of, without_lost
+from .sizes import count_within
+
+_NS_PER_S = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a broker answered about a log.
+
+    Attributes:
+        bounds: The bounds of the log, with the position `offset`.
+        offset: Where the next batch starts.
+    """
+
+    bounds: Bounds
+    offset: LogOffset
+
+
+class Looks:
+    """Asks brokers about their logs, in a thread for each broker.
+
+    Args:
+        is_fixed: Whether the options alone determine the logs.
+
+    Attributes:
+        ends: The ends of the logs, as of the last answers.
+    """
+
+    def __init__(self, options: ReadOptions, *, is_fixed: bool) -> None:
+        self.ends: dict[LogKey, int] = {}
+        self._options = options
+        self._is_fixed = is_fixed
+        self._channels: dict[LogKey, int] = {}  # where this process has moved the channel
+
+    def starting_position(self, key: LogKey, *, is_first: bool) -> str:
+        """Return where to start reading a log.
+
+        If it is found after the first batch, a position relative to now would skip what was published before it was
+        found.
+        """
+        options = self._options
+        position = position_on(options.starting, *key, options.brokers.get(key.broker, key.broker))
+        if position is None:
+            if is_first and options.subscription.single and self._is_fixed:
+                raise OptionError(f"the offsets have no entry for the broker {key.broker}")
+            return "earliest"
+        return position if is_first or not _is_relative(position) else "earliest"
+
+    def look(self, before: LogOffsets, key: LogKey, place: LogPlace) -> Look | None:
+        """Ask for the bounds of a log, and check that it continues at its position; move its channel.
+
+        Returns None if the broker does not have the topic.
+        """
+        log, position = place.open(), before.get(key)
+        try:
+            if isinstance(position, LogOffset):
+                self._move_channel(key, log, position.sequence)
+                look = self._look_at_known(key, log, position)
+            elif position is not None:
+                look = self._look_at_new(key, log, position.start)
+            else:
+                look = self._look_at_new(key, log, self.starting_position(key, is_first=not before))
+        except RequestRefused as error:
+            if not is_without_topic(error) or self._is_missed(position):
+                raise
+            return None
+        return look
+
+    def _look_at_known(self, key: LogKey, log: Log, position: LogOffset) -> Look:
+        """Ask for the bounds of a log that was read before, and skip lost messages."""
+        bounds = self.bounds_of_known(key, log, position)
+        span = Span(position.sequence, bounds.end)
+        left = without_lost(key, span, bounds.first, fails=self._options.fail_on_data_loss)
+        first = position.sequence if left is None else left.first
+        return Look(bounds, LogOffset(position.first, first, position.last_id))
+
+    def bounds_of_known(self, key: LogKey, log: Log, position: LogOffset) -> Bounds:
+        """Return the bounds of a log that was read before, at a position. Raises LogReplaced if it is another log."""
+        try:
+            bounds = log.bounds(str(position.sequence))
+        except RequestRefused as error:
+            if is_without_topic(error) and self._is_missed(position):
+                raise log_replaced(key) from error
+            raise
+        last = position.sequence - 1
+        nothing_new = position.sequence == bounds.end == self.ends.get(key)
+        found = None
+        if position.last_id and bounds.first <= last < bounds.end and not nothing_new:
+            found = log.id_at(last)
+        if position.sequence > bounds.end or found not in (None, position.last_id):
+            raise log_replaced(key)
+        return bounds
+
+    def _is_missed(self, position: LogOffset | NotReached | None) -> bool:
+        """Whether it is an error that a broker does not have a topic any more."""
+        is_optional = not self._options.subscription.topics and not self._options.fail_on_data_loss
+        return isinstance(position, LogOffset) and not is_optional
+
+    def _look_at_new(self, key: LogKey, log: Log, position: str) -> Look:
+        """Ask for the bounds of a log that is new to the query."""
+        bounds, first = start_of(key, log, position)
+        fails = self._options.fail_on_data_loss
+        left = without_lost(key, Span(first, bounds.end), bounds.first, fails=fails)
+        first = bounds.end if left is None else left.first
+        self._move_channel(key, log, first)
+        return Look(bounds, LogOffset(first, first))
+
+    def _move_channel(self, key: LogKey, log: Log, sequence: int) -> None:
+        """Move the channel, so that retention keeps what is not read yet. Everything before `sequence` is processed."""
+        if self._options.channel and self._channels.get(key) != sequence:
+            with_channel = cast(ChannelLog, log)
+            with_channel.open_channel(self._options.channel)
+            with_channel.move_channel(self._options.channel, sequence)
+            self._channels[key] = sequence
+
+    def sized(self, key: LogKey, place: LogPlace, span: Span, position: LogOffset) -> SizedSpan | None:
+        """Return what is left of a planned span; None: nothing."""
+        log = place.open()
+        end = self.bounds_of_known(key, log, position)
+        left = without_lost(key, span, end.first, fails=self._options.fail_on_data_loss)
+        if left is None:
+            return None
+        size_bytes = size_of(log.bounds(str(left.first)), end)
+        return SizedSpan(place, left, size_bytes, position.last_id, starts_of(log))
+
+
+def start_of(key: LogKey, log: Log, position: str) -> tuple[Bounds, int]:
+    """Return the bounds of a log, and the sequence of a starting position, retained or not.
+
+    Raises:
+        SourceError: It is after the end.
+        BrokerUnreachable, RequestRefused: See `BrokerLog.bounds`.
+    """
+    bounds = log.bounds(position)
+    first = int(position) if position.isdecimal() else bounds.at
+    if first > bounds.end:
+        raise SourceError(
+            f"topic {key.topic} on {key.broker} ends before message {bounds.end}, and the query starts at {first}"
+        )
+    return bounds, first
+
+
+def end_of(key: LogKey, place: LogPlace) -> int | None:
+    """Return the end of a log; None: the broker does not have the topic."""
+    try:
+        return place.open().bounds().end
+    except RequestRefused as error:
+        if is_without_topic(error):
+            return None
+        raise
+
+
+def advance(log: Log, look: Look, count: int, max_bytes: int | None) -> LogOffset:
+    """Return the position after some messages: `count`, or fewer that have about `max_bytes`."""
+    if max_bytes is not None and count:
+        count = count_within(log, look.bounds, count, max_bytes)
+    sequence = look.offset.sequence + count
+    return LogOffset(look.offset.first, sequence, log.id_at(sequence - 1) if sequence else None)
+
+
+def _is_relative(position: str) -> bool:
+    """Whether a position depends on the time when it is resolved."""
+    return position == "latest" or position.startswith("-")
+
+
+def fixed(position: str) -> str:
+    """Return a position that is the same later: a relative one as a time."""
+    if not _is_relative(position):
+        return position
+    try:
+        ago_ns = 0 if position == "latest" else parse_duration_ns(position[1:])
+    except ValueError as error:
+        raise OptionError(f"the option startingOffsets: {error}") from None
+    seconds, ns = divmod(max(0, time.time_ns() - ago_ns), _NS_PER_S)
+    return f"@{seconds}.{ns:09d}"
