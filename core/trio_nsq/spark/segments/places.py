@@ -117,8 +117,9 @@ def find_places(label: str | None, folder: str, topic: str) -> list[SegmentsPlac
         SegmentsError: The folder is of another topic.
         StorageError, OSError: The folder cannot be read.
     """
-    local = local_path(folder)
-    folder = str(local.absolute()) if local is not None else keep_secrets(folder)
+    folder = keep_secrets(folder)
+    if (local := local_path(folder)) is not None:
+        folder = str(local.absolute())
     parts = [part for part in folder.partition("?")[0].split("/") if part]
     name = label or (parts[-1] if parts else "segments")
     if parts[-1:] == [f"{topic}{_TOPIC_SUFFIX}"] and _exists(folder):
