@@ -1,6 +1,6 @@
 """Tests for the books of an export: kills between any two of their steps."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,7 +65,7 @@ class ListTable:
                 self.commits.append(files)
                 self.layouts.append(layout)
 
-    def compact(self, layout: Layout, still_ours: Callable[[], None]) -> Compacted:
+    def compact(self, layout: Layout, brokers: Collection[str], still_ours: Callable[[], None]) -> Compacted:
         return Compacted()
 
 
@@ -87,7 +87,7 @@ def test_table_gets_each_file_once_over_kills(tmp_path: Path, before: bool) -> N
             with table.storage.hold("lock", StorageError) as lease:
                 books = Books("t", table.storage, lease)
                 books.table = table
-                books.start(Layout()).plan("b:1", Span(0, 40), 10)
+                books.start(Layout(), ["b:1"]).plan("b:1", Span(0, 40), 10)
                 books.save()
                 for first in (0, 10):
                     save_result(plain, Span(first, first + 10))
@@ -100,7 +100,7 @@ def test_table_gets_each_file_once_over_kills(tmp_path: Path, before: bool) -> N
             books = Books("t", table.storage, lease)
             books.table = table
             if books.manifest is None:
-                books.start(Layout())
+                books.start(Layout(), ["b:1"])
             assert books.manifest is not None
             books.manifest.plan("b:1", Span(0, 40), 10)
             books.save()
@@ -132,7 +132,7 @@ def test_results_of_two_runs_count_once(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     with storage.hold("lock", StorageError) as lease:
         books = Books("t", storage, lease)
-        books.start(Layout()).plan("b:1", Span(0, 20), 10)
+        books.start(Layout(), ["b:1"]).plan("b:1", Span(0, 20), 10)
         books.save()
         known = save_result(storage, Span(0, 10))
         assert books.settle([known]) == [known]
@@ -149,7 +149,7 @@ def test_new_fields_become_columns_of_a_table(tmp_path: Path) -> None:
     with storage.hold("lock", StorageError) as lease:
         books = Books("t", storage, lease)
         books.table = table
-        books.start(layout).plan("b:1", Span(0, 20), 10)
+        books.start(layout, ["b:1"]).plan("b:1", Span(0, 20), 10)
         books.save()
         save_result(storage, Span(0, 10), new_fields={"b": "string"})
         books.settle()
@@ -173,7 +173,7 @@ def test_fenced_export_changes_nothing(tmp_path: Path) -> None:
 
     storage, lease = LocalStorage(tmp_path), TakenOver()
     books = Books("t", storage, lease)
-    books.start(Layout()).plan("b:1", Span(0, 20), 10)
+    books.start(Layout(), ["b:1"]).plan("b:1", Span(0, 20), 10)
     books.save()
     before = storage.read("_nsq/t/manifest.json")
     save_result(storage, Span(0, 10))

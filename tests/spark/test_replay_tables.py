@@ -1,8 +1,10 @@
 """Replay of Delta and Iceberg tables: the current version, older ones, and what is refused."""
 
 import json
+import shutil
 import string
 import struct
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from cli.support import Cli
-from spark.support import bodies_in, replay, replayed
+from spark.support import bodies_in, replay, replayed, until
 from spark.table_support import (
     COUNT,
     DELTA,
@@ -34,7 +36,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     table = open_table(found, LocalStorage(tmp_path / "f"), "t", "e1")
     for number in range(8):
         table.commit(number + 1, [write_range(tmp_path / "f", number, body=b"%d" % number)], HOURS)
-    table.compact(HOURS, lambda: None)
+    table.compact(HOURS, ["b"], lambda: None)
     return found
 
 
@@ -60,6 +62,22 @@ def test_files_of_other_writers(
     iceberg_table().add_files([f"file:{tmp_path}/f/data/{name}"])
     report = replayed(qcli, tmp_path, "local/events.clicks", "--iceberg", topic, "--dry-run")
     assert (report["published"], report["files"]) == (2 * COUNT, 2)
+
+
+def test_older_version_of_a_copy(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """The times of the copied files are those of the copy."""
+    folder, copy = tmp_path / "f", tmp_path / "copy"
+    table = open_table(DELTA, LocalStorage(folder), "t", "e1")
+    table.commit(1, [write_range(folder, 0)], HOURS)
+    first_ms = deltalake.DeltaTable(folder).history()[0]["timestamp"]
+    until(lambda: time.time() * 1000 > first_ms + 2)
+    table.commit(2, [write_range(folder, 1)], HOURS)
+    shutil.copytree(folder, copy, copy_function=shutil.copyfile)
+    second_ms = deltalake.DeltaTable(copy).history(1)[0]["timestamp"]
+    for time_ms, messages in ((first_ms + 1, COUNT), (second_ms + 1, 2 * COUNT)):
+        as_of = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()
+        report = replayed(qcli, tmp_path, str(copy), "--delta", topic, "--dry-run", "--as-of", as_of)
+        assert report["published"] == messages
 
 
 def test_older_version(target: TableTarget, qcli: Cli, topic: str, tmp_path: Path) -> None:

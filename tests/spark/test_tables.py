@@ -37,6 +37,7 @@ from trio_nsq.spark.tables.table import Compacted, Table
 from trio_nsq.spark.tables.target import TableError, TableTarget
 
 DEADLINE_S = 60.0
+BROKERS = ["b"]
 
 
 @pytest.fixture(params=[DELTA, ICEBERG], ids=["delta", "iceberg"])
@@ -164,10 +165,10 @@ def test_small_files_are_merged(target: TableTarget, folder: Path) -> None:
     table = opened(target, folder)
     for number in range(1, 8):
         table.commit(number, [write_range(folder, number)], HOURS)
-    assert opened(target, folder).compact(HOURS, nothing) == Compacted()
+    assert opened(target, folder).compact(HOURS, BROKERS, nothing) == Compacted()
     table.commit(8, [write_range(folder, 0)], HOURS)
     before = table_rows(target, folder)
-    assert opened(target, folder).compact(HOURS, nothing) == Compacted(8, 1)
+    assert opened(target, folder).compact(HOURS, BROKERS, nothing) == Compacted(8, 1)
     assert len(files_of(target, folder)) == 1
     assert table_rows(target, folder).equals(before)
     # The numbers still count: a repeated commit adds nothing, also to another process.
@@ -188,26 +189,37 @@ def test_merged_file_of_a_killed_run_is_used(target: TableTarget, folder: Path) 
         raise Killed
 
     with pytest.raises(Killed):
-        table.compact(HOURS, kill)
+        table.compact(HOURS, BROKERS, kill)
     assert duckdb_counts(target, folder)[:2] == (8 * COUNT, 8 * COUNT)
     (merged,) = folder.rglob("*merged*.parquet")
     inode = merged.stat().st_ino
-    assert opened(target, folder).compact(HOURS, nothing) == Compacted(8, 1)
+    assert opened(target, folder).compact(HOURS, BROKERS, nothing) == Compacted(8, 1)
     assert files_of(target, folder) == [str(merged)]
     assert merged.stat().st_ino == inode
 
 
 def test_files_of_others_are_not_merged(target: TableTarget, folder: Path) -> None:
     opened(target, folder, "e2", "u").commit(1, [write_range(folder, n, topic="u") for n in range(8)], HOURS)
-    assert opened(target, folder).compact(HOURS, nothing) == Compacted()
+    assert opened(target, folder).compact(HOURS, BROKERS, nothing) == Compacted()
     assert len(files_of(target, folder)) == 8
+
+
+def test_files_of_a_topic_with_a_similar_name_are_not_merged(target: TableTarget, folder: Path) -> None:
+    for topic in ("t", "t-u"):
+        results = [write_range(folder, number, topic=topic) for number in range(8)]
+        opened(target, folder, f"e-{topic}", topic).commit(1, results, HOURS)
+    assert opened(target, folder).compact(HOURS, BROKERS, nothing) == Compacted(8, 1)
+    assert len(files_of(target, folder)) == 9
+    assert opened(target, folder, "e-t-u", "t-u").compact(HOURS, BROKERS, nothing) == Compacted(8, 1)
+    for name in files_of(target, folder):
+        assert len(pq.read_table(name).column("topic").unique()) == 1
 
 
 def test_replaced_files_are_removed_after_the_retention_time(target: TableTarget, folder: Path) -> None:
     table = opened(target, folder)
     table.commit(1, [write_range(folder, number) for number in range(8)], HOURS)
-    opened(target, folder).compact(HOURS, nothing)
-    opened(target, folder).compact(HOURS, nothing)
+    opened(target, folder).compact(HOURS, BROKERS, nothing)
+    opened(target, folder).compact(HOURS, BROKERS, nothing)
     assert len(list(folder.rglob("*.parquet"))) == 9  # readers of the older version still need them
     if target is DELTA:
         properties = {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
@@ -215,7 +227,7 @@ def test_replaced_files_are_removed_after_the_retention_time(target: TableTarget
     else:
         with iceberg_table().transaction() as change:
             change.set_properties({"history.expire.max-snapshot-age-ms": "0"})
-    opened(target, folder).compact(HOURS, nothing)
+    opened(target, folder).compact(HOURS, BROKERS, nothing)
     assert [str(path) for path in folder.rglob("*.parquet")] == files_of(target, folder)
     assert duckdb_counts(target, folder)[:2] == (8 * COUNT, 8 * COUNT)
     table.commit(2, [write_range(folder, 8)], HOURS)

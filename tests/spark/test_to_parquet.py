@@ -25,6 +25,7 @@ from spark.support import (
     numbers,
     parquet_files,
     rows,
+    run_in_process,
     write_log,
 )
 from trio_nsq.log.gaps import Span
@@ -275,6 +276,24 @@ def test_complete_files_are_not_replaced(qcli: Cli, topic: str, tmp_path: Path) 
         assert task.run() == first  # from its saved result
         assert path.stat().st_mtime_ns == written
     assert leftovers(tmp_path) == []
+
+
+def test_files_without_their_manifest_are_refused(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """It is not known what is in the files: an export that began again would write their messages twice."""
+    qcli.publish(topic, numbers(10))
+    export(qcli, topic, tmp_path)
+    manifest = tmp_path / "_nsq" / topic / "manifest.json"
+    kept = manifest.rename(manifest.with_name("kept"))
+    qcli.publish(topic, numbers(10, 10))
+    result = run_in_process(qcli, "to-parquet", topic, str(tmp_path))
+    assert result.code == 1
+    assert "and no manifest" in result.err
+    assert len(result.err.splitlines()) == 1
+    assert len(rows(tmp_path)) == 10
+    qcli.publish(f"{topic}-b", numbers(1))  # its files are beside those of the other topic
+    assert export(qcli, f"{topic}-b", tmp_path)["messages"] == 1
+    kept.rename(manifest)
+    assert export(qcli, topic, tmp_path)["messages"] == 10
 
 
 def test_other_layout_is_refused(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ the results into the manifest, and `Books.commit` adds their files to the table,
 any step: the next call continues there. So each range is planned once, and its files are in the table once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from ..tables.opening import open_table
 from ..tables.table import Compacted
 from ..tables.target import TableOptions, TableTarget
 from .columns import schema_of
-from .layout import Layout, safe_name, span_of_file
+from .layout import Layout, is_file_of, safe_name, span_of_file
 from .manifest import Manifest, ManifestError, RangeResult, manifest_path, result_path, results_folder
 from .widening import columns_too_long, exported_files, widen_file
 
@@ -28,7 +28,9 @@ class CommittedTable(Protocol):
 
     def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> None: ...
 
-    def compact(self, layout: Layout, still_ours: Callable[[], None]) -> Compacted: ...
+    def compact(
+        self, layout: Layout, brokers: Collection[str], still_ours: Callable[[], None]
+    ) -> Compacted: ...
 
 
 class Books:
@@ -97,8 +99,24 @@ class Books:
             self._version = self._storage.replace(self._path, data, self._version)
             self._saved = data
 
-    def start(self, layout: Layout) -> Manifest:
-        """Create the manifest; `save` writes it."""
+    def start(self, layout: Layout, labels: Collection[str]) -> Manifest:
+        """Create the manifest; `save` writes it.
+
+        Args:
+            labels: The brokers of the export, by label.
+
+        Raises:
+            ManifestError: The place has files of this topic and these brokers, whose manifest is missing.
+            StorageError, OSError: The place cannot be listed.
+        """
+        found = self._storage.files()
+        for file in found if isinstance(found, list) else []:
+            if is_file_of(file.name, self._topic, labels):
+                raise ManifestError(
+                    f"the folder {self._storage.shown} has files of topic {self._topic}, such as {file.name}, and no "
+                    f"manifest {self._path}, which says what is in them: messages would be exported twice. Restore "
+                    "it, or choose another folder"
+                )
         self.manifest = Manifest(self._topic, [layout])
         return self.manifest
 
@@ -231,7 +249,7 @@ class Books:
         """Merge small files of the table, if there is one, where it is worth it. Raises the errors of `commit`."""
         if self.table is None or self.manifest is None:
             return Compacted()
-        return self.table.compact(self.manifest.layout, self._lease.check)
+        return self.table.compact(self.manifest.layout, self.brokers.keys(), self._lease.check)
 
     def remove_unfinished(self) -> None:
         """Remove the unfinished files of killed tasks, but not those of another topic's export."""

@@ -127,7 +127,7 @@ class ExportJob:
             spans = [(each.place, each.span) for each in self._wanted if each.span is not None]
             if not spans:
                 return []
-            manifest = self._books.start(new_layout(request, spans))
+            manifest = self._books.start(new_layout(request, spans), self._seen)
             self._use_table()
         tasks: list[ExportTask] = []
         for wanted in self._wanted:

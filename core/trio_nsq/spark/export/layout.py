@@ -212,3 +212,23 @@ def span_of_file(name: str, topic: str, broker: str) -> Span | None:
     prefix = re.escape(f"{safe_name(topic)}-{safe_name(broker)}-")
     found = re.fullmatch(rf"{prefix}(\d{{20}})-(\d{{20}})(-\d+)?\.parquet", name.rpartition("/")[2])
     return None if found is None else Span(int(found[1]), int(found[2]))
+
+
+def merged_name(topic: str, key: str) -> str:
+    """Return the name of a file that has replaced small files of a table.
+
+    Args:
+        key: 20 hex digits that the names of the replaced files determine.
+    """
+    return f"{safe_name(topic)}-merged-{key}.parquet"
+
+
+def is_file_of(name: str, topic: str, brokers: Iterable[str]) -> bool:
+    """Whether a file has messages of this topic, from one of these brokers or merged.
+
+    The names of another topic may begin with that of this one: `clicks` and `clicks-eu`.
+    """
+    found = re.fullmatch(r".*-merged-([0-9a-f]{20})\.parquet", last := name.rpartition("/")[2])
+    if found is not None and last == merged_name(topic, found[1]):
+        return True
+    return any(span_of_file(name, topic, broker) is not None for broker in brokers)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..export.columns import DICTIONARY_COLUMNS
-from ..export.layout import safe_name
+from ..export.layout import merged_name
 from ..storage import Storage, StorageError
 from .target import TableOptions
 
@@ -83,7 +83,7 @@ def merge_files(
     """
     key = hashlib.sha256("\n".join(file.name for file in files).encode()).hexdigest()[:20]
     folder = files[0].name.rpartition("/")[0]
-    name = f"{folder}/{safe_name(topic)}-merged-{key}.parquet".lstrip("/")
+    name = f"{folder}/{merged_name(topic, key)}".lstrip("/")
     rows = sum(file.rows for file in files)
     if storage.size(name) is not None:
         if _rows_in(storage, name) != rows:

@@ -148,16 +148,15 @@ class DeltaExportTable(Table):
 
     # ------------------------------------------------------------------ compaction
 
-    def _files(self, prefix: str) -> list[TableFile]:
+    def _files(self) -> list[TableFile]:
         if self._table is None:
             return []
         with explained(self.shown, "read"):
             found = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
         return [
-            TableFile(name, each["size_bytes"], each["num_records"], name.rpartition("/")[0])
+            TableFile(each["path"], each["size_bytes"], each["num_records"], each["path"].rpartition("/")[0])
             for each in found
-            if (name := each["path"]).rpartition("/")[2].startswith(prefix)
-            and each["num_records"] is not None
+            if each["num_records"] is not None
         ]
 
     def _replace(self, old: Sequence[TableFile], new: str) -> None:

@@ -186,14 +186,14 @@ class IcebergExportTable(Table):
 
     # ------------------------------------------------------------------ compaction
 
-    def _files(self, prefix: str) -> list[TableFile]:
+    def _files(self) -> list[TableFile]:
         if self._table is None:
             return []
         with explained(self.shown, "read"):
             found = list(self._table.scan().plan_files())
         return [
             TableFile(
-                name,
+                each.file.file_path.removeprefix(f"{self._folder}/"),
                 each.file.file_size_in_bytes,
                 each.file.record_count,
                 str(each.file.partition),
@@ -204,9 +204,6 @@ class IcebergExportTable(Table):
             # A file with deleted rows stays as it is, and so does one of older partitions of the table.
             and not each.delete_files
             and each.file.spec_id == self._table.spec().spec_id
-            and (name := each.file.file_path.removeprefix(f"{self._folder}/"))
-            .rpartition("/")[2]
-            .startswith(prefix)
         ]
 
     def _replace(self, old: Sequence[TableFile], new: str) -> None:

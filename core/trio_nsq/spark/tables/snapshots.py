@@ -74,8 +74,7 @@ def _delta_files(place: str, version: TableVersion) -> tuple[str, str, list[str]
                 raise
             raise TableError(f"{shown} has no version {version.number}: the newest one is {newest}") from None
         if version.as_of is not None:
-            _check_is_not_older(table, shown, version.as_of)
-            table.load_as_version(version.as_of)
+            table.load_as_version(_version_at(table, shown, version.as_of))
         if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
             raise TableError(f"{shown} has renamed columns (column mapping), which are not supported")
         if any(len(batch) for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors())):
@@ -86,13 +85,18 @@ def _delta_files(place: str, version: TableVersion) -> tuple[str, str, list[str]
         return shown, place, pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
 
 
-def _check_is_not_older(table: "DeltaTable", shown: str, as_of: datetime) -> None:
-    """Check that the table had a version at a time: deltalake would return the first one. Raises TableError."""
-    first_ms = min((each["timestamp"] for each in table.history()), default=0)
-    if as_of.timestamp() * 1000 < first_ms:
-        raise TableError(
-            f"{shown} has no version of {as_of:%Y-%m-%dT%H:%M:%SZ}: the oldest one is {_moment(first_ms)}"
-        )
+def _version_at(table: "DeltaTable", shown: str, as_of: datetime) -> int:
+    """Return the version of a time, by the times in the log: deltalake goes by those of files, which copies change.
+
+    Raises:
+        TableError: The table had no version at that time.
+    """
+    times = {each["version"]: each["timestamp"] for each in table.history() if "timestamp" in each}
+    found = [number for number, time_ms in times.items() if time_ms <= as_of.timestamp() * 1000]
+    if not found:
+        oldest = f": the oldest one is {_moment(min(times.values()))}" if times else ""
+        raise TableError(f"{shown} has no version of {as_of:%Y-%m-%dT%H:%M:%SZ}{oldest}")
+    return int(max(found))
 
 
 def _iceberg_files(source: str, version: TableVersion) -> tuple[str, str, list[str]]:

@@ -3,11 +3,11 @@
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ..export.columns import schema_of
-from ..export.layout import Layout, safe_name
+from ..export.layout import Layout, is_file_of
 from ..export.manifest import RangeResult
 from ..storage import Storage
 from .compaction import AT_ONCE, TableFile, merge_files, small_files
@@ -122,13 +122,14 @@ class Table(ABC):
 
     # ------------------------------------------------------------------ compaction
 
-    def compact(self, layout: Layout, still_ours: Callable[[], None]) -> Compacted:
+    def compact(self, layout: Layout, brokers: Collection[str], still_ours: Callable[[], None]) -> Compacted:
         """Replace small files of this export by larger ones, where it is worth it; readers never see a row twice.
 
         Then remove files that older versions needed, as far as the table's retention allows.
 
         Args:
             layout: See `commit`.
+            brokers: The brokers of the export, by label.
             still_ours: Called before a change; raises an error if another process exports to the folder now.
 
         Raises:
@@ -139,7 +140,8 @@ class Table(ABC):
         self._load()
         schema = schema_of(layout)
         replaced = written = 0
-        for group in small_files(self._files(f"{safe_name(self._topic)}-")):
+        ours = [file for file in self._files() if is_file_of(file.name, self._topic, brokers)]
+        for group in small_files(ours):
             name = merge_files(self._storage, self._topic, group, schema, self._options)
             if name is None:
                 continue
@@ -177,8 +179,8 @@ class Table(ABC):
         """Add files and store the number in one transaction, based on the loaded state. Raises TableBusy."""
 
     @abstractmethod
-    def _files(self, prefix: str) -> list[TableFile]:
-        """Return the files of the table in the export folder whose names begin so."""
+    def _files(self) -> list[TableFile]:
+        """Return the files of the table that may be merged, of all topics in the export folder."""
 
     @abstractmethod
     def _replace(self, old: Sequence[TableFile], new: str) -> None:
