@@ -123,7 +123,7 @@ def test_new_columns_are_added(target: TableTarget, folder: Path) -> None:
     assert table_rows(target, folder)["b"].to_pylist() == [None] * 2 * COUNT + [0.5] * COUNT
     for number in range(3, 10):
         table.commit(number, [write_range(folder, number, new, body=b'{"a":1}')], new)
-    assert opened(target, folder).compact(new, nothing) == Compacted(10, 1)
+    assert opened(target, folder).compact(new, BROKERS, nothing) == Compacted(10, 1)
     assert table_rows(target, folder)["b"].to_pylist()[2 * COUNT : 3 * COUNT] == [0.5] * COUNT
     assert duckdb_counts(target, folder) == (10 * COUNT, 10 * COUNT, sum(range(10 * COUNT)))
 

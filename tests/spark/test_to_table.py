@@ -168,6 +168,14 @@ def test_table_that_was_restored_is_refused(
     assert len(result.err.splitlines()) == 1
 
 
+def test_folder_whose_name_deltalake_decodes(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    qcli.publish(topic, numbers(10))
+    result = run_in_process(qcli, "to-parquet", topic, str(tmp_path / "a%20b"), "--delta")
+    assert result.code == 1
+    assert "because it decodes %20 in the path. Choose another folder" in result.err
+    assert not (tmp_path / "a b").exists()
+
+
 def test_unknown_catalog(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(10))
     result = run_in_process(qcli, "to-parquet", topic, str(tmp_path / "f"), "--iceberg", "prod/a.b")

@@ -5,6 +5,7 @@ a version that was read before, and fails if another writer has added one: a rep
 """
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 
 from ..export.columns import schema_of
 from ..export.layout import MESSAGE_COLUMNS, Layout, PartitionBy
-from ..storage import ObjectStorage, Storage
+from ..storage import ObjectStorage, Storage, local_path
 from .compaction import TableFile
 from .parquet_stats import delta_stats
 from .table import Table
@@ -32,6 +33,8 @@ _PARTITIONS = {
 }
 _LIMITS = {"timeout": "30s", "connect_timeout": "10s", "max_retries": "5", "retry_timeout": "30s"}
 """How long deltalake waits for an object store."""
+_CAUSE = re.compile(r"^\s*(\x1b\[\d+m|↳)*")
+"""What deltalake writes before a cause: an arrow in colour."""
 _FOOTER_READERS = 8
 """How many footers are read concurrently; most of the time is waiting."""
 
@@ -43,6 +46,11 @@ class DeltaExportTable(Table):
         super().__init__(storage, topic, options)
         self.shown = f"the Delta table {storage.shown}"
         self._url = storage.url_of("").rstrip("/")
+        if local_path(self._url) is not None and (escape := re.search("%[0-9A-Fa-f]{2}", self._url)):
+            raise TableError(
+                f"{self.shown} cannot be used: deltalake would write to another folder, because it decodes "
+                f"{escape.group()} in the path. Choose another folder"
+            )
         self._app_id = f"qcli-to-parquet-{export_id}"
         self._table: DeltaTable | None = None
 
@@ -226,5 +234,8 @@ def _name(kind: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error."""
-    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+    """Return what an error says: its first line, and the last of its causes, which deltalake lists below it."""
+    first, *causes = [
+        line for each in str(error).splitlines() if (line := _CAUSE.sub("", each).strip().rstrip("."))
+    ] or [type(error).__name__]
+    return f"{first}: {causes[-1]}" if causes else first
