@@ -174,10 +174,10 @@ def check_topics(options: ReadOptions, with_log: Iterable[LogKey]) -> None:
     missing = set(options.subscription.topics) - {key.topic for key in with_log}
     if missing:
         where = ", ".join([*options.brokers, *options.lookupds, *options.segments])
-        raise SourceError(
-            f"there is no topic {', '.join(sorted(missing))} on {where}: create it (qcli topic create), or correct "
-            "the name"
+        advice = (
+            "correct the name" if options.segments else "create it (qcli topic create), or correct the name"
         )
+        raise SourceError(f"there is no topic {', '.join(sorted(missing))} on {where}: {advice}")
 
 
 def _not_a_lookupd(address: str) -> LookupdUnreachable:
