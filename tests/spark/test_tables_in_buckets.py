@@ -1,7 +1,9 @@
 """Tables in buckets: exports, kills, replays, and lost answers of the store. `FAULT_COMPLETE=1` kills more often."""
 
+import json
 import os
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,15 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Broker
-from spark.stores import Fault, Store, proxy
+from spark.stores import KEY, SECRET, Fault, Store, proxy
 from spark.support import numbers, replayed, run_in_process, until
-from spark.table_support import DELTA, ICEBERG, catalog_environment
-from trio_nsq.spark.storage import storage_at
+from spark.table_support import COUNT, DELTA, ICEBERG, catalog_environment, write_range
+from trio_nsq.spark.export.layout import Layout
+from trio_nsq.spark.storage import keep_secrets, storage_at
 from trio_nsq.spark.tables.catalogs import load
 from trio_nsq.spark.tables.delta import delta_options
-from trio_nsq.spark.tables.target import TableTarget
+from trio_nsq.spark.tables.opening import open_table
+from trio_nsq.spark.tables.target import TableError, TableTarget
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 SEED = int(os.environ.get("FAULT_SEED", "1"))
@@ -146,3 +150,35 @@ def test_delta_on_azure(azure: Store, qcli: Cli, topic: str, tmp_path: Path) -> 
             assert result.code == 0, result.err
         assert counts(rows_in(DELTA, place)) == (90, 90, sum(range(90)))
         assert replayed(qcli, tmp_path, place, "--delta", f"{topic}.again")["published"] == 90
+
+
+@KINDS
+def test_expired_keys_of_a_profile_are_renewed(target: TableTarget, s3: Store, tmp_path: Path) -> None:
+    """An export that follows for days commits with the keys that its profile has then."""
+    program, keys = tmp_path / "keys.py", tmp_path / "keys.json"
+    program.write_text(f"print(open({str(keys)!r}).read())")
+    (tmp_path / "config").write_text(
+        f"[profile short]\ncredential_process = {sys.executable} {program}\n"
+        f"region = us-east-1\nendpoint_url = {s3.endpoint}\n"
+    )
+
+    def give(secret: str) -> None:
+        found = {"Version": 1, "AccessKeyId": KEY, "SecretAccessKey": secret}
+        keys.write_text(json.dumps(found | {"Expiration": "2020-01-01T00:00:00Z"}))
+
+    give(SECRET)
+    profile = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_PROFILE": "short"}
+    with Store(s3.place, profile, "").here(**catalog_environment(tmp_path)):
+        place = keep_secrets(s3.new_place())
+        storage, layout = storage_at(place), Layout()
+        results = [write_range(tmp_path / "f", number, layout) for number in range(2)]
+        for result in results:
+            storage.put_new(result.files[0], (tmp_path / "f" / result.files[0]).read_bytes())
+        table = open_table(target, storage, "t", "e1")
+        table.commit(1, results[:1], layout)
+        give("wrong")
+        with pytest.raises(TableError):
+            table.commit(2, results[1:], layout)
+        give(SECRET)
+        table.commit(2, results[1:], layout)
+        assert counts(rows_in(target, place))[:2] == (2 * COUNT, 2 * COUNT)

@@ -79,6 +79,13 @@ class Access:
     def get(self, name: str) -> str | None:
         return dict(self.settings).get(name)
 
+    def renewed(self) -> "Access":
+        """Return the settings with new keys from their profile if the keys have expired. Raises StorageError."""
+        if not is_expired(self.get(EXPIRES)):
+            return self
+        found = dict(self.settings) | profile_settings(with_keys=True, name=self.get(PROFILE))
+        return Access(tuple(sorted(found.items())))
+
 
 known: dict[str, tuple[str, Access]] = {}
 """The settings found or received in this process, and the place for which they were found, by bucket."""
@@ -98,8 +105,8 @@ class KnownAccess:
 def known_access() -> KnownAccess:
     """Return the settings of all places that were used in this process. Expired keys of profiles are found again."""
     for bucket, (place, access) in list(known.items()):  # other threads may add some
-        if place and is_expired(access.get(EXPIRES)):
-            known[bucket] = place, _find(parse_place(place))
+        if place:
+            known[bucket] = place, access.renewed()
     return KnownAccess(tuple((bucket, access) for bucket, (_, access) in list(known.items())))
 
 

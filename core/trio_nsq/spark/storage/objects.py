@@ -13,8 +13,7 @@ from functools import partial
 from typing import IO, Any
 
 from ...protocol.errors import NSQError
-from .access import EXPIRES, PROFILE, Access, is_expired
-from .aws_profile import profile_settings
+from .access import EXPIRES, Access
 from .calls import ATTEMPT_S, DEADLINE_S, Calls, Refused
 from .interface import ChangedMeanwhile, Lease, NewFile, Storage, StorageError, Stored, StoredFile
 from .lease import hold_lease
@@ -55,13 +54,19 @@ class ObjectStorage(Storage):
             ) from exc
         self._uri = parse_place(place)
         self.shown = place
-        self.access = access
+        self._access = access
         self._prefix = f"{self._uri.path}/" if self._uri.path else ""
         bucket = self._uri.user if self._uri.kind == AZURE and self._uri.user else self._uri.host
         self._open = partial(_open_store, self._uri, bucket, access)
         self._stores: dict[float, Any] = {}
         self._calls = Calls(f"{_NAMES[self._uri.kind]} {bucket}", _CREDENTIALS[self._uri.kind])
         self._store(ATTEMPT_S)
+
+    @property
+    def access(self) -> Access:
+        """How to reach the bucket now: keys of a profile expire. Raises StorageError if there are no new ones."""
+        self._access = self._access.renewed()
+        return self._access
 
     def _store(self, timeout_s: float) -> Any:
         """Return obstore's store with a time-out of requests: it belongs to the client."""
@@ -313,16 +318,16 @@ class _S3Keys:
     """Gives obstore the keys of S3; those of a profile are found again when they expire."""
 
     def __init__(self, access: Access) -> None:
-        self._keys = dict(access.settings)
+        self._access = access
 
     def __call__(self) -> Any:
-        if is_expired(self._keys.get(EXPIRES)):
-            self._keys |= profile_settings(with_keys=True, name=self._keys.get(PROFILE))
-        expires = self._keys.get(EXPIRES)
+        self._access = self._access.renewed()
+        keys = dict(self._access.settings)
+        expires = keys.get(EXPIRES)
         return {
-            "access_key_id": self._keys["aws_access_key_id"],
-            "secret_access_key": self._keys.get("aws_secret_access_key", ""),
-            "token": self._keys.get("aws_session_token"),
+            "access_key_id": keys["aws_access_key_id"],
+            "secret_access_key": keys.get("aws_secret_access_key", ""),
+            "token": keys.get("aws_session_token"),
             "expires_at": None if expires is None else datetime.fromisoformat(expires),
         }
 

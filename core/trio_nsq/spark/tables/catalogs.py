@@ -56,11 +56,11 @@ def load(name: str, storage: Storage | None = None) -> Catalog:
     logging.getLogger("pyiceberg").addHandler(logging.NullHandler())
     with explained(f"the Iceberg catalog {name}", "used"):
         return load_catalog(
-            name, **_file_options(storage) | {key: str(each) for key, each in configured.items()}
+            name, **file_options(storage) | {key: str(each) for key, each in configured.items()}
         )
 
 
-def _file_options(storage: Storage | None) -> dict[str, str]:
+def file_options(storage: Storage | None) -> dict[str, str]:
     """Return the properties with which pyiceberg reaches the files of a storage; they may have secrets."""
     if isinstance(storage, ObjectStorage):
         settings = storage.access.options()

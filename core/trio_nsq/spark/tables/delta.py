@@ -53,14 +53,19 @@ class DeltaExportTable(Table):
             )
         self._app_id = f"qcli-to-parquet-{export_id}"
         self._table: DeltaTable | None = None
+        self._opened_with: dict[
+            str, str
+        ] = {}  # a table keeps the keys that it was opened with, and they may expire
 
     def _load(self) -> None:
+        options = delta_options(self._storage)
         with explained(self.shown, "read"):
-            if self._table is not None:
+            if self._table is not None and options == self._opened_with:
                 self._table.update_incremental()
                 return
+            self._opened_with = options
             try:
-                self._table = DeltaTable(self._url, storage_options=delta_options(self._storage))
+                self._table = DeltaTable(self._url, storage_options=options)
             except TableNotFoundError:
                 self._table = None
 

@@ -30,7 +30,7 @@ from pyiceberg.transforms import (
 from ..export.columns import schema_of
 from ..export.layout import MESSAGE_COLUMNS, Layout, PartitionBy
 from ..storage import Storage
-from .catalogs import explained, load, location_of
+from .catalogs import explained, file_options, load, location_of
 from .compaction import TableFile
 from .iceberg_expiry import expire
 from .table import Table
@@ -68,12 +68,16 @@ class IcebergExportTable(Table):
         super().__init__(storage, topic, options)
         self.shown = f"the Iceberg table {target.catalog}/{target.name}"
         self._name = target.name
+        self._catalog_name = target.catalog
         self._catalog = load(target.catalog, storage)
+        self._loaded_with = file_options(storage)  # a catalog keeps its keys, and they may expire
         self._folder = location_of(storage)
         self._property = f"qcli.to-parquet.{export_id}"
         self._table: LoadedTable | None = None
 
     def _load(self) -> None:
+        if (options := file_options(self._storage)) != self._loaded_with:
+            self._catalog, self._loaded_with = load(self._catalog_name, self._storage), options
         with explained(self.shown, "read"):
             try:
                 self._table = self._catalog.load_table(self._name)
