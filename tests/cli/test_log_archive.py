@@ -89,3 +89,13 @@ def test_refusals(data: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture
         result = run_in_process(capfdbinary, OFFLINE, "log", "archive", str(path), str(archive))
         assert (result.code, said in result.err) == (code, True), result.err
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("where", ["", "topics", "a/b"])
+def test_an_archive_in_the_folder_it_copies_is_refused(
+    data: Path, capfdbinary: pytest.CaptureFixture[bytes], where: str
+) -> None:
+    before = sorted(data.rglob("*"))
+    result = run_in_process(capfdbinary, OFFLINE, "log", "archive", str(data), str(data / where))
+    assert (result.code, "choose another folder" in result.err) == (2, True)
+    assert sorted(data.rglob("*")) == before

@@ -370,6 +370,16 @@ def test_a_url_without_slashes_is_no_local_folder(url: str) -> None:
         keep_secrets(url)
 
 
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/what?x/y", "s3://bucket/what?region=a&hidden=b", "gs://bucket/x?y"]
+)
+def test_unknown_options_of_urls_are_refused(url: str) -> None:
+    """`what?x/y` would be the folder `what`, in which other exports may write. Options may be secret."""
+    with Store("", {}, "").here(), pytest.raises(StorageError, match="unknown option after its") as caught:
+        keep_secrets(url)
+    assert ("hidden" in str(caught.value), "x/y" in str(caught.value)) == (False, False)
+
+
 def test_signatures_in_urls_are_not_in_causes() -> None:
     """`--verbose` shows the causes of an error."""
     env = {

@@ -79,6 +79,7 @@ def command(path: Path, archive: str, tail: bool, form: str) -> int:
         if set(place.topic) == {"."}:
             raise Failure(f"The topic {place.topic!r} cannot be archived: it is not a name for a folder.")
     archive = without_secrets(archive)
+    _check_is_outside(archive, path)
     archivers = [_archiver(place, archive, tail) for place in found]
     failure = None
     with byte_progress(total_bytes(found), "Archiving") as progress:
@@ -103,6 +104,15 @@ def command(path: Path, archive: str, tail: bool, form: str) -> int:
         )
     damaged = any(finding.kind == "damage" for report in reports for finding in report.findings)
     return ExitCode.DAMAGED if damaged else ExitCode.OK
+
+
+def _check_is_outside(archive: str, path: Path) -> None:
+    """Raises UsageError if the archive is in the folder to copy: a broker would find foreign files in it."""
+    from trio_nsq.spark.storage import local_path
+
+    local = local_path(archive)
+    if local is not None and local.resolve().is_relative_to(path.resolve()):
+        raise click.UsageError(f"the archive {archive} is in {path}, which it copies: choose another folder.")
 
 
 def _archiver(place: Place, archive: str, tail: bool) -> TopicArchiver:

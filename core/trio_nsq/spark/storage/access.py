@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .aws_profile import profile_settings
 from .interface import StorageError
-from .places import AZURE, GCS, S3, PlaceURI, lacks_slashes, local_path, parse_place
+from .places import AZURE, GCS, PUBLIC_OPTIONS, S3, PlaceURI, lacks_slashes, local_path, parse_place
 
 _KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 PROFILE, EXPIRES = "profile", "expires"
@@ -49,7 +49,6 @@ _URI_OPTIONS = {
     "endpoint_override": "aws_endpoint",
     "allow_http": "aws_allow_http",
 }
-_SECRET_OPTIONS = {"access_key", "secret_key", "session_token"}
 _HADOOP_S3 = {
     "access.key": _KEY,
     "secret.key": _SECRET,
@@ -117,7 +116,8 @@ def keep_secrets(place: str) -> str:
         place: A path or a URI, see `storage_at`. The secrets of its URI are used in this process from now on.
 
     Raises:
-        StorageError: A profile or a file of credentials cannot be used, a setting is missing, or the URL has no `//`.
+        StorageError: A profile or a file of credentials cannot be used, a setting is missing, the URL has no `//`, or
+            an option after its question mark is unknown.
     """
     if scheme := lacks_slashes(place):
         raise StorageError(f"the URL {place} lacks two slashes: write {scheme}://BUCKET/FOLDER")
@@ -130,14 +130,27 @@ def keep_secrets(place: str) -> str:
 def access_to(uri: PlaceURI) -> Access:
     """Return the settings to reach a bucket; find them unless they are known. Raises the errors of `keep_secrets`."""
     bucket = str(uri._replace(scheme=uri.kind, path="", options={}).without_secrets())
-    if uri.secret or uri.options.keys() & _SECRET_OPTIONS or bucket not in known:
+    if uri.secret or uri.options.keys() - PUBLIC_OPTIONS or bucket not in known:
         known[bucket] = str(uri), _find(uri)
     return known[bucket][1]
 
 
 def _find(uri: PlaceURI) -> Access:
+    _check_options(uri)
     find = {S3: _s3_settings, GCS: _google_settings, AZURE: _azure_settings}[uri.kind]
     return Access(tuple(sorted(find(uri).items())))
+
+
+def _check_options(uri: PlaceURI) -> None:
+    """Check the names of options, which are not shown: they may be secret. Raises StorageError."""
+    names = {*_URI_OPTIONS, "scheme"} if uri.kind == S3 else set()
+    if unknown := len(uri.options.keys() - names):
+        what = "an unknown option" if unknown == 1 else "unknown options"
+        there = f"there may be {', '.join(sorted(names))}" if names else "such URLs have no options"
+        raise StorageError(
+            f"the URL {uri.without_secrets()} has {what} after its question mark ({there}); names of folders cannot "
+            "have a question mark"
+        )
 
 
 def is_expired(time: str | None) -> bool:

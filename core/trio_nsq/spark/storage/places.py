@@ -18,7 +18,7 @@ _KINDS = {
     "hdfs": HADOOP,
     "viewfs": HADOOP,
 }
-_PUBLIC_OPTIONS = frozenset({"region", "scheme", "endpoint_override", "allow_http"})
+PUBLIC_OPTIONS = frozenset({"region", "scheme", "endpoint_override", "allow_http"})
 """The options of URIs that are not secret. Others are not shown: they may be."""
 _USER = re.compile(r"[^/@]*@")
 _USER_OF_S3 = re.compile(r"[^/@]*@|[^/@:]*:[^@]*@")
@@ -47,7 +47,7 @@ class PlaceURI(NamedTuple):
     options: dict[str, str]
 
     def without_secrets(self) -> "PlaceURI":
-        options = {name: value for name, value in self.options.items() if name in _PUBLIC_OPTIONS}
+        options = {name: value for name, value in self.options.items() if name in PUBLIC_OPTIONS}
         return self._replace(user=self.user if self.kind == AZURE else "", secret="", options=options)
 
     def __str__(self) -> str:
