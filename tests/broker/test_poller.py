@@ -288,7 +288,7 @@ async def test_pipelined_publishes_to_alternating_topics_let_others_be_served(
     tmp_path: Path, topics: tuple[str, str], compression: str | None
 ) -> None:
     """Each is a separate write, and one read may return thousands."""
-    pacing = Pacing(turn_s=0.000_1)
+    pacing = Pacing(turn_s=0.000_01)
     async with running_broker(tmp_path / "d", sync="interval", pacing=pacing) as bound:
         async with connected(bound.tcp_address) as client:
             client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
