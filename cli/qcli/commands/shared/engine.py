@@ -126,14 +126,22 @@ def _library_failure(error: Exception, when_refused: _WhenRefused) -> Failure:
     return Failure((text if is_url else text[:1].upper() + text[1:]) + "." * (not text.endswith(".")))
 
 
-def better_engine(size_bytes: int, tasks: int, what: str) -> tuple[str, str]:
-    """Return the faster engine for this many bytes in this many tasks (`what` names one task), and the reason."""
+def better_engine(size_bytes: int, tasks: int, what: str, min_cores: int = 2) -> tuple[str, str]:
+    """Return the faster engine for this many bytes in this many tasks, and the reason.
+
+    Args:
+        what: The name of a task, such as `range`.
+        min_cores: With fewer cores, this process is faster than Spark at any size.
+    """
     import os
 
     much = f"{size(size_bytes)} in {count_of(tasks, what)}"
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return "spark", "spark-submit runs this"
-    if size_bytes < SPARK_WORTH_BYTES or tasks < 2 or (os.cpu_count() or 1) < 2:
+    cores = os.cpu_count() or 1
+    if size_bytes >= SPARK_WORTH_BYTES and cores < min_cores:
+        return "inline", f"{much}; Spark would not be faster on {count_of(cores, 'core')} (--engine spark)"
+    if size_bytes < SPARK_WORTH_BYTES or tasks < 2:
         return "inline", f"{much}; Spark would take longer to start than it saves (--engine spark)"
     try:
         from trio_nsq.spark.runtime.java import find_java_home

@@ -25,6 +25,8 @@ from ..shared.engine import better_engine, local_engine, spark_engine, useful_pr
 from .brokers import GO_ON, NoBrokerKnown, find_brokers, incomplete, is_temporary, may_pass
 from .options import ToParquetOptions
 
+_SPARK_CORES = 4
+"""With fewer cores, an export in this process is faster than one on Spark: `bench/export.py` has 2."""
 _RETRY_S = 5.0
 """The maximum time from the start of a failed round to the next round."""
 
@@ -178,7 +180,7 @@ class ExportRun:
         if wanted == "auto" and processes is not None:
             wanted = "inline"
         elif wanted == "auto":
-            wanted, why = better_engine(self.job.result.planned_bytes, len(tasks), "range")
+            wanted, why = better_engine(self.job.result.planned_bytes, len(tasks), "range", _SPARK_CORES)
         self._engine_name = wanted
         if why and not self._options.quiet:
             print_diagnostic(f"Note: engine {wanted}: {why}.")
