@@ -130,7 +130,7 @@ CASES = [
     Case("dlq list", ["failed"], no_nsqd=NO_DEAD_LETTERS),
     Case("dlq list failed --format json", ['"broker": "WELL"'], no_nsqd=NO_DEAD_LETTERS),
     Case("dlq show failed", ["source/c", "bad"], no_nsqd=NO_DEAD_LETTERS),
-    Case("dlq requeue failed", no_nsqd=NO_DEAD_LETTERS, answers=2),
+    Case("dlq requeue failed2", no_nsqd=NO_DEAD_LETTERS, answers=2),
 ]  # fmt: skip
 
 
@@ -149,14 +149,16 @@ def prepare(brokers: Sequence[Broker]) -> None:
         for each in threads.map(_prepare, brokers):
             assert each is None
     for broker in brokers[:2]:  # those of ours that need no secret
-        broker.create("source", "c")
-        broker.create("failed", "dead-letters")
-        cli = cli_of(broker)
-        rule = ("max_attempts=1", "dead_letter_topic=failed")
-        assert cli("channel", "set", "source/c", *rule).code == 0
-        broker.post("/pub", b"bad", topic="source")
-        fail_messages(broker.tcp_address, "source", "c", 1)
-        cli.wait_until("failed/dead-letters", lambda record: bool(record["depth"]))
+        # The cases run at the same time: one that requeues has dead letters of its own.
+        for source, failed in (("source", "failed"), ("source2", "failed2")):
+            broker.create(source, "c")
+            broker.create(failed, "dead-letters")
+            cli = cli_of(broker)
+            rule = ("max_attempts=1", f"dead_letter_topic={failed}")
+            assert cli("channel", "set", f"{source}/c", *rule).code == 0
+            broker.post("/pub", b"bad", topic=source)
+            fail_messages(broker.tcp_address, source, "c", 1)
+            cli.wait_until(f"{failed}/dead-letters", lambda record: bool(record["depth"]))
 
 
 def _prepare(broker: Broker) -> None:
