@@ -6,16 +6,15 @@ pyarrow has no conditional writes. The durability of a file depends on the file 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import PurePosixPath
 from typing import Any
 
 from ...protocol.errors import NSQError
-from .interface import ChangedMeanwhile, Lease, NewFile, Storage, StorageError, Stored, StoredFile
-from .local import TEMPORARY, temporary_name, version_of
+from .interface import Lease, StorageError, Stored, StoredFile
+from .local import TEMPORARY, RenamedFile, RenamingStorage, version_of
 from .places import shown_place
 
 
-class HadoopStorage(Storage):
+class HadoopStorage(RenamingStorage):
     """A folder in a file system of pyarrow. Only one process may write to it at a time, which is not checked.
 
     Args:
@@ -40,12 +39,11 @@ class HadoopStorage(Storage):
         """Return the path of a file in the file system."""
         return f"{self._path}/{name}".rstrip("/") or "/"
 
-    def create(self, name: str) -> NewFile:
-        temporary = self.path_of(temporary_name(PurePosixPath(name).name))
-        return _HadoopFile(self._system, temporary, self.path_of(name))
+    def _create(self, temporary: str, name: str) -> RenamedFile:
+        return _HadoopFile(self._system, self.path_of(temporary), self.path_of(name))
 
-    def put_new(self, name: str, data: bytes) -> bool:
-        return self._write(name, data).publish()
+    def _named(self, name: str) -> str:
+        return self.url_of(name)
 
     def read(self, name: str) -> Stored | None:
         try:
@@ -54,26 +52,6 @@ class HadoopStorage(Storage):
         except FileNotFoundError:
             return None
         return Stored(data, version_of(data))
-
-    def replace(self, name: str, data: bytes, version: str | None) -> str:
-        found = self.read(name)
-        if (None if found is None else found.version) != version:
-            raise ChangedMeanwhile(f"{self.url_of(name)} was changed by another process")
-        self.put(name, data)
-        return version_of(data)
-
-    def put(self, name: str, data: bytes) -> None:
-        self._write(name, data).publish_over()
-
-    def _write(self, name: str, data: bytes) -> "_HadoopFile":
-        file = _HadoopFile(self._system, self.path_of(temporary_name(name)), self.path_of(name))
-        try:
-            file.write(data)
-            file.close()
-        except BaseException:
-            file.discard()
-            raise
-        return file
 
     def names(self, folder: str) -> list[str]:
         return [found.name for found in self._list(folder, recursive=False) if TEMPORARY not in found.name]
@@ -131,7 +109,7 @@ class _Unchecked(Lease):
         pass
 
 
-class _HadoopFile(NewFile):
+class _HadoopFile(RenamedFile):
     """A file with a temporary name."""
 
     def __init__(self, system: Any, temporary: str, path: str) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import secrets
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from errno import EMLINK, ENOSYS, ENOTDIR, ENOTSUP, EPERM
@@ -24,7 +25,67 @@ _HOLDER_BYTES = 200
 _FILES = Files()
 
 
-class LocalStorage(Storage):
+class RenamedFile(NewFile):
+    """A file with a temporary name until it is published."""
+
+    def publish_over(self) -> None:
+        """Publish the file; replace one that has its name."""
+        raise NotImplementedError
+
+
+class RenamingStorage(Storage):
+    """A place whose files have a temporary name first, and whose versions are hashes of the content."""
+
+    @abstractmethod
+    def _create(self, temporary: str, name: str) -> RenamedFile:
+        """Create a file with a temporary name."""
+
+    @abstractmethod
+    def _named(self, name: str) -> str:
+        """Return the path of a file, for messages."""
+
+    def create(self, name: str) -> NewFile:
+        # At the top, so that `remove_unfinished` need not search all folders.
+        return self._create(temporary_name(PurePosixPath(name).name), name)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        file = self._write(name, data)
+        try:
+            return file.publish()
+        except BaseException:
+            file.discard()
+            raise
+
+    def replace(self, name: str, data: bytes, version: str | None) -> str:
+        """See `Storage.replace`. Another process must not write meanwhile: see `hold`."""
+        found = self.read(name)
+        if (None if found is None else found.version) != version:
+            raise ChangedMeanwhile(f"{self._named(name)} was changed by another process")
+        self.put(name, data)
+        return version_of(data)
+
+    def put(self, name: str, data: bytes) -> None:
+        file = self._write(name, data)
+        try:
+            file.publish_over()
+        except BaseException:
+            file.discard()
+            raise
+
+    def _write(self, name: str, data: bytes) -> RenamedFile:
+        """Create a file with some content, next to its final name."""
+        file = self._create(temporary_name(name), name)
+        try:
+            with naming_file(self._named(name)):
+                file.write(data)
+                file.close()
+        except BaseException:
+            file.discard()
+            raise
+        return file
+
+
+class LocalStorage(RenamingStorage):
     """A local folder, which need not exist.
 
     Args:
@@ -37,19 +98,11 @@ class LocalStorage(Storage):
         self.shown = os.fspath(folder)
         self._mode = mode
 
-    def create(self, name: str) -> NewFile:
-        # At the top, so that `remove_unfinished` need not search all folders.
-        return _LocalFile(
-            self.folder / temporary_name(PurePosixPath(name).name), self.folder, name, self._mode
-        )
+    def _create(self, temporary: str, name: str) -> RenamedFile:
+        return _LocalFile(self.folder / temporary, self.folder, name, self._mode)
 
-    def put_new(self, name: str, data: bytes) -> bool:
-        file = self._write(name, data)
-        try:
-            return file.publish()
-        except BaseException:
-            file.discard()
-            raise
+    def _named(self, name: str) -> str:
+        return os.fspath(self.folder / name)
 
     def read(self, name: str) -> Stored | None:
         try:
@@ -57,34 +110,6 @@ class LocalStorage(Storage):
         except FileNotFoundError:
             return None
         return Stored(data, version_of(data))
-
-    def replace(self, name: str, data: bytes, version: str | None) -> str:
-        """See `Storage.replace`. Another process must not write meanwhile: see `hold`."""
-        found = self.read(name)
-        if (None if found is None else found.version) != version:
-            raise ChangedMeanwhile(f"{self.folder / name} was changed by another process")
-        self.put(name, data)
-        return version_of(data)
-
-    def put(self, name: str, data: bytes) -> None:
-        file = self._write(name, data)
-        try:
-            file.publish_over()
-        except BaseException:
-            file.discard()
-            raise
-
-    def _write(self, name: str, data: bytes) -> "_LocalFile":
-        """Create a file with some content, next to its final name."""
-        file = _LocalFile(self.folder / temporary_name(name), self.folder, name, self._mode)
-        try:
-            with naming_file(self.folder / name):
-                file.write(data)
-                file.close()
-        except BaseException:
-            file.discard()
-            raise
-        return file
 
     def names(self, folder: str) -> list[str]:
         try:
@@ -143,7 +168,7 @@ class LocalStorage(Storage):
             raise not_utf8(os.fsencode(path)) from None
 
 
-class _LocalFile(BufferedWriter, NewFile):
+class _LocalFile(BufferedWriter, RenamedFile):
     """A file with a temporary name."""
 
     def __init__(self, temporary: Path, folder: Path, name: str, mode: int) -> None:
