@@ -227,6 +227,18 @@ def test_limited_answers_are_complete() -> None:
         assert [connection for _, connection in broker.seen] == [1, 1, 1, 2]
 
 
+def test_answer_that_is_too_slow_ends_its_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        http = BrokerHTTP("127.0.0.1:%d" % listener.getsockname()[1], answer_timeout_s=0.2)
+        asking = threads.submit(http.request, "GET", "/stats")
+        with listener.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n{")  # it ends with the connection
+            assert isinstance(asking.exception(), BrokerUnreachable)
+            connection.settimeout(10)
+            while connection.recv(65536):
+                pass
+
+
 def test_limited_answer_that_is_cut_off() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
         http = BrokerHTTP("127.0.0.1:%d" % listener.getsockname()[1], max_answer_bytes=1 << 20)

@@ -75,7 +75,9 @@ def test_several_topics(qcli: Cli, topic: str, tmp_path: Path) -> None:
         assert state is not None
         assert state[b][there] == {"sequence": 2, "behind": 0}
         only = json.dumps({b: {here: 0, there: 1}, a: {here: 2, there: 1}})
-        assert batch_rows(**options, startingOffsets=only) == [(a, here, 2), (b, here, 0), (b, there, 1)]
+        assert batch_rows(**options, startingOffsets=only) == sorted(
+            [(a, here, 2), (b, here, 0), (b, there, 1)]
+        )
         from_offset = batch_rows(**options, startingOffsets=query.checkpoint[0])
         assert from_offset == [(a, there, 0)]
     fewer = Query(query.checkpoint, subscribe=a, nsqdHttpAddress=f"{here},{there}")

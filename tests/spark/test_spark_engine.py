@@ -4,6 +4,7 @@ import os
 import re
 import stat
 import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,49 @@ def test_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_pat
     assert rows(tmp_path)["body"].to_pylist() == bodies
     assert export(qcli, topic, tmp_path)["skipped_messages"] == 20_000
     assert leftovers(tmp_path) == []
+
+
+_SLEEPING_TASK = """
+import time
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Sleep:
+    messages: int = 1
+
+    def run(self, advance=None):
+        time.sleep(600)
+"""
+_INTERRUPTS = """
+import os, random, signal, threading, time
+
+from sleeping import Sleep
+from trio_nsq.spark.runtime.spark_engine import open_spark
+
+with open_spark("local[1]") as engine:
+    for number in range(30):
+        interrupt = threading.Timer(random.uniform(0.1, 0.3), os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        try:
+            engine([Sleep()], lambda _: None, lambda *_: None)
+        except KeyboardInterrupt:
+            print(number)
+        interrupt.join()
+"""
+
+
+@pytest.mark.slow
+def test_each_interrupt_ends_a_job(tmp_path: Path) -> None:
+    """Wherever the program is: a call to the JVM may lose the interrupt, and leave its answer to the next call."""
+    (tmp_path / "sleeping.py").write_text(_SLEEPING_TASK)
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTS],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [str(n) for n in range(30)], "")
 
 
 @pytest.mark.slow

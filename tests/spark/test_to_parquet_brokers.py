@@ -230,6 +230,16 @@ def following(qcli: Cli, folder: Path, *args: str) -> Iterator[Running]:
         yield running
 
 
+@contextmanager
+def stopped(running: Running) -> Iterator[None]:
+    """Stop a process until the block exits."""
+    running.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        running.process.send_signal(signal.SIGCONT)
+
+
 def heard(running: Running, *parts: str) -> str:
     """Read lines of stderr up to one that has these parts, and return it."""
     line = running.hear_line()
@@ -266,8 +276,9 @@ def test_follow_waits_for_a_topic(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     with qcli_serve(tmp_path / "1") as broker, following(cli_of(broker), folder, *named(broker)) as running:
         assert "TOPIC_NOT_FOUND" in heard(running, "Warning: ", broker.http_address)
-        broker.create("t", "other")
-        cli_of(broker).publish("t", numbers(20))
+        with stopped(running):
+            broker.create("t", "other")
+            cli_of(broker).publish("t", numbers(20))
         until(lambda: rows_in(folder) == 20)
         until(lambda: broker.channel_stats("t", "archive")["depth"] == 0)
         running.process.send_signal(signal.SIGTERM)
@@ -284,12 +295,14 @@ def test_follow_exports_brokers_that_come_later(tmp_path: Path) -> None:
         with following(Cli("", ""), folder, *service) as running:
             heard(running, "know no broker with topic t", "Waiting")
             with qcli_serve(tmp_path / "1", tcp) as one:
-                one.create("t", "other")
-                cli_of(one).publish("t", numbers(10))
+                with stopped(running):  # it finds the messages together with the broker
+                    one.create("t", "other")
+                    cli_of(one).publish("t", numbers(10))
                 until(lambda: rows_in(folder) == 10)
                 with qcli_serve(tmp_path / "2", tcp) as two:
-                    two.create("t", "other")
-                    cli_of(two).publish("t", numbers(20))
+                    with stopped(running):
+                        two.create("t", "other")
+                        cli_of(two).publish("t", numbers(20))
                     until(lambda: rows_in(folder) == 30)
                     kill(two)
                     heard(running, "Warning: ", two.http_address)

@@ -13,6 +13,7 @@ from trio_nsq.spark.export.request import ExportRequest, ExportResult
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import LogPlace
 from trio_nsq.spark.runtime.engine import Engine
+from trio_nsq.spark.runtime.processes import ProcessDied
 from trio_nsq.spark.storage import StorageError
 from trio_nsq.spark.tables.target import TableUnavailable
 from trio_nsq.wording import count_of
@@ -58,7 +59,7 @@ class ExportRun:
         try:
             self._all(addresses)
         except Exception as error:
-            if self.job.result.ranges == 0:
+            if _wrote_nothing(error, self.job.result):
                 raise
             raise self._partial(error) from error
         failures = self.job.failures
@@ -88,7 +89,7 @@ class ExportRun:
                 self._heading = "Total: "
             raise
         except Exception as error:
-            if total.ranges + self.job.result.ranges == 0:
+            if _wrote_nothing(error, total, self.job.result):
                 raise
             raise self._partial(error) from error
 
@@ -234,6 +235,11 @@ class ExportRun:
         if self._is_news():  # else an earlier round has reported everything
             self.report()
         return incomplete([error])
+
+
+def _wrote_nothing(error: Exception, *results: ExportResult) -> bool:
+    """Whether no file was written before an error. A process may have written one before it was killed."""
+    return not isinstance(error, ProcessDied) and all(result.ranges == 0 for result in results)
 
 
 def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) -> str:

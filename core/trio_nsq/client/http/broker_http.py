@@ -131,6 +131,7 @@ class BrokerHTTP:
                 _LimitedAnswer, timeout_s=self._answer_timeout_s, max_bytes=self._max_answer_bytes
             )
         sent = answered = False
+        answer: http.client.HTTPResponse | None = None
         try:
             if connection is not kept:
                 connection.connect()
@@ -158,6 +159,8 @@ class BrokerHTTP:
         finally:
             if connection is not self._idle:
                 connection.close()
+                if answer is not None:  # the connection does not close an answer that ends with it
+                    answer.close()
 
     def _take_kept(self) -> http.client.HTTPConnection | None:
         """Take the kept connection, unless it was idle for too long, or the broker has closed it.

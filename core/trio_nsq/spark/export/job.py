@@ -59,8 +59,9 @@ class ExportJob:
         self._logs = brokers or Brokers()
         self._wanted: list[_WantedSpan] = []
         self._next: dict[str, int] = {}  # by label: where the next round starts
+        self._has_planned = False
         self._seen: set[str] = set()  # labels of all plans
-        self._late: set[str] = set()  # labels of logs that are newer than the job
+        self._late: set[str] = set()  # labels of logs that are newer than the first plan
         if self._books.manifest is not None:
             check_layout(self._books.manifest.layout, request, self._shown)
             self._use_table()
@@ -112,9 +113,14 @@ class ExportJob:
             TableError: The table cannot be used.
         """
         request = self.request
-        self._note_late(places)
+        labels = {place.label for place in places}
+        if self._has_planned:  # the first plan may have no log
+            self._late |= labels - self._seen
+        self._has_planned = True
+        self._seen |= labels
+        self._note_late()
         self._wanted = self._logs.ask(places, self._resolve)
-        self._note_late(places)
+        self._note_late()
         for wanted in self._wanted:
             label = wanted.place.label
             if wanted.first < wanted.bounds.first:
@@ -135,12 +141,8 @@ class ExportJob:
         self._books.save()
         return tasks
 
-    def _note_late(self, places: Sequence[LogPlace]) -> None:
-        """Note the logs that did not exist when the job began."""
-        labels = {place.label for place in places}
-        if self._seen:
-            self._late |= labels - self._seen
-        self._seen |= labels
+    def _note_late(self) -> None:
+        """Note the logs whose topic does not exist yet."""
         self._late |= {label for label, error in self.failures.items() if is_without_topic(error)}
 
     def _resolve(self, place: LogPlace) -> _WantedSpan:

@@ -52,8 +52,7 @@ def select_rows_with_spark(
         session.conf.set(name, value)
     bitmaps = {file.stamp.name: bytearray((file.rows + 7) // 8) for file in files.files}
     try:
-        selected = _bitmaps(session, files, condition)
-        for row in selected.collect():
+        for row in engine.interruptible(lambda: _bitmaps(session, files, condition).collect()):
             name = _name_of(row[_FILE], bitmaps)
             at = (row["bucket"] - 1) * _BITMAP_ROWS // 8
             bits = bitmaps[name]

@@ -25,6 +25,8 @@ from .engine import Advance, Done, Task
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {module} import serve; serve(int(sys.argv[1]))"
 _PROGRESS_S = 0.1
 """The interval of progress reports."""
+_SHORT_OF_MEMORY = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGABRT)
+"""How processes end without memory: the kernel kills one, or a library in C fails to allocate."""
 
 
 class ProcessDied(NSQError):
@@ -123,7 +125,7 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             code = self._process.wait()
             reason = f"signal {-code}" if code < 0 else f"exit code {code}"
-            hint = ", perhaps because memory is short: use fewer --jobs" if code == -signal.SIGKILL else ""
+            hint = ", perhaps because memory is short: use fewer --jobs" if code in _SHORT_OF_MEMORY else ""
             raise ProcessDied(f"a process of this command ended with {reason}{hint}") from None
 
     def kill(self) -> None:

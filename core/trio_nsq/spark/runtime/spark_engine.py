@@ -5,6 +5,7 @@ Without a master, Spark runs in a local JVM, which exits with this process, also
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import trio_nsq
 
@@ -37,8 +38,10 @@ from .java import (
 from .master import check_master
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import SparkContext, StatusTracker
     from pyspark.sql import SparkSession
+
+_Found = TypeVar("_Found")
 
 LOCAL = "local[*,3]"
 """All cores, and three attempts for each task."""
@@ -98,7 +101,7 @@ def open_spark(
 
     # Spark's log is needed only if Spark does not start.
     with tempfile.TemporaryFile(prefix="trio-nsq-spark-") as log, tempfile.TemporaryDirectory() as folder:
-        with _start_failures(log):
+        with _start_failures(log), _interrupt_handler_kept():
             if "PYSPARK_GATEWAY_PORT" in os.environ:
                 context, process = SparkContext.getOrCreate(), None
             else:
@@ -112,6 +115,17 @@ def open_spark(
             yield SparkEngine(context, name, tell)
         finally:
             _end(context, process)
+
+
+@contextmanager
+def _interrupt_handler_kept() -> Iterator[None]:
+    """Undo that pyspark handles SIGINT: its handler calls the JVM, perhaps in the middle of another call."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _send_package(context: "SparkContext", folder: Path) -> None:
@@ -311,33 +325,16 @@ class SparkEngine:
             NSQError, OSError: A task failed.
             SparkFailed: Spark failed.
         """
-        from pyspark import InheritableThread
 
-        results: list[Any] = []
-        failures: list[BaseException] = []
-
-        def work() -> None:
+        def collect() -> list[Any]:
             try:
-                self._context.setJobGroup(_GROUP, self._name, interruptOnCancel=True)
-                results.extend(
-                    self._context.parallelize(tasks, len(tasks))
-                    .map(partial(attempt, known_access()))
-                    .collect()
-                )
-            except BaseException as exc:
-                failures.append(exc)
+                distributed = self._context.parallelize(tasks, len(tasks))
+                return distributed.map(partial(attempt, known_access())).collect()
+            except Exception as exc:
+                raise failure(exc) from exc
 
-        thread = InheritableThread(target=work, daemon=True)
-        thread.start()
-        try:
-            self._watch(thread, tasks, advance)
-        except BaseException:
-            with suppress(Exception):
-                self._context.cancelJobGroup(_GROUP)
-                thread.join(_END_S)
-            raise
-        if failures:
-            raise failure(failures[0]) from failures[0]
+        with self._watched(tasks, advance) as look:
+            results = self.interruptible(collect, look)
         for result in results:
             if not isinstance(result, Exception):
                 finish(result)
@@ -345,35 +342,98 @@ class SparkEngine:
             if isinstance(result, Exception):
                 raise result
 
-    def _watch(self, thread: threading.Thread, tasks: Sequence[Task[Done]], advance: Advance) -> None:
-        """Wait for the thread, and report progress by the number of completed tasks."""
-        tracker = self._context.statusTracker()
-        reported = 0
+    def interruptible(self, work: Callable[[], _Found], look: Callable[[], None] = lambda: None) -> _Found:
+        """Call `work` in a thread. If an exception, such as a signal's, ends the wait here, its jobs are cancelled.
+
+        Without the thread, the exception would come in the middle of a call to the JVM. py4j loses it there if an
+        object is released, and otherwise gives the answer of that call to the next one.
+
+        Args:
+            look: Called now and then in this thread.
+
+        Returns:
+            The result of `work`. Its exceptions are raised.
+        """
+        from pyspark import InheritableThread
+
+        results: list[_Found] = []
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                self._context.setJobGroup(_GROUP, self._name, interruptOnCancel=True)
+                results.append(work())
+            except BaseException as exc:
+                failures.append(exc)
+
+        thread = InheritableThread(target=run, daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(_POLL_S)
+                look()
+        except BaseException:
+            with suppress(Exception):
+                self._context.cancelJobGroup(_GROUP)
+                thread.join(_END_S)
+            raise
+        if failures:
+            raise failures[0]
+        return results[0]
+
+    @contextmanager
+    def _watched(self, tasks: Sequence[Task[Done]], advance: Advance) -> Iterator[Callable[[], None]]:
+        """Watch the tasks of a job: the returned function reports what a thread of its own has asked Spark."""
         total = sum(task.messages for task in tasks)
-        told_at_s = time.monotonic() + _NO_WORKER_S
-        while thread.is_alive():
-            thread.join(_POLL_S)
-            if time.monotonic() > told_at_s:
-                told_at_s = math.inf
-                self._tell_if_waiting()
-            done = 0
-            with suppress(Exception):  # if the JVM has exited, the thread ends too
-                for job in tracker.getJobIdsForGroup(_GROUP):
-                    for stage in tracker.getJobInfo(job).stageIds:  # type: ignore[union-attr]
-                        info = tracker.getStageInfo(stage)
-                        done += info.numCompletedTasks if info else 0
-            messages = total * min(done, len(tasks)) // len(tasks)
+        completed = reported = 0
+        notes: list[str] = []
+        ended = threading.Event()
+
+        def ask() -> None:
+            tracker = self._context.statusTracker()
+            told_at_s = time.monotonic() + _NO_WORKER_S
+            while not ended.wait(_POLL_S):
+                with suppress(Exception):  # if the JVM has exited, the job fails
+                    nonlocal completed
+                    completed = _completed_tasks(tracker)
+                    if time.monotonic() > told_at_s:
+                        told_at_s = math.inf
+                        notes.extend(self._reasons_to_wait())
+
+        def look() -> None:
+            nonlocal reported
+            while notes:
+                self._tell(notes.pop())
+            messages = total * min(completed, len(tasks)) // len(tasks)
             if messages > reported:
                 advance(messages - reported, 0)
                 reported = messages
 
-    def _tell_if_waiting(self) -> None:
-        """Tell the user if no executor works for this program, because Spark waits for one without an end."""
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        try:
+            yield look
+        finally:
+            ended.set()
+            asking.join(_END_S)
+
+    def _reasons_to_wait(self) -> Iterator[str]:
+        """Yield a sentence if no executor works for this program, because Spark waits for one without an end."""
         jvm_context: Any = self._context._jsc
-        with suppress(Exception):  # if the JVM has exited, the thread ends too
-            if not self.is_local and jvm_context.sc().getExecutorMemoryStatus().size() <= 1:  # the driver
-                memory = self._context.getConf().get("spark.executor.memory", "1g")
-                self._tell(
-                    f"Spark waits for a worker: none of the cluster has a free core and {memory} of memory for an "
-                    "executor (spark.executor.memory), or executors cannot connect to this machine."
-                )
+        if not self.is_local and jvm_context.sc().getExecutorMemoryStatus().size() <= 1:  # the driver
+            memory = self._context.getConf().get("spark.executor.memory", "1g")
+            yield (
+                f"Spark waits for a worker: none of the cluster has a free core and {memory} of memory for an "
+                "executor (spark.executor.memory), or executors cannot connect to this machine."
+            )
+
+
+def _completed_tasks(tracker: "StatusTracker") -> int:
+    """Return the number of completed tasks of the jobs of `interruptible`."""
+    completed = 0
+    for job in tracker.getJobIdsForGroup(_GROUP):
+        if (known := tracker.getJobInfo(job)) is not None:
+            for stage in known.stageIds:
+                info = tracker.getStageInfo(stage)
+                completed += info.numCompletedTasks if info else 0
+    return completed
