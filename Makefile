@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+INSTALLED := $(VENV)/.installed
 PINS   := requirements-dev.txt
 
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup pins peers demo test lint types pytest oldest-spark soak fuzz generate bench connectors console growth neighbours pictures docs linkcheck clean
+.PHONY: help setup pins peers demo test lint types pytest pytest-pure oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console growth neighbours pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -17,17 +18,28 @@ help:           ## this list
 setup: $(READY) ## make .venv with the project and its development tools
 
 # The pins hold for what pip builds packages from, too; older versions of pip take that from PIP_CONSTRAINT.
-$(READY): pyproject.toml $(PINS) hatch_build.py core/trio_nsq/protocol/bulk.py
+$(INSTALLED): pyproject.toml $(PINS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
-	@echo 'Installing into $(VENV); the first time this takes a minute.'
+	@echo 'Installing into $(VENV); the first time this takes two minutes.'
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=$(PINS) PIP_BUILD_CONSTRAINT=$(PINS) \
 		$(BIN)/pip install --quiet --disable-pip-version-check --requirement $(PINS)
+	@touch $@
+
+# Compiles again if a compiled source has changed.
+$(READY): $(INSTALLED) hatch_build.py $(shell find core/trio_nsq -name '*.py')
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 
-pins: $(READY)  ## renew requirements-dev.txt: the newest versions that pyproject.toml allows
-	$(BIN)/pip install --quiet --disable-pip-version-check uv
+.PHONY: compile pure
+compile: $(INSTALLED) ## compile what has changed of the hot path: after each change of a compiled module
+	$(BIN)/python hatch_build.py compile
+
+pure: $(INSTALLED) ## run the hot path as Python, until make compile, or until a source changes
+	$(BIN)/python hatch_build.py pure
+	@touch $(READY)
+
+pins: $(INSTALLED) ## renew requirements-dev.txt: the newest versions that pyproject.toml allows
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev --extra spark \
 		--no-annotate --custom-compile-command 'make pins' --output-file $(PINS) pyproject.toml
 
@@ -45,13 +57,34 @@ lint: $(READY)  ## ruff
 
 types: $(READY) ## mypy --strict
 	$(BIN)/mypy --num-workers=auto
-	$(BIN)/mypy --num-workers=auto tests bench examples docs
+	$(BIN)/mypy --num-workers=auto tests bench examples docs tools
 
 # Files run side by side; within a file in order. Many tests wait for processes: four of them keep two cores busy.
 WORKERS ?= $(shell expr 2 '*' $$(nproc))
 
 pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log'] [WORKERS=1]
 	$(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder $(ARGS)
+
+PURE := $(VENV)/pure
+# Folders whose tests execute compiled modules: the protocol, the poller, the log and the broker. Commands, connectors,
+# the console and Spark's jobs are never compiled, and meet the broker through its protocol, which these tests cover.
+PURE_TESTS := $(addprefix tests/,protocol log model broker http client lookup nsqd_import fuzz faults interop)
+
+# In a copy of the checkout, whose compiled modules stay. Its environment borrows the tools of the other one: a path in
+# a .pth file does not bring the other's editable installation.
+pytest-pure: $(INSTALLED) ## the tests of what is compiled, without compiling: CI runs them after make test
+	rm -rf $(PURE)
+	mkdir -p $(PURE)/tests/interop tests/interop/.build
+	git ls-files -z --cached --others --exclude-standard | \
+		tar --create --null --files-from=- --ignore-failed-read | tar --extract --directory=$(PURE)
+	ln -s $(CURDIR)/tests/interop/.build $(PURE)/tests/interop/.build
+	$(BIN)/python -m venv --without-pip $(PURE)/.venv
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(PURE)/.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/tools.pth
+	TRIO_NSQ_COMPILE=0 $(BIN)/pip --python $(PURE)/.venv/bin/python install --quiet --disable-pip-version-check \
+		--no-build-isolation --no-deps --editable $(PURE)
+	cd $(PURE) && TRIO_NSQ_COMPILE=0 .venv/bin/python -m pytest \
+		--numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder $(or $(ARGS),$(PURE_TESTS))
 
 # The oldest version of Spark that pyproject.toml allows, beside the pinned one.
 OLDEST_SPARK := 4.0.0
@@ -69,6 +102,9 @@ oldest-spark: $(OLDEST)/.ready ## the tests that start Spark, with the oldest ve
 		tests/spark/test_spark_versions.py tests/spark/test_spark_engine.py tests/spark/test_spark_failures.py \
 		tests/spark/test_data_source.py tests/spark/test_data_source_columns.py tests/spark/test_data_sink.py tests/spark/test_replay_spark.py $(ARGS)
 
+wheels: $(INSTALLED) ## dist/: the source distribution, and a wheel for each supported Python on this machine, checked
+	$(BIN)/python tools/wheels.py $(ARGS)
+
 fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make fuzz [ARGS='--seed 7']
 	PYTHONPATH=tests $(BIN)/python -m fuzz.protocol --inputs 1000000 $(ARGS)
 	PYTHONPATH=tests $(BIN)/python -m fuzz.broker --seconds 60 $(ARGS)
@@ -85,8 +121,14 @@ generate: $(READY) ## write completions/ and man/ from the commands, and the HTT
 	$(BIN)/python -m qcli.generate
 	$(BIN)/python docs/_ext/http_api.py
 
-bench: $(READY) ## every workload beside nsqd, as ratios, about 12 minutes: make bench [ARGS='--only latency']
+bench: $(READY) ## every workload beside nsqd, as ratios, about 20 minutes: make bench [ARGS='--only latency']
 	$(BIN)/python bench/compare.py $(ARGS)
+
+bench-quick: $(READY) ## CPU per message compared with main, two minutes: make bench-quick [ARGS='--base HEAD~3']
+	$(BIN)/python bench/quick.py $(ARGS)
+
+stages: $(READY) ## the broker's processor time per message, stage by stage: make stages [ARGS='--against ../before']
+	$(BIN)/python bench/stages.py $(ARGS)
 
 connectors: $(READY) ## to-file, to-http and to-nsq beside nsq_to_file, nsq_to_http and nsq_to_nsq
 	$(BIN)/python bench/connectors.py $(ARGS)
@@ -111,5 +153,5 @@ linkcheck: $(READY) ## check the links of the documentation to other sites
 	$(BIN)/sphinx-build --builder linkcheck --quiet docs docs/_build/linkcheck
 
 clean:          ## remove what the other targets made
-	rm -rf $(VENV) .spark-oldest docs/_build docs/reference/commands .mypy_cache .ruff_cache .pytest_cache tests/interop/.build
-	rm -f core/trio_nsq/protocol/*.so
+	rm -rf $(VENV) dist .compiled .spark-oldest docs/_build docs/reference/commands bench/.builds .mypy_cache .ruff_cache .pytest_cache tests/interop/.build
+	find core -name '*.so' -delete

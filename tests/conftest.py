@@ -1,11 +1,13 @@
 """Fixtures for all tests."""
 
 import logging
+import os
 import signal
 import sys
 import threading
 import zlib
 from collections.abc import Iterator
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ import trio.testing
 import trustme
 from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
+
+from trio_nsq.protocol.bulk import COMPILED
 
 # A shell starts background processes with SIGINT ignored, which would also be so for the commands that tests
 # interrupt.
@@ -49,6 +53,38 @@ _SPARK_FOLDERS = {"spark", "documents"}
 """Folders with the slowest files."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Fail at once if the modules that are compiled are of other sources, because these would not be tested."""
+    if getattr(config, "workerinput", None) is not None:
+        return
+    project = Path(__file__).parents[1]
+    spec = spec_from_file_location("hatch_build", project / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hatch_build = module_from_spec(spec)
+    spec.loader.exec_module(hatch_build)
+    core = project / "core"
+    if reason := hatch_build.stale(core) or _other_form(core, hatch_build.extension_files()):
+        pytest.exit(reason, returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def _other_form(core: Path, extensions: set[str]) -> str:
+    """Return why not the form of `core` that `TRIO_NSQ_COMPILE` selects would be tested; empty: it is.
+
+    Without this variable, CI tests the compiled form, and other machines the one that is there.
+    """
+    imported = find_spec("trio_nsq")
+    if imported is None or imported.origin != str(core / "trio_nsq" / "__init__.py"):
+        return f"trio_nsq would not be imported from {core}; run `make setup`"
+    found = any((core / name).exists() for name in extensions)
+    wanted = os.environ.get("TRIO_NSQ_COMPILE") or ("1" if os.environ.get("CI") == "true" else "")
+    if wanted == "0" and found:
+        return f"TRIO_NSQ_COMPILE=0 selects pure Python, and {core} is compiled; run `make pytest-pure`"
+    if wanted == "1" and not found:
+        return f"CI or TRIO_NSQ_COMPILE=1 selects the compiled form, and {core} is pure Python; run `make compile`"
+    return ""
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile a part of the test modules, if several workers collect all of them.
 
@@ -70,6 +106,12 @@ def _compile_asserts(path: Path, config: pytest.Config) -> None:
     if rewrite.try_makedirs(folder) and rewrite._read_pyc(path, compiled) is None:
         source_hash, code = rewrite._rewrite_test(path, config)
         rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source_hash, compiled)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what only the uncompiled modules can show; CI runs the tests in both forms."""
+    if COMPILED and item.get_closest_marker("uncompiled") is not None:
+        pytest.skip("the modules whose functions it replaces or watches are compiled: make pure")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

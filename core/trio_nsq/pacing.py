@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Pacing:
     """Scheduling limits of a broker. They are not settings: measurements chose them, and tests set others.
 
-    The measurements are in docs/decisions: 0006 (group commit), 0007 (the poller) and 0008 (turns).
+    The measurements are in docs/decisions: 0006 (group commit), 0007 (the poller), 0008 (turns) and 0027 (write-ahead
+    log).
 
     Attributes:
         turn_s: Maximum time of one kind of work before other tasks run: reading clients that always have data,
@@ -18,17 +19,26 @@ class Pacing:
         awake_s: Request/response clients usually send again within this time. Sleeping and waking takes as long, so
             the poller busy-waits for them, unless the last wait was longer.
         awake_at_most_s: Maximum time of busy-waiting before trio runs other tasks.
+        doze_s: While syncs take less than this on average, the poller sleeps for at most this long without trio.
         commands_s: Maximum time to execute small commands that arrived together from one client.
         commands_at_least: Number of these commands that are executed between two looks at the clock.
         channels_per_turn: Maximum number of channels served after a publish, or at the end of a round.
         grants_per_turn: Maximum number of deliveries of one channel in a turn.
         waiting_s: While clients send all the time, deliveries that may wait do so for this long, and are sent together
             with later messages. It equals the default of `--min-output-buffer-timeout`.
+        refilling_s: While clients send all the time, a consumer with most of its RDY in flight gets no message for this
+            long. Its next delivery then has more.
         gather_s: Maximum delay of a sync that waits for more publishes.
         tell_s: A sync thread reports its results after this time at the latest, even if it has topics left to sync.
         min_commit_threads, max_commit_threads: Number of threads that sync.
         commit_s: If a sync takes less than this on average, the minimum number of threads is best: each working thread
             makes the event loop wait for the GIL. Slower disks get more threads.
+        ahead_topics: If so many topics wait for a sync, one sync of the write-ahead log serves all.
+        ahead_bytes: Maximum bytes of a topic's waiting writes for that. A write-ahead log doubles what is written, so
+            it gains only if syncs take longer than the bytes.
+        ahead_file_bytes, ahead_file_s: Size and age at which the next write-ahead file is begun. A file may have twice
+            this size. At the start after a crash, up to three files are read.
+        ahead_retry_s: Pause after an error of the write-ahead log.
     """
 
     turn_s: float = 0.005
@@ -36,13 +46,20 @@ class Pacing:
     many_clients: int = 8
     awake_s: float = 0.000_05
     awake_at_most_s: float = 0.001
+    doze_s: float = 0.001
     commands_s: float = 0.000_5
     commands_at_least: int = 32
     channels_per_turn: int = 16
     grants_per_turn: int = 16
     waiting_s: float = 0.025
+    refilling_s: float = 0.001
     gather_s: float = 0.001
     tell_s: float = 0.005
     min_commit_threads: int = 2
     max_commit_threads: int = 16
     commit_s: float = 0.000_5
+    ahead_topics: int = 3
+    ahead_bytes: int = 65_536
+    ahead_file_bytes: int = 16 * 1024 * 1024
+    ahead_file_s: float = 10.0
+    ahead_retry_s: float = 10.0

@@ -19,22 +19,23 @@ from collections.abc import Callable
 from enum import Enum, auto
 from threading import Lock
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
+from .compiled import mypyc_attr
 from .pacing import Pacing
 from .protocol import NSQError
 from .protocol.compression import Codec
 
 logger = logging.getLogger("trio_nsq.broker")
 
-RECEIVE_BYTES = 64 * 1024
-_MAX_PARTS = 256
-_CONGESTED_BYTES = 4 * 1024 * 1024
+RECEIVE_BYTES: Final = 64 * 1024
+_MAX_PARTS: Final = 256
+_CONGESTED_BYTES: Final = 4 * 1024 * 1024
 # Edge-triggered: a socket is registered once, and each arrival of data causes an event.
-_EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
-_ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_EVENTS: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+_ENDED: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class EndpointState(Enum):
@@ -51,9 +52,13 @@ class EndpointState(Enum):
 
 
 # Globals: an attribute lookup on the enum costs more than the comparison.
-RESTING, SERVING, AWAITING, IN_TASK = EndpointState
+RESTING: Final = EndpointState.RESTING
+SERVING: Final = EndpointState.SERVING
+AWAITING: Final = EndpointState.AWAITING
+IN_TASK: Final = EndpointState.IN_TASK
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # the HTTP connections, which gain nothing
 class PolledEndpoint:
     """A client's socket. The poller reads it while no command has to wait; otherwise the client's task does.
 
@@ -278,11 +283,36 @@ class Rounds(Protocol):
     def is_busy(self) -> bool:
         """Whether a thread will soon need the event loop; then the poller must not wait awake."""
 
+    @property
+    def is_call_near(self) -> bool:
+        """Whether a thread will probably need the event loop within `Pacing.doze_s`. It uses `Poller.call_soon`."""
+
     def end_round(self) -> None:
         """Called when all readable clients of a round are served."""
 
     def idle(self) -> bool:
         """Called when no client sends anything: do some deferrable work. Returns True if there may be more of it."""
+
+    def before_sleep(self) -> bool:
+        """Called before the poller sleeps: do work that waits for clients to send. Returns True if there was any."""
+
+
+class _ScheduledTasks(trio.abc.Instrument):
+    """Notes whether trio has scheduled tasks. Asking trio each time takes longer than a read from a socket.
+
+    Attributes:
+        some_runnable: A task was scheduled since `ask`, or was runnable then.
+    """
+
+    def __init__(self) -> None:
+        self.some_runnable = False
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        self.some_runnable = True
+
+    def ask(self) -> None:
+        """Ask trio."""
+        self.some_runnable = trio.lowlevel.current_statistics().tasks_runnable > 0
 
 
 class Poller:
@@ -306,6 +336,8 @@ class Poller:
         self._endpoints: dict[int, PolledEndpoint] = {}
         # To serve next. An ordered set: a client is queued at most once.
         self._again: dict[PolledEndpoint, None] = {}
+        self._tasks = _ScheduledTasks()
+        self._dozed_in_vain = False  # and no thread has called since
 
     def add(self, fd: int, endpoint: PolledEndpoint) -> None:
         """Watch a client's socket, until `remove`."""
@@ -353,12 +385,14 @@ class Poller:
             for fd in self._endpoints:
                 epoll.register(fd, _EVENTS)
             self._epoll = epoll
+            trio.lowlevel.add_instrument(self._tasks)
             try:
                 while True:
                     fell_asleep_s = self.clock_s()
                     await trio.lowlevel.wait_readable(epoll.fileno())
                     await self._serve_all(epoll, rounds, fell_asleep_s)
             finally:
+                trio.lowlevel.remove_instrument(self._tasks)
                 with self._waking:
                     self._epoll = None
                     os.close(self._wake_fd)
@@ -368,63 +402,84 @@ class Poller:
 
     async def _serve_all(self, epoll: select.epoll, rounds: Rounds, fell_asleep_s: float) -> None:
         """Run rounds and deferrable work until there is nothing to do."""
-        pacing, awake_s = self._pacing, self.clock_s()
+        pacing, clock_s = self._pacing, self.clock_s
+        awake_s = clock_s()
         stays_awake = awake_s - fell_asleep_s < 2 * pacing.awake_s
+        awake_until_s = awake_s + pacing.awake_at_most_s
         turn_over_s = awake_s + pacing.turn_s
-        while (
-            self._serve_round(epoll, rounds)
-            or rounds.idle()
-            or (stays_awake and self._wait_awake(epoll, rounds, awake_s + pacing.awake_at_most_s))
-        ):
-            if self.clock_s() > turn_over_s:
+        self._tasks.ask()
+        while True:
+            self._mark_readable(epoll.poll(0, pacing.clients_per_round))
+            if self._again or self._calls:
+                self._serve_round(epoll, rounds)
+            elif not rounds.idle():
+                if stays_awake and self._wait_awake(epoll, rounds, awake_until_s):
+                    self._serve_round(epoll, rounds)
+                elif not rounds.before_sleep():
+                    if not self._doze(epoll, rounds):
+                        return
+                    self._serve_round(epoll, rounds)
+            if clock_s() > turn_over_s:
                 await trio.lowlevel.checkpoint()
-                turn_over_s = self.clock_s() + pacing.turn_s
+                self._tasks.ask()
+                turn_over_s = clock_s() + pacing.turn_s
 
     def _wait_awake(self, epoll: select.epoll, rounds: Rounds, until_s: float) -> bool:
         """Busy-wait briefly for clients to send. Returns True if one did; False at once if the event loop is needed."""
-        if self.clock_s() > until_s or rounds.is_busy:
+        clock_s, clients = self.clock_s, self._pacing.clients_per_round
+        now_s = clock_s()
+        if now_s > until_s or rounds.is_busy or self._tasks.some_runnable:
             return False
-        if trio.lowlevel.current_statistics().tasks_runnable:
-            return False
-        over_s = self.clock_s() + self._pacing.awake_s
-        while self.clock_s() < over_s:
-            if events := epoll.poll(0, self._pacing.clients_per_round):
+        over_s = now_s + self._pacing.awake_s
+        while clock_s() < over_s:
+            if events := epoll.poll(0, clients):
                 self._mark_readable(events)
                 return True
         return False
+
+    def _doze(self, epoll: select.epoll, rounds: Rounds) -> bool:
+        """Sleep without trio while a thread works for a moment. Returns True if there is something to serve.
+
+        This saves a turn of trio, and its system calls, for each sync. After a sleep in vain, for example because the
+        disk hangs, the poller does not do this again before a thread has called.
+        """
+        if not rounds.is_call_near or self._dozed_in_vain or self._tasks.some_runnable:
+            return False
+        events = epoll.poll(self._pacing.doze_s, self._pacing.clients_per_round)
+        self._dozed_in_vain = not events
+        self._mark_readable(events)
+        return bool(events)
 
     def _mark_readable(self, events: list[tuple[int, int]]) -> None:
         for fd, event in events:
             if fd == self._wake_fd:
                 self._is_woken = False  # later calls wake the poller again; earlier ones run in this round
+                self._dozed_in_vain = False
                 continue
             endpoint = self._endpoints[fd]
             endpoint.mark_readable(ended=bool(event & _ENDED))
             self._again[endpoint] = None
 
-    def _serve_round(self, epoll: select.epoll, rounds: Rounds) -> bool:
-        """Serve readable clients and run queued calls, for at most a turn. Returns False if there were none."""
+    def _serve_round(self, epoll: select.epoll, rounds: Rounds) -> None:
+        """Serve the readable clients and run queued calls, for at most a turn."""
         pacing, clock_s = self._pacing, self.clock_s
-        self._mark_readable(epoll.poll(0, pacing.clients_per_round))
         endpoints, self._again = self._again, {}
-        if not endpoints and not self._calls:
-            return False
         late: list[PolledEndpoint] = []
         again: list[PolledEndpoint] = []
-        served: set[PolledEndpoint] = set()
         turn_over_s = clock_s() + pacing.turn_s
         self.in_round = True
         try:
             for _ in range(len(self._calls)):  # calls that these add run in the next round
                 call, args = self._calls.popleft()
                 call(*args)
+            served: set[PolledEndpoint] = set()
             while True:
                 for endpoint in endpoints:
                     if clock_s() > turn_over_s:
                         late.append(endpoint)
                     elif endpoint.serve():
                         again.append(endpoint)
-                if late or len(endpoints) < pacing.many_clients:
+                if len(endpoints) < pacing.many_clients or late:
                     break
                 # A client is served once per round; a second time would delay the end of the round for all.
                 served.update(endpoints)
@@ -432,10 +487,10 @@ class Poller:
                 again += [endpoint for endpoint in self._again if endpoint in served]
                 endpoints = {endpoint: None for endpoint in self._again if endpoint not in served}
                 self._again = {}
-            self._again |= dict.fromkeys(late + again)
+            for endpoint in late + again:
+                self._again[endpoint] = None
         finally:
             try:
                 rounds.end_round()
             finally:
                 self.in_round = False
-        return True

@@ -237,11 +237,16 @@ class QuietRounds:
     """Rounds for a `Poller` in which nothing else is done."""
 
     is_busy = False
+    is_call_near = False
 
     def end_round(self) -> None:
         """Do nothing."""
 
     def idle(self) -> bool:
+        """Do nothing."""
+        return False
+
+    def before_sleep(self) -> bool:
         """Do nothing."""
         return False
 

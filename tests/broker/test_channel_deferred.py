@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.state import MS, SECOND, Fixture, disk_log, ids_in_flight
+from broker.state import MS, SECOND, TIMESTAMP, CountingLog, Fixture, disk_log, ids_in_flight, records
 from trio_nsq.broker.state.checkpoint import first_needed
 
 
@@ -201,6 +201,23 @@ def test_deferred_messages_are_read_from_disk(tmp_path: Path) -> None:
     fixture.pass_ms(7)
     assert fixture.counts() == (200, 0, 0)
     assert sorted(fixture.drain()) == sorted([*bodies, *[b"fresh"] * 100])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("defer_ms", "is_read"), [(9_999, False), (10_001, True)])
+def test_messages_deferred_for_a_short_time_stay_in_memory(count: int, defer_ms: int, is_read: bool) -> None:
+    log = CountingLog(max_messages=1000)
+    fixture = Fixture(log)
+    fixture.channel()
+    bodies = [f"deferred {index}".encode() for index in range(count)]
+    record = records(bodies, first_id=fixture.ids.take(count), due_ns=TIMESTAMP + defer_ms * MS)
+    log.append([record], sync=False)
+    fixture.topic.accept([record])
+    for _ in range(100):
+        fixture.publish(b"fresh")
+    fixture.channel().tick(TIMESTAMP + defer_ms * MS)
+    assert sorted(fixture.drain()) == sorted([*bodies, *[b"fresh"] * 100])
+    assert bool(log.reads) == is_read
 
 
 # ---------------------------------------------------------------------- emptying a channel

@@ -325,7 +325,12 @@ async def test_failing_disk_is_retried_after_a_pause_and_logged_once(
 
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(MessageStore, "read"), (MessageStore, "remember_read"), (ReadAhead, "take"), (Dispatcher, "dispatch")],
+    [
+        (MessageStore, "read"),
+        pytest.param(MessageStore, "remember_read", marks=pytest.mark.uncompiled),
+        pytest.param(ReadAhead, "take", marks=pytest.mark.uncompiled),
+        pytest.param(Dispatcher, "dispatch", marks=pytest.mark.uncompiled),
+    ],
 )
 async def test_exception_during_a_read_ends_nothing(
     tmp_path: Path,

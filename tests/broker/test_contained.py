@@ -44,6 +44,7 @@ async def test_exception_while_saving(tmp_path: Path, caplog: pytest.LogCaptureF
         assert [(await api.tcp.message()).body for _ in range(2)] == [b"1", b"2"]
 
 
+@pytest.mark.uncompiled
 async def test_exception_while_processing_a_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The timeouts of other channels work."""
     tick = Channel.tick
@@ -64,6 +65,7 @@ async def test_exception_while_processing_a_channel(tmp_path: Path, monkeypatch:
             assert [(await client.message()).attempts for _ in range(2)] == [1, 2]
 
 
+@pytest.mark.uncompiled
 async def test_exception_in_the_timers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,7 @@ from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.consumer import Consumer
 from trio_nsq.log import MemoryLog
 from trio_nsq.pacing import Pacing
+from trio_nsq.protocol.encode import encode_finish
 from trio_nsq.protocol.messages import pack_messages
 from trio_nsq.reactor import Poller
 
@@ -36,14 +37,24 @@ class Client:
 
     def __init__(self, channel: Channel, buffer: tuple[int, int], ready: int) -> None:
         self.bodies: list[bytes] = []
+        self.channel = channel
         self._delivered: list[bytes] = []
-        consumer = Consumer(60_000, self, None, *buffer)
+        self._unfinished: list[bytes] = []  # ids
+        self._consumer = consumer = Consumer(60_000, self, None, *buffer)
         channel.add(consumer)
         consumer.ready_count = ready
         channel.dispatcher.refresh(consumer)
 
+    def finish(self, count: int) -> None:
+        """Finish this many messages, oldest first."""
+        ids, self._unfinished = self._unfinished[:count], self._unfinished[count:]
+        assert len(ids) == count
+        assert self.channel.finish(self._consumer, encode_finish(ids), 0) == []
+
     def deliver(self, frames: bytes | memoryview) -> None:
-        self._delivered += [message.body for message in decode(frames)]
+        messages = decode(frames)
+        self._delivered += [message.body for message in messages]
+        self._unfinished += [message.id for message in messages]
 
     def send_delivered(self) -> None:
         self.bodies += self._delivered
@@ -107,6 +118,19 @@ class Rounds:
             self._delivery.deliver_published(self._topic)
         self._delivery.end_round()
         self._poller.in_round = False
+
+    def finish(self, client: Client, count: int) -> None:
+        """Run a round in which a client finishes this many messages."""
+        self._poller.in_round = True
+        client.finish(count)
+        self._delivery.deliver(client.channel)
+        self._delivery.end_round()
+        self._poller.in_round = False
+
+    def sleep(self) -> None:
+        """Do what the poller does before it sleeps."""
+        while self._delivery.before_sleep():
+            pass
 
     def served_by_round(self, clients: list[Client], rounds: int, *bodies: bytes) -> list[int]:
         """Return how many clients got a message by the end of the round with these publishes, and of the
@@ -193,3 +217,57 @@ async def test_late_deliveries_do_not_wait_for_a_turn(
         rounds.rested(clock, clients)
         rounds.turns.step_s = 1.0
         assert rounds.served_by_round(clients, 4, b"x") == [1, 2, 3, 3]
+
+
+async def test_client_with_much_in_flight_gets_more_once_it_has_room() -> None:
+    """Single answers cause no delivery of a single message each, unless the poller has nothing else to do."""
+    async with delivering(Pacing(refilling_s=1000)) as rounds:
+        client = rounds.client(buffer=BUFFERED, ready=32)
+        rounds.round(*[b"x"] * 100)
+        assert len(client.bodies) == 32
+        for _ in range(3):
+            rounds.finish(client, 1)
+            rounds.pause()
+        assert len(client.bodies) == 32
+        rounds.finish(client, 1)
+        assert len(client.bodies) == 36
+        rounds.finish(client, 2)
+        assert len(client.bodies) == 36
+        rounds.sleep()
+        assert len(client.bodies) == 38
+
+
+async def test_client_with_much_in_flight_waits_for_a_limited_time() -> None:
+    """Further answers do not extend it."""
+    async with delivering(Pacing(refilling_s=0.2)) as rounds:
+        client = rounds.client(buffer=BUFFERED, ready=100)
+        rounds.round(*[b"x"] * 200)
+        for _ in range(3):
+            rounds.finish(client, 1)
+            rounds.turns.now_s += 0.09
+        assert len(client.bodies) == 100
+        rounds.round()
+        assert len(client.bodies) == 103
+        rounds.finish(client, 1)
+        assert len(client.bodies) == 103
+
+
+@pytest.mark.parametrize(("buffer", "ready"), [(UNBUFFERED, 100), (BUFFERED, 8)])
+async def test_clients_that_do_not_wait_for_room(buffer: tuple[int, int], ready: int) -> None:
+    async with delivering(Pacing(refilling_s=1000)) as rounds:
+        client = rounds.client(buffer=buffer, ready=ready)
+        rounds.round(*[b"x"] * 200)
+        rounds.finish(client, 1)
+        assert len(client.bodies) == ready + 1
+
+
+async def test_another_client_with_room_does_not_wait_for_one_without() -> None:
+    async with delivering(Pacing(refilling_s=1000)) as rounds:
+        busy = rounds.client(buffer=BUFFERED, ready=100)
+        rounds.round(*[b"x"] * 200)
+        rounds.finish(busy, 1)
+        idle = rounds.client(buffer=BUFFERED, ready=5)
+        rounds.round()
+        rounds.finish(busy, 1)
+        assert len(idle.bodies) == 5
+        assert len(busy.bodies) == 102

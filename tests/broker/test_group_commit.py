@@ -1,9 +1,11 @@
 """Tests for group commit: which thread syncs which log, when, and the number of threads."""
 
+import errno
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import trio
 from broker.state import FIRST_ID, TIMESTAMP
 from broker.support import TopicsFiles, settle, until
 from trio_nsq.broker.ingest.group_commit import GroupCommitter, Synced
+from trio_nsq.broker.ingest.write_ahead import WriteAhead
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import DiskLog, RecordBatch
+from trio_nsq.log.write_ahead import WriteAheadFile
 from trio_nsq.pacing import Pacing
 from trio_nsq.protocol import pack_messages
 from trio_nsq.reactor import Poller
@@ -30,20 +34,27 @@ class Committing:
         synced: How many syncs of each topic the committer has reported.
     """
 
-    def __init__(self, folder: Path, nursery: trio.Nursery, pacing: Pacing) -> None:
+    def __init__(
+        self, folder: Path, nursery: trio.Nursery, pacing: Pacing, write_ahead: WriteAhead | None = None
+    ) -> None:
         self.files = TopicsFiles()
+        self._write_ahead = write_ahead
         self.now_s = 1000.0
         self.synced: Counter[str] = Counter()
         self._folder = folder
         self._nursery = nursery
         self._poller = Poller(pacing)
         self._topics: dict[str, Topic] = {}
-        self.committer = GroupCommitter(nursery, self._poller, self._count, pacing, lambda: self.now_s)
+        self.committer = GroupCommitter(
+            nursery, self._poller, self._count, pacing, lambda: self.now_s, write_ahead
+        )
 
     def _count(self, results: Sequence[Synced]) -> None:
         for result in results:
             assert result.error is None
             self.synced[result.topic.name] += 1
+            if self._write_ahead is not None and not result.is_ahead:
+                self._write_ahead.record_sync(result.topic, result.writes, None)
 
     def write(self, *names: str) -> None:
         """Write a message to each of these topics, and request a sync."""
@@ -100,6 +111,100 @@ async def committing(folder: Path, **pacing: Any) -> AsyncIterator[Committing]:
         await made.committer.until_all_idle()
         made.committer.end()
     made.close()
+
+
+@asynccontextmanager
+async def committing_ahead(folder: Path, **pacing: Any) -> AsyncIterator[tuple[Committing, list[Path]]]:
+    """As `committing`, with a write-ahead log; also return the paths of the files that are synced from then on."""
+    synced: list[Path] = []
+
+    class NotedFiles(TopicsFiles):
+        def sync(self, fd: int) -> None:
+            path = Path(f"/proc/self/fd/{fd}").readlink()
+            synced.append(path)
+            if path.name in self.failing:
+                raise OSError(errno.EIO, "broken")
+            super().sync(fd)
+
+    files = NotedFiles()
+    numbers = count(1)
+    async with trio.open_nursery() as nursery:
+        write_ahead = WriteAhead(
+            lambda: WriteAheadFile.create(files, folder, next(numbers)),
+            lambda: None,
+            100,
+            nursery,
+            Pacing(**pacing),
+        )
+        made = Committing(folder, nursery, Pacing(**pacing), write_ahead)
+        made.files = files
+        write_ahead.sync_alone = made.committer.request_alone
+        with made.a_round():
+            made.write("t1", "t2", "t3")
+        made.committer.begin()  # the write-ahead log does not exist yet
+        await made.idle()
+        await until(lambda: (folder / "write-ahead.1").exists())
+        await settle()
+        synced.clear()
+        yield made, synced
+        await write_ahead.close()
+        await made.committer.until_all_idle()
+        made.committer.end()
+        nursery.cancel_scope.cancel()
+    made.close()
+
+
+async def test_many_topics_of_a_round_share_one_sync(tmp_path: Path) -> None:
+    async with committing_ahead(tmp_path, ahead_topics=3) as (running, synced):
+        with running.a_round():
+            running.write("t1", "t2", "t3")
+        running.committer.begin()
+        await running.idle()
+        assert [path.name for path in synced] == ["write-ahead.1"]
+        assert set(running.synced.values()) == {2}
+
+
+async def test_few_topics_of_a_round_are_synced_by_themselves(tmp_path: Path) -> None:
+    async with committing_ahead(tmp_path, ahead_topics=3) as (running, synced):
+        with running.a_round():
+            running.write("t1", "t2")
+        running.committer.begin()
+        await running.idle()
+        assert sorted(path.parent.name for path in synced) == ["t1.topic", "t2.topic"]
+
+
+async def test_writes_too_large_for_the_write_ahead_log_are_synced_although_smaller_ones_follow(
+    tmp_path: Path,
+) -> None:
+    async with committing_ahead(tmp_path, ahead_topics=2, ahead_bytes=100, **threads(1)) as (running, synced):
+        (gate,) = running.hold("busy")
+        running.write("busy")
+        await until(lambda: running.files.syncing == ["busy"])
+        synced.clear()
+        with running.a_round():
+            running.write("t1", "t1", "t2")  # a message takes 61 bytes
+        running.committer.begin()
+        with running.a_round():
+            running.write("t1", "t3")
+        running.committer.begin()
+        gate.set()
+        await running.idle()
+        assert "t1.topic" in [path.parent.name for path in synced]
+
+
+async def test_topics_share_the_next_sync_of_a_write_ahead_log_that_is_being_synced(tmp_path: Path) -> None:
+    async with committing_ahead(tmp_path, ahead_topics=2, **threads(2)) as (running, synced):
+        gate = running.files.gates[tmp_path.stem] = threading.Event()
+        with running.a_round():
+            running.write("t1", "t2")
+        running.committer.begin()
+        await until(lambda: running.files.syncing == [tmp_path.stem])
+        running.write("t3")
+        await settle()
+        gate.set()
+        await running.idle()
+        assert [path.name for path in synced] == ["write-ahead.1"] * 2
+        assert set(running.synced.values()) == {2}
 
 
 def threads(least: int, most: int | None = None) -> dict[str, int]:
@@ -165,6 +270,26 @@ async def test_slower_disks_get_more_threads_up_to_a_limit(tmp_path: Path) -> No
         assert (syncing, running.threads) == (1, 1)
         for gate in gates:
             gate.set()
+
+
+async def test_report_is_near_while_a_fast_disk_is_synced(tmp_path: Path) -> None:
+    async with committing(tmp_path, doze_s=1) as running:
+        assert not running.committer.is_call_near
+        for takes_s, is_near_next in ((0, True), (100, False)):
+            [gate] = running.hold("t1")
+            running.write("t1")
+            await until(lambda: bool(running.files.syncing))
+            assert running.committer.is_call_near
+            running.now_s += takes_s
+            gate.set()
+            await running.idle()
+            assert not running.committer.is_call_near
+            [gate] = running.hold("t1")
+            running.write("t1")
+            await until(lambda: bool(running.files.syncing))
+            assert running.committer.is_call_near == is_near_next
+            gate.set()
+            await running.idle()
 
 
 async def test_later_requests_do_not_delay_a_commit(tmp_path: Path) -> None:
@@ -235,3 +360,29 @@ async def test_idle_topic_is_left_to_other_threads(tmp_path: Path) -> None:
         await until(lambda: running.synced["pausing"] == 2)
         assert running.synced["slow"] == 1
         slower.set()
+
+
+async def test_two_files_wait_for_the_same_topic(tmp_path: Path) -> None:
+    """The first file is full, and its topics are being synced, when the second one fails."""
+
+    async def in_a_round(*names: str) -> None:
+        with running.a_round():
+            running.write(*names)
+        running.committer.begin()
+        await settle()
+
+    async with committing_ahead(tmp_path, ahead_topics=2, ahead_file_bytes=500, **threads(3)) as (running, _):
+        await in_a_round("t1", "t2", "t3")
+        gate_1, gate_2 = running.hold("t1", "t2")
+        await in_a_round("t2", "t3")  # the file is full, so the next one begins
+        await until(lambda: "t1" in running.files.syncing)
+        await in_a_round("t2", "t3")
+        running.files.failing.add("write-ahead.2")
+        await in_a_round("t2", "t3")  # synced by themselves
+        await until(lambda: "t2" in running.files.syncing)
+        await in_a_round("t4", "t5")  # notices that the file failed
+        gate_1.set()
+        await settle()
+        gate_2.set()
+        await running.idle()
+    assert not list(tmp_path.glob("write-ahead.*"))

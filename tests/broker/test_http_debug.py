@@ -28,6 +28,7 @@ async def test_index_lists_the_pages(tmp_path: Path) -> None:
         assert (await api.get("/debug/")).headers["location"] == "/debug"
 
 
+@pytest.mark.uncompiled
 async def test_tasks_shows_the_stack_of_each_task(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await settle()
@@ -52,6 +53,7 @@ async def test_equal_tasks_are_shown_once() -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.uncompiled
 async def test_profile_shows_where_time_is_spent(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -229,6 +229,7 @@ async def test_without_a_buffer_nothing_waits(tmp_path: Path, clock: trio.testin
                     assert await client.here() == [b"%d" % number]
 
 
+@pytest.mark.uncompiled
 async def test_exception_in_one_channel_does_not_affect_others(
     tmp_path: Path,
     clock: trio.testing.MockClock,

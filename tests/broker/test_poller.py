@@ -7,10 +7,11 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal
 
 import pytest
@@ -200,6 +201,7 @@ async def test_client_that_sends_again_in_its_round_is_served_again() -> None:
 
 async def test_data_that_arrives_while_busy_waiting_is_served() -> None:
     class SendOrBeBusy:
+        is_call_near = False
         left = 3
 
         @property
@@ -212,6 +214,9 @@ async def test_data_that_arrives_while_busy_waiting_is_served() -> None:
         def end_round(self) -> None: ...
 
         def idle(self) -> bool:
+            return False
+
+        def before_sleep(self) -> bool:
             return False
 
     served: list[str] = []
@@ -272,6 +277,119 @@ async def test_poller_does_not_busy_wait_while_others_need_the_event_loop() -> N
         assert not await waits()
     rounds.others = None
     assert await waits()
+
+
+class ThreadWorks(QuietRounds):
+    """A thread works, and will probably call soon.
+
+    Attributes:
+        idle_again: Is set when the poller has nothing to do.
+        served: As `idle_again`, for a task.
+    """
+
+    is_call_near = False
+
+    def __init__(self) -> None:
+        self.idle_again = threading.Event()
+        self.served: trio.Event | None = None
+
+    def idle(self) -> bool:
+        self.idle_again.set()
+        if self.served is not None:
+            self.served.set()
+        return False
+
+
+class SleepsOfTrio(trio.abc.Instrument):
+    """Notes whether trio looks for events, or sleeps, after the poller has nothing to do."""
+
+    def __init__(self, rounds: ThreadWorks) -> None:
+        self.slept = threading.Event()
+        self._rounds = rounds
+
+    def before_io_wait(self, timeout: float) -> None:
+        if self._rounds.idle_again.is_set():
+            self.slept.set()
+
+
+@asynccontextmanager
+async def dozing(doze_s: float) -> AsyncIterator[tuple[Poller, ThreadWorks, Once]]:
+    """Run a poller, with a client that has been served, while a thread works."""
+    rounds, poller = ThreadWorks(), Poller(Pacing(doze_s=doze_s, awake_s=0, turn_s=PATIENCE_S))
+    client = Once("client", [], poller)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poller.run, rounds)
+            await settle()
+            rounds.is_call_near = True
+            rounds.idle_again.clear()
+            yield poller, rounds, client
+            nursery.cancel_scope.cancel()
+    finally:
+        client.close()
+
+
+async def test_poller_sleeps_without_trio_while_a_thread_is_about_to_call() -> None:
+    slept_in_trio: list[bool] = []
+    done = trio.Event()
+
+    def end() -> None:
+        rounds.is_call_near = False
+        done.set()
+
+    def work() -> None:
+        assert rounds.idle_again.wait(PATIENCE_S)
+        slept_in_trio.append(sleeps.slept.wait(0.2))
+        poller.call_soon(end)
+
+    async with dozing(PATIENCE_S) as (poller, rounds, client):
+        sleeps = SleepsOfTrio(rounds)
+        thread = threading.Thread(target=work)
+        thread.start()
+        trio.lowlevel.add_instrument(sleeps)
+        client.other.send(b"x")
+        await done.wait()
+        trio.lowlevel.remove_instrument(sleeps)
+        thread.join()
+    assert slept_in_trio == [False]
+
+
+async def test_poller_sleeps_without_trio_once_while_a_thread_hangs() -> None:
+    doze_s = 0.2
+    took_s: list[float] = []  # until trio runs a task after the poller has served the client
+    token = trio.lowlevel.current_trio_token()
+    done = trio.Event()
+
+    def look() -> None:
+        for _ in range(10):
+            rounds.idle_again.clear()
+            client.other.send(b"x")
+            assert rounds.idle_again.wait(PATIENCE_S)
+            began_s = perf_counter()
+            ran = threading.Event()
+            token.run_sync_soon(ran.set)
+            assert ran.wait(PATIENCE_S)
+            took_s.append(perf_counter() - began_s)
+        token.run_sync_soon(done.set)
+
+    async with dozing(doze_s) as (_, rounds, client):
+        thread = threading.Thread(target=look)
+        thread.start()
+        await done.wait()
+        thread.join()
+    assert took_s[0] > doze_s / 2
+    assert sum(took_s[1:]) < 9 * doze_s / 2
+
+
+async def test_poller_does_not_sleep_without_trio_if_other_tasks_can_run() -> None:
+    async with dozing(PATIENCE_S / 2) as (_, rounds, client):
+        served = rounds.served = trio.Event()
+        began_s = perf_counter()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(served.wait)
+            await settle()
+            client.other.send(b"x")
+        assert perf_counter() - began_s < PATIENCE_S / 2
 
 
 async def count_turns(turns: list[int]) -> None:
@@ -447,6 +565,21 @@ async def test_subscription_after_a_refused_publish(tmp_path: Path) -> None:
             await client.send(mpub("t", b"1", b"2") + b"SUB t c\n")
             assert (await client.error()).startswith("E_TOPIC_FULL ")
             await client.ok()
+
+
+async def test_each_publish_of_a_refused_run_gets_an_error(tmp_path: Path) -> None:
+    defaults = TopicSettings(max_messages=2)
+    async with running_broker(tmp_path / "d", topic_defaults=defaults) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.send(identify(survive_refusals=True) + pub("t", b"1"))
+            await oks(client, 2)
+            await client.send(pub("t", b"2") * 3 + b"SUB t c\n")
+            for _ in range(3):
+                assert (await client.error()).startswith(
+                    "E_TOPIC_FULL PUB failed topic t cannot take 3 messages"
+                )
+            await client.ok()
+    assert sum(record_counts(tmp_path / "d")) == 1
 
 
 async def test_publishes_of_one_round_are_one_record(tmp_path: Path) -> None:
@@ -629,6 +762,31 @@ async def test_calls_from_threads_run_while_the_poller_does_not() -> None:
             poller.call_soon(heard.append, number)
         await settle()
         assert heard[-1] == number
+
+
+async def test_work_that_waits_for_clients_is_done_before_the_poller_sleeps() -> None:
+    order: list[str] = []
+
+    class Held(QuietRounds):
+        """Work that waits for clients to send."""
+
+        left = 2
+
+        def before_sleep(self) -> bool:
+            if not self.left:
+                return False
+            self.left -= 1
+            order.append("held")
+            return True
+
+    poller = Poller()
+    client = Once("served", order, poller)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run, Held())
+        await settle()
+        assert order == ["served", "held", "held"]
+        nursery.cancel_scope.cancel()
+    client.close()
 
 
 async def test_idle_work_is_done_when_no_client_has_sent_anything() -> None:

@@ -1,10 +1,11 @@
 """Tests for the publisher and group commit: slow threads, failures, and bugs."""
 
 import errno
+import gc
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from trio_nsq.broker.options import Sync
 from trio_nsq.broker.server import Server
 from trio_nsq.broker.state.dispatcher import Dispatcher, Grant
 from trio_nsq.broker.state.settings import TopicSettings
+from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage.data_folder import DataFolder
 from trio_nsq.log import DiskLog, Files
 from trio_nsq.pacing import Pacing
@@ -245,6 +247,7 @@ async def test_publishers_are_answered_before_the_message_is_distributed(tmp_pat
             assert (await client.message()).body == b"body"
 
 
+@pytest.mark.uncompiled
 @pytest.mark.parametrize("sync", ["always", "interval"])
 async def test_exception_while_distributing_does_not_affect_publishers(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -273,7 +276,7 @@ async def test_exception_while_distributing_does_not_affect_publishers(
 
 async def test_few_threads_store_for_all_topics_separately(tmp_path: Path) -> None:
     files = TopicsFiles()
-    pacing = Pacing(min_commit_threads=2, max_commit_threads=2)
+    pacing = Pacing(min_commit_threads=2, max_commit_threads=2, ahead_topics=1000)
     topics = [f"t{n}" for n in range(20)]
     async with (
         running_broker(tmp_path / "d", files=files, pacing=pacing, checkpoint_interval_ms=3_600_000) as bound,
@@ -388,9 +391,9 @@ class Busy:
         self.topic = server.broker.topic(name)
         self.topic.log.begin_file()
 
-    def publish(self) -> None:
+    def publish(self, size: int = 1) -> None:
         """Publish a message."""
-        self._publisher.submit(self.topic, [Publication([pack_messages([b"x"])])], self._complete)
+        self._publisher.submit(self.topic, [Publication([pack_messages([b"x" * size])])], self._complete)
 
     def _complete(self, error: PublishRefused | None) -> None:
         assert error is None
@@ -529,18 +532,98 @@ async def test_publish_is_stored_if_the_nursery_is_cancelled(tmp_path: Path) -> 
     assert one.stored == 1
 
 
+class RecordedWrites(FailingFiles):
+    """Records each write of messages among other events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        super().write(fd, offset, parts)
+        self.events.append("written")
+
+
+def _submit_three(running: Running, files: RecordedWrites, topic: Topic, size: int) -> None:
+    """Submit three publications with a body of `size` bytes each, and record their results with the writes."""
+
+    def complete(number: int, error: PublishRefused | None) -> None:
+        files.events.append(f"{number} {'OK' if error is None else 'refused'}")
+
+    files.events.clear()
+    for number in range(3):
+        messages = pack_messages([bytes([number]) * size])
+        running.publisher.submit(topic, [Publication([messages])], partial(complete, number))
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (1024, ["written", "0 OK", "1 OK", "2 OK"]),
+        (2**20, ["written", "0 OK", "written", "1 OK", "written", "2 OK"]),
+    ],
+    ids=["small", "large"],
+)
+async def test_large_publication_is_acknowledged_before_the_next_is_written(
+    tmp_path: Path, size: int, expected: list[str]
+) -> None:
+    files = RecordedWrites()
+    async with running_publisher(tmp_path, "interval", files, turn_s=PATIENCE_S) as running:
+        topic = running.add("t").topic
+        _submit_three(running, files, topic, size)
+        await running.publisher.until_idle(topic)
+        assert files.events == expected
+        stored = [body for record in topic.log.read(0, 4 * 2**20) for body in record.messages.bodies()]
+        assert stored == [bytes([number]) * size for number in range(3)]
+
+
+async def test_large_publications_of_a_round_share_a_sync(tmp_path: Path) -> None:
+    files = Counted()
+    async with running_publisher(tmp_path, "always", files, turn_s=PATIENCE_S) as running:
+        one = running.add("t")
+        files.syncs = 0
+        for _ in range(3):
+            one.publish(2**20)
+        await running.publisher.until_idle(one.topic)
+        assert (one.stored, files.syncs) == (3, 1)
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+async def test_large_publications_wait_for_a_new_file(tmp_path: Path, sync: Sync) -> None:
+    """All of them are refused if it cannot be created; otherwise they keep their order, also over several files."""
+    files = RecordedWrites()
+    async with running_publisher(tmp_path, sync, files) as running:
+        topic = running.server.broker.topic("t")
+        files.sync_fails = True
+        _submit_three(running, files, topic, 2**20)
+        await running.publisher.until_idle(topic)
+        assert [each for each in files.events if each != "written"] == ["0 refused", "1 refused", "2 refused"]
+        files.sync_fails = False
+        _submit_three(running, files, topic, 2**20)
+        await running.publisher.until_idle(topic)
+        assert [each for each in files.events if each != "written"] == ["0 OK", "1 OK", "2 OK"]
+        assert topic.log.next_sequence == 3
+        topic.log.close()
+
+
 @pytest.mark.parametrize("sync", ["always", "interval"])
 async def test_deleted_topic_is_released(tmp_path: Path, sync: Sync) -> None:
     """Also by waiting threads."""
+
+    def topics() -> int:
+        gc.collect()
+        return sum(isinstance(each, Topic) for each in gc.get_objects())
+
+    before = topics()
     async with running_publisher(tmp_path, sync) as running:
         one = running.add("t")
         one.publish()
         await until(lambda: bool(running.busy[0].stored) and not running.publisher.is_busy)
         running.busy.clear()
-        topic = weakref.ref(one.topic)
+        assert topics() > before
         await running.server.topics.delete_topic(one.topic)
         del one
-        await until(lambda: topic() is None)
+        await until(lambda: topics() == before)
 
 
 async def test_messages_collected_while_a_log_is_in_use_are_written_after_it(tmp_path: Path) -> None:

@@ -450,7 +450,7 @@ def test_log_that_begins_after_messages_waiting_in_the_topic() -> None:
         (lambda state: state.update(channels=5), "not iterable"),
         (lambda state: state.update(channels=["x"]), "string"),
         (lambda state: state["channels"][0].update(unfinished=[[1]]), "unpack"),
-        (lambda state: state["channels"][0].update(deferred=[[1, 2]]), "bytes-like"),
+        (lambda state: state["channels"][0].update(deferred=[[1, 2]]), "bytes-like|str object"),
         (
             lambda state: state["channels"][0].update(deferred=["AAAA"]),
             "3 bytes do not hold deferred messages",

@@ -1,13 +1,16 @@
 """Tests for the build hook: with and without a C compiler, and after an earlier installation."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from shutil import copy, copytree, ignore_patterns
+from types import ModuleType
 
 import pytest
 
@@ -15,8 +18,9 @@ from trio_nsq.protocol import bulk
 
 PROJECT = Path(__file__).parents[2]
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
-PLACE = "trio_nsq/protocol"
-FILES = {f"{PLACE}/bulk{SUFFIX}", f"{PLACE}/bulk__mypyc{SUFFIX}"}
+COMPILED = ("trio_nsq.pacing", "trio_nsq.protocol.bulk")
+"""Instead of all modules, whose compilation takes minutes: the installation of the checkout has done that."""
+FILES = {f"trio_nsq/{name}{SUFFIX}" for name in ("pacing", "protocol/bulk", "hot_path__mypyc")}
 NO_COMPILER = {"CC": "/nonexistent/cc"}
 BUILD = "import sys, hatchling.build as it; print(getattr(it, sys.argv[1])(*sys.argv[2:]))"
 
@@ -32,7 +36,29 @@ def tree(tmp_path: Path) -> Path:
         copytree(PROJECT / name, tree / name, ignore=ignore_patterns("*.so", "__pycache__", ".mypy_cache"))
     for name in FILES:
         (tree / "core" / name).write_bytes(b"old")
+    hook = tree / "hatch_build.py"
+    text, replaced = re.subn(
+        r"\nMODULES = \(.*?\n\)\n", f"\nMODULES = {COMPILED}\n", hook.read_text(), flags=re.DOTALL
+    )
+    assert replaced == 1
+    hook.write_text(text)
     return tree
+
+
+def hook_of(folder: Path) -> ModuleType:
+    """Import the build hook of a folder."""
+    spec = spec_from_file_location("hatch_build", folder / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hook = module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    return hook
+
+
+def need_compiler() -> None:
+    """Skip a test if nothing can be compiled; in CI it can."""
+    if not bulk.COMPILED and os.environ.get("CI") != "true":
+        pytest.skip("the installed package is not compiled: there may be no C compiler")
 
 
 def build(tree: Path, what: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -56,9 +82,33 @@ def extensions(tree: Path) -> set[str]:
     return {path.relative_to(tree / "core").as_posix() for path in (tree / "core").rglob("*.so*")}
 
 
-def test_wheel_has_the_compiled_extension(tree: Path, tmp_path: Path) -> None:
-    if not bulk.COMPILED and os.environ.get("CI") != "true":
-        pytest.skip("the installed package is not compiled: there may be no C compiler")
+def imported(folder: Path) -> list[str]:
+    """Return the files that the compiled modules are imported from, with this folder first on the path."""
+    program = "import sys, importlib\nsys.path.insert(0, sys.argv[1])\n" + "".join(
+        f"print(importlib.import_module({module!r}).__file__)\n" for module in COMPILED
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_all_modules_of_the_checkout_are_compiled() -> None:
+    hook = hook_of(PROJECT)
+    if not bulk.COMPILED:
+        if os.environ.get("CI") == "true" and os.environ.get("TRIO_NSQ_COMPILE") != "0":
+            pytest.fail("the hot path is not compiled: see hatch_build.py")
+        pytest.skip("the hot path is not compiled, for want of a C compiler or by TRIO_NSQ_COMPILE=0")
+    core = PROJECT / "core"
+    assert {f"core/{name}" for name in hook.extension_files()} == {
+        path.relative_to(PROJECT).as_posix() for path in core.rglob(f"*{SUFFIX}")
+    }
+    assert hook.digest(core) == bulk.COMPILED_FROM
+    assert all((core / module.replace(".", "/")).with_suffix(".py").exists() for module in hook.MODULES)
+
+
+def test_wheel_has_the_compiled_modules_and_their_sources(tree: Path, tmp_path: Path) -> None:
+    need_compiler()
     before = sorted(tree.rglob("*"))
     done = build(tree, "build_wheel", str(tmp_path), TRIO_NSQ_COMPILE="1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -66,15 +116,52 @@ def test_wheel_has_the_compiled_extension(tree: Path, tmp_path: Path) -> None:
     wheel = tmp_path / done.stdout.split()[-1]
     assert not wheel.name.endswith("-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert {name for name in archive.namelist() if name.endswith(".so")} == FILES
+        names = set(archive.namelist())
+        assert {name for name in names if name.endswith(".so")} == FILES
+        assert {f"{module.replace('.', '/')}.py" for module in COMPILED} <= names
         archive.extractall(tmp_path / "installed")
+    assert imported(tmp_path / "installed") == [
+        str(tmp_path / "installed" / f"{module.replace('.', '/')}{SUFFIX}") for module in COMPILED
+    ]
+
+
+def test_changed_source_makes_the_compiled_modules_stale(tree: Path, tmp_path: Path) -> None:
+    need_compiler()
+    core, hook = tree / "core", hook_of(tree)
+    assert "run `make compile`" in hook.stale(core)  # these are not extensions at all
+    done = build(tree, "build_editable", str(tmp_path), TRIO_NSQ_COMPILE="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert extensions(tree) == FILES
+    assert hook.stale(core) == ""
+    # Another Python must not find these object files.
+    assert [path.name for path in (tree / ".compiled").iterdir()] == [sys.implementation.cache_tag]
+
+    (core / "trio_nsq/access/policy.py").write_text("# not compiled")
+    assert hook.stale(core) == ""
+    source = core / "trio_nsq/pacing.py"
+    source.write_text(source.read_text() + "changed = True\n")
+    said = hook.stale(core)
+    assert said.startswith(f"the compiled modules in {core} are not of the sources beside them")
+    assert "run `make compile`, or `make pure` to go without" in said
+
+    command = [sys.executable, str(tree / "hatch_build.py")]
+    subprocess.run([*command, "compile"], check=True, capture_output=True)
+    assert hook.stale(core) == ""
     program = (
-        "import sys; sys.path[:0] = sys.argv[1:]; import trio_nsq.protocol.bulk as it; print(it.__file__)"
+        "import sys; sys.path.insert(0, sys.argv[1]); from trio_nsq import pacing; print(pacing.changed)"
     )
-    said = subprocess.check_output(
-        [sys.executable, "-c", program, str(tmp_path / "installed")], cwd=tmp_path, text=True
-    )
-    assert said.strip() == str(tmp_path / "installed" / PLACE / f"bulk{SUFFIX}")
+    said = subprocess.check_output([sys.executable, "-c", program, str(core)], text=True)
+    assert (said, imported(core)[0]) == ("True\n", str(core / f"trio_nsq/pacing{SUFFIX}"))
+
+    program = "import sys; sys.path.insert(0, sys.argv[1]); from trio_nsq.compiled import form; print(form())"
+    forms = [subprocess.check_output([sys.executable, "-c", program, str(core)], text=True)]
+    (core / f"trio_nsq/pacing{SUFFIX}").unlink()
+    forms.append(subprocess.check_output([sys.executable, "-c", program, str(core)], text=True))
+    assert "run `make compile`" in hook.stale(core)
+    subprocess.run([*command, "pure"], check=True)
+    assert (extensions(tree), hook.stale(core)) == (set(), "")
+    forms.append(subprocess.check_output([sys.executable, "-c", program, str(core)], text=True))
+    assert forms == ["compiled\n", "partly compiled\n", "not compiled\n"]
 
 
 @pytest.mark.parametrize("why", [{"TRIO_NSQ_COMPILE": "0"}, NO_COMPILER], ids=str)
@@ -113,5 +200,5 @@ def test_source_distribution_can_be_compiled(tree: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"hatch_build.py", "pyproject.toml", f"core/{PLACE}/bulk.py"} <= names
+    assert {"hatch_build.py", "pyproject.toml", "core/trio_nsq/protocol/bulk.py"} <= names
     assert not [name for name in names if ".so" in name]

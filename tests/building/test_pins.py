@@ -3,6 +3,7 @@
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -44,5 +45,9 @@ def test_ci_runs_the_oldest_supported_spark() -> None:
     )
     (least,) = (each.version for each in spark.specifier if each.operator == ">=")
     assert f"OLDEST_SPARK := {least}.0\n" in (ROOT / "Makefile").read_text()
-    for steps in (".ci/run", ".github/workflows/ci.yml"):
-        assert "make oldest-spark\n" in (ROOT / steps).read_text()
+
+
+@pytest.mark.parametrize("target", ["test", "pytest-pure", "oldest-spark"])
+@pytest.mark.parametrize("steps", [".ci/run", ".github/workflows/ci.yml"])
+def test_ci_runs_all_tests(steps: str, target: str) -> None:
+    assert f"make {target}\n" in (ROOT / steps).read_text()

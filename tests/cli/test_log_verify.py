@@ -12,6 +12,7 @@ from interop.peers import qcli_serve
 from log.support import FIRST, HastyFiles, append_each, batch, numbered, record_offsets, segment_files
 from qcli.commands.log.verify import HEADINGS
 from trio_nsq.log import DiskLog
+from trio_nsq.log.write_ahead import WriteAheadFile
 
 BATCHES = [batch(0, b"a"), batch(1, b"bc", b"def"), batch(3, b"g" * 20)]
 OFFSETS = record_offsets(BATCHES)
@@ -279,3 +280,37 @@ def test_many_small_segments(log_here: Run, tmp_path: Path) -> None:
     count = len(segment_files(tmp_path / "t.topic"))
     (record,) = log_here("verify", str(tmp_path / "t.topic"), "--format", "json").records
     assert (record["segments"], record["messages"], record["lost_messages"]) == (count, 1800, 0)
+
+
+@pytest.fixture
+def ahead(data: Path) -> Path:
+    """A message of `clicks` that a power cut left only in the write-ahead log; returns the write-ahead file."""
+    log = DiskLog(data / "topics" / "clicks.topic", files=HastyFiles())
+    file = WriteAheadFile.create(HastyFiles(), data, 1)
+    for sequence in (4, 5):
+        log.write([batch(sequence, b"later")])
+        part = log.unlogged()
+        assert part is not None
+        file.append([(b"clicks", part)])
+        file.sync()
+    file.close()
+    os.truncate(segment(data), OFFSETS[-1] + 10)
+    return file.path
+
+
+@pytest.mark.parametrize("of", ["data", "data/topics/clicks.topic", f"data/topics/clicks.topic/{FIRST}"])
+def test_messages_in_the_write_ahead_log_are_stored(log_here: Run, data: Path, ahead: Path, of: str) -> None:
+    with chdir(data.parent):
+        result = log_here("verify", of)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.decode().splitlines()[1].split()[-3:] == ["0", "6", "0"]
+    assert segment(data).stat().st_size == OFFSETS[-1] + 10
+    assert ahead.exists()
+
+
+def test_damage_of_the_write_ahead_log(log_here: Run, data: Path, ahead: Path) -> None:
+    damage(ahead, 100)
+    result = log_here("verify", str(data))
+    assert result.code == 5
+    assert f"{ahead}" in result.out.decode()
+    assert "are damaged" in result.out.decode()

@@ -3,12 +3,13 @@
 import json
 import shlex
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 
 from cli.support import Cli, fail_messages
 from console.acting import Site
-from fleet.support import hung
+from fleet.support import hung, wait_until
 from interop.peers import Broker
 from trio_nsq.console.actions.seek import destination
 
@@ -61,6 +62,10 @@ def depth(broker: Broker, topic: str) -> int:
     return found
 
 
+def _has(broker: Broker, topic: str, messages: int) -> bool:
+    return depth(broker, topic) == messages
+
+
 def finished(site: Site, topic: str, *, messages: int = 5) -> None:
     """Publish to all brokers, with retention on ours, and finish everything."""
     site.fleet.create(topic, "c")
@@ -69,6 +74,8 @@ def finished(site: Site, topic: str, *, messages: int = 5) -> None:
     for broker in site.fleet.brokers:
         for number in range(messages):
             broker.post("/pub", b"%d" % number, topic=topic)
+        # nsqd moves them from the topic to its channels after its answer.
+        wait_until(partial(_has, broker, topic, messages), f"{broker.http_address} has {topic}")
         broker.http("POST", "/channel/empty", topic=topic, channel="c")
     site.await_known(topic, "c", *site.fleet.brokers)
 

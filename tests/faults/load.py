@@ -25,6 +25,7 @@ CHANNELS = ("a", "b")
 _READY_COUNT = 300
 _DRAIN_READY_COUNT = 2500
 _DRAIN_S = 120
+_RECEIVE_BYTES = 65536
 
 
 class Gone(Exception):
@@ -32,9 +33,15 @@ class Gone(Exception):
 
 
 class Client:
-    """A connection that sends bytes and receives frames, many at a time."""
+    """A connection that sends bytes and receives frames, many at a time.
+
+    Attributes:
+        emptied_ns: When everything that had been sent was last read: later frames were sent later.
+    """
 
     def __init__(self, stream: trio.SocketStream) -> None:
+        self.emptied_ns = time.time_ns()
+        self._next_emptied_ns = self.emptied_ns
         self._stream = stream
         self._buffer = b""
 
@@ -58,12 +65,15 @@ class Client:
                 await self.send(b"NOP\n" * heartbeats)
             if found:
                 return found
+            self.emptied_ns = self._next_emptied_ns
             try:
-                data = await self._stream.receive_some(65536)
+                data = await self._stream.receive_some(_RECEIVE_BYTES)
             except trio.BrokenResourceError as exc:
                 raise Gone from exc
             if not data:
                 raise Gone
+            if len(data) < _RECEIVE_BYTES:
+                self._next_emptied_ns = time.time_ns()
             self._buffer += data
 
     def _take_whole(self) -> Iterator[tuple[int, bytes]]:
@@ -211,7 +221,15 @@ class Load:
             now_ns = time.time_ns()
             if frame_type == 2:
                 stamp_ns, attempts, message_id = unpack(">qH16s", data[:26])
-                number = self._ledger.deliver(name, data[26:], message_id, attempts, stamp_ns, now_ns)
+                number = self._ledger.deliver(
+                    name,
+                    data[26:],
+                    message_id,
+                    attempts,
+                    stamp_ns,
+                    sent_ns=client.emptied_ns,
+                    at_ns=now_ns,
+                )
                 if number >= 0:
                     held[message_id] = number
                     answers.append(answer(name, message_id, held))

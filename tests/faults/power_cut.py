@@ -2,6 +2,7 @@
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,18 @@ from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.storage import retention
 from trio_nsq.log import Files
+from trio_nsq.pacing import Pacing
+
+AHEAD = "always, write-ahead"
+"""The mode `always`, where the write-ahead log serves each sync, even of a single topic, in small files."""
+_AHEAD_PACING = Pacing(ahead_topics=1, ahead_file_bytes=1500, ahead_file_s=4.0, ahead_retry_s=0.0)
+
+
+def sync_options(sync: str) -> dict[str, Any]:
+    """Return the options of a broker for a mode: `always` is without the write-ahead log."""
+    if sync == AHEAD:
+        return {"sync": "always", "pacing": _AHEAD_PACING}
+    return {"sync": sync, "pacing": Pacing(ahead_topics=1000)}
 
 
 def carry_forward_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +44,7 @@ def broker(
     return running_broker(
         data_path,
         files=files,
-        sync=sync,
+        **sync_options(sync),
         node_id=1,
         max_bytes_per_file=3000,
         checkpoint_interval_ms=checkpoint_interval_ms,

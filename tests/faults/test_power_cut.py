@@ -18,7 +18,7 @@ import trio.testing
 
 from broker.support import settle
 from faults.disk import Disk, Image, Operation, RecordingFiles, disk_at, write_image
-from faults.power_cut import broker, carry_forward_early, numbers_in
+from faults.power_cut import AHEAD, broker, carry_forward_early, numbers_in
 from faults.scenario import HOUR_MS, NEVER, Expectation, Scenario, Told, judge, look
 from log.support import HastyFiles
 from trio_nsq.broker.storage import data_folder
@@ -63,7 +63,7 @@ async def record(
 
 def promise(told: Told, journal: Sequence[Operation], sync: str) -> None:
     """Record from when each message must survive: from its OK, or from the sync of its file."""
-    if sync == "always":
+    if sync in ("always", AHEAD):
         told.keep_what_is_acknowledged()
     else:
         told.promised = synced(journal)
@@ -171,7 +171,7 @@ class Survivors:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", ["always", "interval"])
+@pytest.mark.parametrize("sync", ["always", AHEAD, "interval"])
 async def test_power_cuts_lose_nothing_guaranteed(
     fast_folder: Path, clock: trio.testing.MockClock, sync: str
 ) -> None:
@@ -194,6 +194,9 @@ async def test_power_cuts_lose_nothing_guaranteed(
             found = await survivors.check_later_cuts(disk, expected, chance, 2, killed=True)
             wrong += [f"killed at {now}: {text}" for text in found]
         assert not wrong, "\n".join([*wrong[:20], *map(str, journal[max(0, now - 5) : now + 1])])
+    if sync == AHEAD:
+        ahead = [operation.kind for operation in journal if "write-ahead" in "".join(operation.path)]
+        assert ahead.count("create") >= 3 <= ahead.count("unlink")
     replaced = sum(operation.to[-1:] == ("stragglers",) for operation in journal)
     what = f"{len(journal)} operations, stragglers carried {replaced} times, {len(told.messages)} messages"
     print(f"{what}, {survivors.count} cuts")

@@ -13,6 +13,7 @@ import trio.testing
 
 from broker.support import PATIENCE_S, RawClient, connected, mpub, running_broker, settle
 from faults.disk import read_image, write_image
+from faults.power_cut import AHEAD, sync_options
 from faults.scenario import Expectation, Scenario, http, judge, look
 from faults.small_disk import small_disk
 from interop.peers import Broker, qcli_serve
@@ -116,7 +117,7 @@ def broker(
     return running_broker(
         data_path,
         files=files,
-        sync=sync,
+        **sync_options(sync),
         max_bytes_per_file=2000,
         checkpoint_interval_ms=1000,
         sync_timeout_ms=1000,
@@ -187,8 +188,8 @@ async def use(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "code"),
-    [("always", errno.ENOSPC), ("interval", errno.EIO)]
-    + ([("always", errno.EIO), ("interval", errno.ENOSPC)] if COMPLETE else []),
+    [("always", errno.ENOSPC), ("interval", errno.EIO), (AHEAD, errno.EIO)]
+    + ([("always", errno.EIO), ("interval", errno.ENOSPC), (AHEAD, errno.ENOSPC)] if COMPLETE else []),
 )
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_operation_that_fails_for_some_time(
@@ -199,14 +200,15 @@ async def test_operation_that_fails_for_some_time(
     assert all(os.strerror(code) in text for text in scenario.refusals), scenario.refusals
     bad = [text for text in said if text != "OK"]  # another publish may have succeeded in between
     assert all(text.startswith("NOK - ") and os.strerror(code) in text for text in bad), said
-    if operation in ("write", "sync") and sync == "always":
+    if operation in ("write", "sync") and sync in ("always", AHEAD):
         assert bad
 
 
 @pytest.mark.slow
-async def test_each_operation_fails_once(fast_folder: Path, clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize("sync", ["always", AHEAD])
+async def test_each_operation_fails_once(fast_folder: Path, clock: trio.testing.MockClock, sync: str) -> None:
     files = FaultyFiles()
-    await use(fast_folder, files, clock, "always", failing={})
+    await use(fast_folder, files, clock, sync, failing={})
     first = 10  # until then the broker starts
     chance = random.Random(SEED)
     positions = range(first, files.position - 100)
@@ -214,7 +216,7 @@ async def test_each_operation_fails_once(fast_folder: Path, clock: trio.testing.
         shutil.rmtree(fast_folder / "d")
         files = FaultyFiles()
         files.fail_at = position
-        scenario, _ = await use(fast_folder, files, clock, "always", failing={})
+        scenario, _ = await use(fast_folder, files, clock, sync, failing={})
         assert len(files.failed) == 1
         assert all("Input/output error" in text for text in scenario.refusals), scenario.refusals
 

@@ -353,11 +353,17 @@ def test_nsqd_is_restarted(tmp_path: Path, side: str) -> None:
             bodies = [b"%d" % number for number in range(start, start + 1000)]
             source.broker.post("/mpub", b"\n".join(bodies), topic=TOPIC)
             if start == 1000:
+                # A program that has just started ends if no broker answers.
+                wait_for("copies begin", depth_of(target, 1000), program)
                 theirs.stop_and_start()
-        depth = (target.broker.channel_stats(TOPIC, "check")["depth"] >= 3000 for _ in loop())
-        wait_for("all are copied", depth, program)
+        wait_for("all are copied", depth_of(target, 3000), program)
         if side == "source":
             assert {int(body) for body in target.bodies(TOPIC)} == set(range(3000))
+
+
+def depth_of(target: Server, wanted: int) -> Iterator[bool]:
+    while True:
+        yield target.broker.channel_stats(TOPIC, "check")["depth"] >= wanted
 
 
 def loop() -> Iterator[None]:

@@ -22,6 +22,7 @@ from trio_nsq.protocol.commands import (
 )
 from trio_nsq.protocol.identify import IdentifyRequest, IdentifySettings, negotiate, parse_identify
 from trio_nsq.protocol.limits import MAGIC_V2, MAX_LINE_BYTES
+from trio_nsq.protocol.messages import MessageSet
 from trio_nsq.protocol.states import State
 
 CODES = frozenset(
@@ -151,7 +152,7 @@ class Commands:
 
 
 def read(pieces: list[bytes], *, eof: bool) -> list[object]:
-    """Read as a broker does. Return the commands, with adjacent FINs joined, and the error if there is one."""
+    """Read as a broker does. Return the commands, with adjacent FINs and PUBs joined, and the error if there is one."""
     reader = CommandReader(LIMITS)
     found: list[object] = []
     try:
@@ -197,6 +198,7 @@ def _obey(reader: CommandReader, command: Command) -> None:
         bodies = command.messages.bodies()
         assert [*map(len, bodies)] == sizes
         assert b"".join(map(sized, bodies)) == command.messages.data
+        assert command.commands == (len(sizes) if command.verb == "PUB" else 1)
         assert 0 <= command.defer_ms <= LIMITS.max_defer_ms
     elif isinstance(command, Finish):
         assert reader.state is not State.INIT
@@ -214,9 +216,20 @@ def _obey(reader: CommandReader, command: Command) -> None:
 
 
 def _add(found: list[object], command: Command) -> None:
-    """FIN lines are joined, because their grouping depends on how they arrive."""
-    if isinstance(command, Finish) and found and isinstance(found[-1], Finish):
-        found[-1] = Finish(found[-1].lines + command.lines)
+    """FIN lines and PUBs to a topic are joined, because their grouping depends on how they arrive."""
+    last = found[-1] if found else None
+    if isinstance(command, Finish) and isinstance(last, Finish):
+        found[-1] = Finish(last.lines + command.lines)
+    elif (
+        isinstance(command, Publish)
+        and isinstance(last, Publish)
+        and command.verb == last.verb == "PUB"
+        and command.topic == last.topic
+    ):
+        messages = MessageSet(
+            last.messages.data + command.messages.data, last.messages.sizes + command.messages.sizes
+        )
+        found[-1] = Publish("PUB", last.topic, messages, commands=last.commands + command.commands)
     else:
         found.append(command)
 

@@ -1,4 +1,4 @@
-"""Build the peers that are not Python: NSQ's own programs, ``gopeer`` and ``goload``, nsqjs, and object stores.
+"""Build the peers that are not Python: NSQ's programs, ``gopeer``, ``goload``, ``gonsqload``, nsqjs, and object stores.
 
 The output goes to ``.build/`` in the folder of this file. Concurrent test runs wait for each other on a file lock. A
 later run rebuilds only if an input file of the build has changed.
@@ -36,6 +36,7 @@ NSQ_APPS = (
 GO_PACKAGES = [
     "./gopeer",
     "./goload",
+    "./gonsqload",
     *(f"{NSQ}/apps/{name}" for name in NSQ_APPS),
     f"{NSQ}/bench/bench_reader",
     f"{NSQ}/bench/bench_writer",
@@ -71,7 +72,11 @@ def go_program(name: str) -> Path:
         programs,
         [
             *(INTEROP / name for name in ("go.mod", "go.sum", "tools.go")),
-            *(source for name in ("gopeer", "goload") for source in INTEROP.glob(f"{name}/*.go")),
+            *(
+                source
+                for name in ("gopeer", "goload", "gonsqload")
+                for source in INTEROP.glob(f"{name}/*.go")
+            ),
         ],
         build,
     )

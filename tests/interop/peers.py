@@ -340,10 +340,10 @@ def nsq_program(name: str) -> Path:
         return go_program(name)
 
 
-def goload_program() -> Path:
-    """Return the path of the load generator of the benchmarks."""
+def load_program(name: str) -> Path:
+    """Return the path of a load generator of the benchmarks: `goload` or `gonsqload`."""
     with _or_skip():
-        return go_program("goload")
+        return go_program(name)
 
 
 def nsqd_example_config() -> Path:
@@ -390,19 +390,28 @@ def prometheus(config: Path, data_path: Path) -> Iterator[str]:
         ]
     )
     try:
-        address = _await_line(child, re.compile(r'msg="Listening on" address=(\S+)'))[1]
-        _await_line(child, re.compile(r"Server is ready to receive web requests"))
+        address = ""
+        is_ready = False
+        while not (address and is_ready):  # in either order
+            line = _await_line(
+                child, re.compile(r'msg="Listening on" address=(\S+)|Server is ready to receive')
+            )
+            address = line[1] or address
+            is_ready |= line[1] is None
         yield address
     finally:
         child.close()
 
 
 @contextmanager
-def qcli_serve(data_path: Path, *flags: str, python: Path | str = sys.executable) -> Iterator[Broker]:
+def qcli_serve(
+    data_path: Path, *flags: str, python: Path | str = sys.executable, env: dict[str, str] | None = None
+) -> Iterator[Broker]:
     """Run our broker on free loopback ports, with its data in ``data_path``, whose parent must exist.
 
-    ``flags`` are further flags of ``qcli serve``; ``python`` has the package installed. The block may end the process
-    itself. If it still runs when the block exits, it gets SIGTERM, and the test fails unless the exit code is 0.
+    ``flags`` are further flags of ``qcli serve``; ``python`` has the package installed; ``env`` are further variables
+    of the environment. The block may end the process itself. If it still runs when the block exits, it gets SIGTERM,
+    and the test fails unless the exit code is 0.
     """
     address_file = data_path.with_name(f"{data_path.name}.addresses.json")
     argv = [
@@ -421,7 +430,7 @@ def qcli_serve(data_path: Path, *flags: str, python: Path | str = sys.executable
         bound = json.loads(address_file.read_text())
         return bound["tcp_address"], bound["http_address"], bound.get("https_address") or ""
 
-    with _broker(argv, addresses) as broker:
+    with _broker(argv, addresses, env) as broker:
         yield broker
         _stop_in_good_order(broker.child)
 
@@ -503,9 +512,11 @@ def _has_tls(flags: Iterable[str]) -> bool:
 
 @contextmanager
 def _broker(
-    argv: Sequence[str | Path], addresses: Callable[[Child], tuple[str, str, str]]
+    argv: Sequence[str | Path],
+    addresses: Callable[[Child], tuple[str, str, str]],
+    env: dict[str, str] | None = None,
 ) -> Iterator[Broker]:
-    child = Child(argv)
+    child = Child(argv, env)
     try:
         tcp_address, http_address, https_address = addresses(child)
         yield Broker(tcp_address, http_address, child, https_address)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from interop.peers import Broker, goload_program, qcli_serve
+from interop.peers import Broker, load_program, qcli_serve
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -17,8 +17,8 @@ BENCH = Path(__file__).parents[2] / "bench"
 @pytest.mark.parametrize(
     "name",
     [
-        *("compare", "growth", "neighbours", "generators", "agreement"),
-        *("backlog", "timers", "kills", "clients", "connectors", "web_console"),
+        *("compare", "quick", "growth", "neighbours", "generators", "agreement"),
+        *("backlog", "timers", "kills", "clients", "connectors", "web_console", "stages"),
     ],
 )
 def test_program_prints_help(name: str) -> None:
@@ -56,6 +56,50 @@ def test_neighbours_reports_latency_alone_and_under_attack(tmp_path: Path) -> No
         assert 0 < figures["p50"] <= figures["p99"] <= figures["max"]
 
 
+def stages(tmp_path: Path, *flags: str) -> tuple[list[str], dict[str, dict[str, list[float]]]]:
+    """Run `stages.py` briefly; return the lines that it printed, and the nanoseconds per message."""
+    kept = tmp_path / "kept.json"
+    command = [sys.executable, str(BENCH / "stages.py"), f"--data-path={tmp_path}", f"--json={kept}", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, dict[str, list[float]]] = json.loads(kept.read_text())["ns_per_message"]
+    return done.stdout.splitlines(), found
+
+
+def test_stages_measures_each_stage(tmp_path: Path) -> None:
+    lines, found = stages(tmp_path, "--repeats=2")
+    printed = {" ".join(line.split()[:-3]) for line in lines}
+    assert found["ours"].keys() < printed
+    assert {"parse PUB or MPUB x 1", "append + sync x 20", "finish shuffled x 200"} <= found["ours"].keys()
+    assert all(len(each) == 2 and min(each) > 0 for each in found["ours"].values())
+    assert any(" modules compiled, Python 3." in line or ": pure, Python 3." in line for line in lines)
+
+
+def test_stages_compares_with_another_checkout(tmp_path: Path) -> None:
+    """The other checkout is this one, with a clock that runs twice as fast."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\nreal_ns = time.thread_time_ns\ntime.thread_time_ns = lambda: 2 * real_ns()\n"
+    )
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    lines, found = stages(tmp_path, f"--against={tmp_path}", "--only=finish shuffled x 200", "--repeats=9")
+    assert len(found["ours"]["finish shuffled x 200"]) == len(found["theirs"]["finish shuffled x 200"]) == 9
+    assert sum(line.endswith("faster") for line in lines) == 1
+
+
+def test_stages_refuses_unknown_stage_and_folder(tmp_path: Path) -> None:
+    for flag, said in (
+        ("--only=nothing", "there is no stage nothing"),
+        (f"--against={tmp_path}", "run 'make setup'"),
+    ):
+        command = [sys.executable, str(BENCH / "stages.py"), f"--data-path={tmp_path}", flag]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0
+        assert said in done.stderr
+
+
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with qcli_serve(tmp_path_factory.mktemp("broker") / "data", "--sync=interval") as broker:
@@ -63,7 +107,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def goload(command: str, *flags: str) -> dict[str, float]:
-    words = [str(goload_program()), command, *flags, "--timeout=60s"]
+    return told_by(load_program("goload"), command, *flags)
+
+
+def told_by(program: Path, *flags: str) -> dict[str, float]:
+    words = [str(program), *flags, "--timeout=60s"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=90)
     assert (done.returncode, done.stderr) == (0, "")
     told: dict[str, float] = json.loads(done.stdout)
@@ -121,6 +169,38 @@ def test_goload_through_stores_all_messages_in_every_topic(
         assert stored(broker, topic) == (each, each * 200)
 
 
+MIXED = ("--topics=4", "--channels=2", "--connections=3", "--count=2000")
+
+
+@pytest.mark.interop
+def test_goload_mixed_finishes_every_message_of_every_channel(broker: Broker) -> None:
+    told = goload("mixed", f"--addr={broker.tcp_address}", "--topic=mixed", *MIXED)
+    assert told["messages"] == 2000
+    assert 20 <= told["deferred"] <= 60
+    assert 150 <= told["requeued"] <= 250
+    assert told["deliveries"] == 2 * 2000 + told["requeued"]
+    assert told["seconds"] >= told["publish_seconds"] > 0
+    topics = [f"mixed-{n}" for n in range(4)]
+    assert sum(stored(broker, topic)[1] for topic in topics) == told["body_bytes"]
+    for topic in topics:
+        assert stored(broker, topic)[0] == 500
+        for channel in ("ch-0", "ch-1"):
+            assert broker.is_drained(topic, channel)
+    requeues = [broker.channel_stats(t, c)["requeue_count"] for t in topics for c in ("ch-0", "ch-1")]
+    assert sum(requeues) == told["requeued"]
+
+
+@pytest.mark.interop
+def test_goload_mixed_fails_if_a_message_is_not_finished(broker: Broker) -> None:
+    broker.create("lost-2", "ch-1")
+    broker.http("POST", "/channel/pause", topic="lost-2", channel="ch-1")
+    words = [str(load_program("goload")), "mixed", f"--addr={broker.tcp_address}", "--topic=lost", *MIXED]
+    done = subprocess.run([*words, "--timeout=2s"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "lost-2/ch-1 has not finished 500 messages, the first is number 0" in done.stderr
+    assert done.stderr.count("has not finished") == 1
+
+
 @pytest.mark.interop
 def test_goload_latency_publishes_at_a_steady_rate(broker: Broker) -> None:
     flags = [f"--addr={broker.tcp_address}", "--topic=latency", "--rate=1000", "--runfor=600ms"]
@@ -131,8 +211,49 @@ def test_goload_latency_publishes_at_a_steady_rate(broker: Broker) -> None:
 
 
 @pytest.mark.interop
+def test_gonsqload_counts_what_it_publishes_and_consumes(broker: Broker) -> None:
+    program = load_program("gonsqload")
+    flags = [f"--addr={broker.tcp_address}", "--topic=go", "--size=50", "--runfor=100ms"]
+    broker.create("go", "ch")
+    published = 0.0
+    for command in (["publish"], ["publish", "--batch=7", "--goroutines=2"], ["async", "--under-way=10"]):
+        told = told_by(program, *command, *flags)
+        assert told["seconds"] >= 0.1
+        assert told["messages"] >= 2
+        published += told["messages"]
+        assert stored(broker, "go") == (published, published * 50)
+    told = told_by(program, "consume", f"--addr={broker.tcp_address}", "--topic=go", "--runfor=10ms")
+    assert 0 < told["messages"] <= published
+
+
+@pytest.mark.interop
 def test_goload_prints_error_of_broker(broker: Broker) -> None:
-    words = [str(goload_program()), "pub", f"--addr={broker.tcp_address}", "--topic=no/topic"]
+    words = [str(load_program("goload")), "pub", f"--addr={broker.tcp_address}", "--topic=no/topic"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "E_BAD_TOPIC" in done.stderr
+
+
+@pytest.mark.interop
+def test_quick_compares_versions_that_it_builds(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    flags = ["--only=publish-batch-2", "--rounds=8", "--seconds=0.02", "--pure", f"--base={BENCH.parent}"]
+    command = [sys.executable, str(BENCH / "quick.py"), *flags, f"--data-path={tmp_path}", f"--json={kept}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    found = json.loads(kept.read_text())
+    assert "Both have the same sources" in done.stdout
+    assert "not compiled" in found["versions"]["new"]["says"]
+    assert [line["case"] for line in found["comparisons"]] == ["I: publish-batch-2", "F: publish-batch-2"]
+    for line in found["comparisons"]:
+        assert line["low"] <= line["ratio"] <= line["high"]
+    slower = [line["case"] for line in found["comparisons"] if line["verdict"] == "slower"]
+    assert done.returncode == bool(slower), done.stderr
+    assert all(case in done.stderr for case in slower)
+
+
+def test_quick_refuses_unknown_revision() -> None:
+    command = [sys.executable, str(BENCH / "quick.py"), "--pure", "--base=no-such-revision"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 2
+    assert "no-such-revision" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -239,3 +239,37 @@ def test_needed_messages_survive_a_power_cut_at_any_time(tmp_path: Path) -> None
                 assert bodies(found, *wanted) == [body(n) for n in wanted], name
                 found.close()
     assert cuts > 100
+
+
+class ReadingWhenClosed(HastyFiles):
+    """Reads a message while a file is being closed, as another thread may do."""
+
+    def __init__(self) -> None:
+        self.log: DiskLog | None = None
+        self.found: list[bytes | None] = []
+        self.reads = 0
+
+    def close(self, fd: int) -> None:
+        super().close(fd)
+        log, self.log = self.log, None
+        if log is not None:
+            self.reads += 1
+            try:
+                self.found += bodies(log, 1)
+            finally:
+                self.log = log
+
+
+@pytest.mark.parametrize("following", [[1, 17], []], ids=["replaced", "removed"])
+def test_reading_while_the_replaced_segment_is_closed(tmp_path: Path, following: list[int]) -> None:
+    """The old segment is closed when nothing refers to it any more: then the log must have the new one."""
+    files = ReadingWhenClosed()
+    log = full_log(tmp_path / "log", files=files)
+    assert log.carry_forward([1, 40], PLENTY)
+    log.discard_before(60)
+    files.log = log
+    assert log.carry_forward(following, PLENTY)
+    files.log = None
+    assert len(files.found) == files.reads > 0
+    assert set(files.found) == {body(1) if following else None}
+    log.close()

@@ -1,5 +1,6 @@
 """Tests for the limit of open files, however many segments there are."""
 
+import gc
 import os
 import resource
 import threading
@@ -33,9 +34,11 @@ def many_segments(folder: Path, files: Files, most: int = 16, segments: int = SE
 
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
-    """As `ulimit -n 128`."""
+    """As `ulimit -n 128`, and as many more as this process has open: earlier tests may have left some."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))
+    gc.collect()
+    in_use = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128 + in_use, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -45,7 +48,7 @@ def test_many_segments_under_a_low_limit(tmp_path: Path, few_descriptors: None) 
     log = DiskLog(tmp_path, segment_bytes=1, files=HastyFiles())
     append_each(log, [batch(n, b"%d" % n) for n in range(SEGMENTS)])
     assert contents(log) == [batch(n, b"%d" % n) for n in range(SEGMENTS)]
-    assert open_descriptors() - before <= reasonable_limit() == 32
+    assert open_descriptors() - before <= reasonable_limit() < 100
     log.close()
     assert open_descriptors() == before
     log = DiskLog(tmp_path, segment_bytes=1, files=HastyFiles())

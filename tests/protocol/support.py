@@ -1,12 +1,13 @@
 """Readers driven as a broker or a client drives them, with results in a form that can be compared."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from struct import pack
 
 from trio_nsq.protocol import CommandError, FrameError, Limits, MessageSet
 from trio_nsq.protocol.command_reader import CommandReader
-from trio_nsq.protocol.commands import Command, Finish, StartClose, Subscribe
+from trio_nsq.protocol.commands import Command, Finish, Publish, StartClose, Subscribe
 from trio_nsq.protocol.encode import encode_finish
 from trio_nsq.protocol.frames import ErrorFrame, FrameReader, MessageRun, ResponseFrame
 from trio_nsq.protocol.limits import MAGIC_V2
@@ -63,7 +64,7 @@ def drain(reader: CommandReader) -> Iterator[Command | CommandError]:
 
 def read_all(reader: CommandReader, pieces: Iterable[bytes], *, eof: bool = False) -> list[object]:
     """Read these pieces: return the commands, and the text of an error at the end. Adjacent `Finish` are
-    joined, because their grouping depends on how they arrive.
+    joined and runs of PUBs are split, because their grouping depends on how they arrive.
     """
     found: list[object] = []
     for piece in pieces:
@@ -81,6 +82,10 @@ def read_all(reader: CommandReader, pieces: Iterable[bytes], *, eof: bool = Fals
             joined[-1] = Finish(joined[-1].lines + command.lines)
         elif isinstance(command, CommandError):
             joined.append(command.wire)
+        elif isinstance(command, Publish) and command.commands > 1:
+            joined += [
+                replace(command, messages=messages(body), commands=1) for body in command.messages.bodies()
+            ]
         else:
             joined.append(command)
     return joined

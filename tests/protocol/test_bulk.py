@@ -1,13 +1,8 @@
 """Tests for the loops of `bulk.py`, compiled and as Python, against simple implementations."""
 
-import hashlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from shutil import copytree, ignore_patterns
 from struct import pack, unpack_from
 from types import ModuleType
 from zlib import crc32
@@ -27,7 +22,6 @@ from trio_nsq.protocol.states import State
 
 PACKAGE = Path(trio_nsq.__path__[0])
 SOURCE = PACKAGE / "protocol" / "bulk.py"
-TESTS = Path(__file__).parent.parent
 HEAD_BYTES = 30
 
 
@@ -45,17 +39,6 @@ WALKS: dict[str, Callable[..., int]] = {
     "unpacking": unpack_sizes,
     **{name: form.walk_sizes for name, form in FORMS.items()},
 }
-
-
-def test_compiled_module_is_current() -> None:
-    if not bulk.COMPILED:
-        if os.environ.get("CI") == "true":
-            pytest.fail("the compiled form of bulk.py is not in use: see hatch_build.py")
-        pytest.skip(
-            "the compiled form of bulk.py is not in use, for want of a C compiler or by TRIO_NSQ_COMPILE=0"
-        )
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
-    assert digest == bulk.COMPILED_FROM, "it was compiled from another version: make setup"
 
 
 def test_source_form_is_not_compiled() -> None:
@@ -376,29 +359,3 @@ def test_error_of_an_mpub_in_two_pieces_equals_that_of_a_whole_one(
     whole = read_all(reader_in(State.INIT, limits), [wire], eof=True)
     for cut in range(1, len(wire)):
         assert read_all(reader_in(State.INIT, limits), [wire[:cut], wire[cut:]], eof=True) == whole
-
-
-def test_tests_pass_without_the_compiled_module(tmp_path: Path) -> None:
-    """Run the tests of the users of these loops in a copy of the package that has only sources."""
-    copytree(PACKAGE, tmp_path / "trio_nsq", ignore=ignore_patterns("*.so", "__pycache__"))
-    program = """
-import sys, pytest, trio_nsq.protocol.bulk as it
-assert it.__file__ == sys.argv[1] and not it.COMPILED, it.__file__
-sys.exit(pytest.main([*sys.argv[2:], "-q", "-p", "no:cacheprovider"]))
-"""
-    names = [
-        "protocol/test_mpub.py",
-        "protocol/test_frames.py",
-        "log/test_log_records.py",
-        "broker/test_batch.py",
-    ]
-    command = [sys.executable, "-c", program, str(tmp_path / "trio_nsq/protocol/bulk.py")]
-    environment = {"PYTHONPATH": str(tmp_path)} | {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [*command, *(str(TESTS / name) for name in names)],
-        env=environment,
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -190,6 +190,7 @@ class CopiedBytes(bytes):
         return found
 
 
+@pytest.mark.uncompiled
 def test_only_the_next_line_is_searched_after_a_long_run() -> None:
     reader = in_state()
     reader.receive_data(encode_finish(ids(2000)))

@@ -233,6 +233,6 @@ def test_later_changes_of_the_received_data_have_no_effect() -> None:
     """A caller may reuse its receive buffer."""
     reader = FrameReader()
     data = bytearray(OK_FRAME)
-    reader.receive_data(data)  # type: ignore[arg-type]
+    reader.receive_data(data)
     data[-2:] = b"NO"
     assert reader.next_event() == ResponseFrame(b"OK")

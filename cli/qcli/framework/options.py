@@ -245,10 +245,9 @@ def delimiter_of(separator: bytes, null: bool) -> bytes:
 def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from trio_nsq.protocol.bulk import COMPILED
+    from trio_nsq.compiled import form
 
-    how = "compiled" if COMPILED else "not compiled"
-    click.echo(f"qcli {__version__} (Python {platform.python_version()}, {how})")
+    click.echo(f"qcli {__version__} (Python {platform.python_version()}, {form()})")
     ctx.exit()
 
 
@@ -260,4 +259,4 @@ version_option = click.option(
     callback=_print_version,
     help="Show the version and exit.",
 )
-"""`--version`: of qcli and Python; `compiled` says that the faster compiled code of the protocol is used."""
+"""`--version`: of qcli and Python; `compiled` says that the faster compiled code of the broker is used."""

@@ -7,7 +7,7 @@ work per turn is bounded: further channels are queued until the poller has serve
 import logging
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -24,9 +24,9 @@ from .timers import Timers
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_READ_AGAIN_NS = 1_000_000_000
+_READ_AGAIN_NS: Final = 1_000_000_000
 """After a failed read, the channel is served again after this long, or at the next event."""
-_PAUSE_S = 1.0
+_PAUSE_S: Final = 1.0
 """Pause after a failed read. Without it, a channel with other messages to deliver would retry all the time."""
 
 
@@ -65,6 +65,8 @@ class Delivery:
         self._queue: dict[Channel, None] = {}  # channels with more to deliver than one turn allows
         # Channels that wait until no client sends anything; with a deadline by the poller's clock.
         self._waiting: dict[Channel, float] = {}
+        # Channels whose consumers are busy; see `Dispatcher.has_little_room`. With a deadline, too.
+        self._refilling: dict[Channel, float] = {}
         self._reading: set[Channel] = set()  # the messages they deliver next are read from disk
         self._unreadable: set[Channel] = set()  # the last read of their messages failed; it is logged
 
@@ -103,11 +105,14 @@ class Delivery:
         """End a round of the poller: serve some queued channels, and waiting channels past their deadline."""
         for _ in range(min(len(self._queue), self._pacing.channels_per_turn)):
             self._deliver_next(self._queue)
-        if self._waiting:
+        if self._waiting or self._refilling:
             now_s = self._clock_s()
             over_s = now_s + self._pacing.turn_s
             while self._waiting and next(iter(self._waiting.values())) <= now_s < over_s:
                 self._deliver_next(self._waiting)
+                now_s = self._clock_s()
+            while self._refilling and next(iter(self._refilling.values())) <= now_s < over_s:
+                self._refill_next()
                 now_s = self._clock_s()
 
     def idle(self) -> bool:
@@ -116,6 +121,13 @@ class Delivery:
         if not queue:
             return False
         self._deliver_next(queue)
+        return True
+
+    def before_sleep(self) -> bool:
+        """Serve a channel whose consumers have little room. Returns False if there was none."""
+        if not self._refilling:
+            return False
+        self._refill_next()
         return True
 
     async def run_timers(self) -> None:
@@ -137,9 +149,17 @@ class Delivery:
         del queue[channel]
         self._try_to_deliver(channel)
 
-    def _try_to_deliver(self, channel: Channel) -> bool:
+    def _refill_next(self) -> None:
+        channel = next(iter(self._refilling))
+        del self._refilling[channel]
+        self._try_to_deliver(channel, waiting=True)
+
+    def _try_to_deliver(self, channel: Channel, *, waiting: bool = False) -> bool:
         try:
-            self.deliver(channel)
+            if waiting:
+                self.deliver_waiting(channel)
+            else:
+                self.deliver(channel)
         except Exception:
             # A bug in the broker: it must not affect other channels.
             logger.exception("%s/%s: messages could not be delivered", channel.topic.name, channel.name)
@@ -177,13 +197,27 @@ class Delivery:
     def _waits(self, channel: Channel) -> bool:
         """Whether output buffering holds the ready messages back."""
         if not channel.dispatcher.can_wait:
-            return False
+            return self._refills_later(channel)
         if channel in self._waiting:
             return True
         if (until_ns := channel.dispatcher.buffering.wait_until_ns) <= self._timers.now_ns():
             return False
         self._timers.watch(channel, until_ns)
         return True
+
+    def _refills_later(self, channel: Channel) -> bool:
+        """Whether a channel waits for further answers, because its consumers have most of their RDY in flight.
+
+        Otherwise, each answer of a client that has hundreds of messages would cause a delivery of one message.
+        """
+        if not self._poller.in_round or not channel.dispatcher.has_little_room:
+            self._refilling.pop(channel, None)
+            return False
+        now_s = self._clock_s()
+        if now_s < self._refilling.setdefault(channel, now_s + self._pacing.refilling_s):
+            return True
+        del self._refilling[channel]
+        return False
 
     def _deliver_now(self, channel: Channel) -> None:
         now_ns = self._timers.now_ns()

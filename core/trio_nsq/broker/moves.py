@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, islice
-from weakref import WeakKeyDictionary
 
 import trio
 
@@ -80,10 +79,10 @@ class Moves:
     delivery: Delivery
     checkpointer: Checkpointer
     readers: Readers
-    _locks: WeakKeyDictionary[Topic, trio.Lock] = field(default_factory=WeakKeyDictionary, init=False)
+    _locks: dict[str, trio.Lock] = field(default_factory=dict, init=False)  # by topic; few topics are moved
 
     def _locked(self, topic: Topic) -> trio.Lock:
-        return self._locks.setdefault(topic, trio.Lock())
+        return self._locks.setdefault(topic.name, trio.Lock())
 
     # ------------------------------------------------------------------ begin and end
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 import trio
 
@@ -45,7 +44,7 @@ class Readers:
         self._threads_for_channels = trio.CapacityLimiter(_THREADS)
         # Channels at the same position share a read.
         self._under_way: dict[tuple[MessageStore, Wanted], _ColdRead] = {}
-        self._grown: WeakKeyDictionary[Topic, trio.Event] = WeakKeyDictionary()
+        self._grown: dict[Topic, trio.Event] = {}
 
     # ------------------------------------------------------------------ for channels
 
@@ -113,6 +112,8 @@ class Readers:
                 await event.wait()
             finally:
                 self.waiting -= 1
+                if not self.waiting:
+                    self._grown.clear()  # of topics that did not grow, and may be deleted
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import trio
 
 from ..log import Log, LogError, LogReadError, is_disk_full
+from ..log.write_ahead import Replay
 from .delivery import Delivery
 from .state.broker import Broker
 from .state.channel import Channel
@@ -34,6 +35,7 @@ class TopicLoader:
 
     Attributes:
         make_log: Opens the log of a topic, by name; thread-safe. May raise LogError.
+        replay: The write-ahead log that a crash left. Its files stay until all topics are open.
     """
 
     broker: Broker
@@ -42,6 +44,7 @@ class TopicLoader:
     delivery: Delivery
     timers: Timers
     retention: RetentionManager
+    replay: Replay
     # Held to open or delete an unavailable topic.
     _opening: trio.Lock = field(default_factory=trio.Lock, init=False)
 
@@ -52,9 +55,28 @@ class TopicLoader:
                 self._add(*self._restore(name))
             except Exception as exc:
                 self._mark_unavailable(name, exc)
+        self._end_replay()
+        self._end_write_ahead()
         confirm_moved_letters(self.broker)
         for topic in self.broker.topics.values():
             self._loaded(topic)
+
+    def _end_replay(self) -> None:
+        """Delete the write-ahead log of a crash, if all topics have what is in it."""
+        if any(self.folder.topic_folder(name).exists() for name in self.replay.topics):
+            return
+        try:
+            self.replay.remove_files()
+        except LogError as exc:
+            logger.warning("%s; the next start removes it", exc)
+
+    def _end_write_ahead(self) -> None:
+        try:
+            self.folder.end_write_ahead()
+        except OSError as exc:
+            logger.warning(
+                "cannot save in %s that there is no write-ahead log: %s", self.folder.path, exc.strerror
+            )
 
     def _loaded(self, topic: Topic) -> None:
         self.retention.schedule_loaded(topic)
@@ -93,6 +115,7 @@ class TopicLoader:
                 return
             self._add(topic, is_saved)
             confirm_moved_letters(self.broker, name)
+            self._end_replay()
         except Exception as exc:
             self._mark_unavailable(name, exc)
             return
@@ -113,6 +136,8 @@ class TopicLoader:
             retired = await trio.to_thread.run_sync(self.folder.retire_topic, name)
             del self.broker.unavailable[name]
             forget_origin(self.broker, name)
+            self.replay.forget(name)
+            self._end_replay()
         if retired is not None:
             await trio.to_thread.run_sync(self.folder.files.remove_folder, retired)
         return True
@@ -138,6 +163,11 @@ class TopicLoader:
 
         Returns the topic, and whether its state on disk is current (None: no state was ever saved).
         """
+        if written := self.replay.apply(name, self.folder.topic_folder(name)):
+            what = (
+                "TOPIC(%s): wrote %d bytes to its log that only the write-ahead log had, as after a power cut"
+            )
+            logger.warning(what, name, written)
         log = self.make_log(name)
         try:
             return self._restore_from(log, name)

@@ -12,7 +12,8 @@ from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
 from ..admission import Admission
 from ..checksum import crc32
-from ..log import DiskLog, Log, MemoryLog, is_disk_full
+from ..log import DiskLog, Log, LogError, LogWriteError, MemoryLog, is_disk_full, reasonable_limit
+from ..log.write_ahead import Replay, WriteAheadFile
 from ..protocol import is_ephemeral
 from ..reactor import Poller
 from .admin import Admin
@@ -21,6 +22,7 @@ from .delivery import Delivery
 from .drain import DrainMode
 from .errors import StartupError
 from .ingest.publisher import Publisher
+from .ingest.write_ahead import WriteAhead
 from .monitoring.process import ProcessFigures
 from .moves import MovedMessages, Moves
 from .options import BrokerOptions
@@ -31,7 +33,7 @@ from .session.sessions import Sessions
 from .state.broker import Broker, MessageIds
 from .state.reported_jobs import ReportedJobs
 from .storage.checkpointer import Checkpointer
-from .storage.data_folder import ID_RESERVE, DataFolder
+from .storage.data_folder import BROKER_FILE, ID_RESERVE, DataFolder
 from .timers import Timers
 from .topics import Topics
 
@@ -81,6 +83,11 @@ class Server:
         folder.spare_room.start()
         self.node_id = options.node_id if options.node_id is not None else default_node_id()
         ids = self._first_ids()
+        replay = self._replay()
+        self._write_ahead_number = replay.next_number
+        self._write_ahead = WriteAhead(
+            self._make_write_ahead, folder.end_write_ahead, reasonable_limit() // 2, nursery, options.pacing
+        )
 
         self.broker = broker = Broker(options, self._make_log)
         broker.waits_for_disk = False
@@ -89,10 +96,12 @@ class Server:
         self.poller = poller = Poller(options.pacing)
         self.readers = Readers(broker)
         self.delivery = delivery = Delivery(broker, options, timers, poller, self.readers, nursery)
-        self.publisher = publisher = Publisher(options, ids, nursery, folder.spare_room, poller, delivery)
+        self.publisher = publisher = Publisher(
+            options, ids, nursery, folder.spare_room, poller, delivery, self._write_ahead
+        )
         self.checkpointer = Checkpointer(broker, folder, ids, time.time_ns, publisher.roll, publisher.sync)
         self._loader = TopicLoader(
-            broker, folder, self._make_log, delivery, timers, self.checkpointer.retention
+            broker, folder, self._make_log, delivery, timers, self.checkpointer.retention, replay
         )
         self.topics = Topics(
             broker, options, folder, timers, publisher, delivery, self.checkpointer, self._loader, self.readers, nursery
@@ -131,6 +140,26 @@ class Server:
                 path = self._folder.path
                 raise StartupError(f"--data-path: cannot write to {path}: {exc.strerror}") from exc
         return ids
+
+    def _replay(self) -> Replay:
+        try:
+            replay = Replay(self._folder.files, self._folder.path)
+        except (LogError, ValueError) as exc:
+            advice = "if you move it away, messages of all topics that only it has are lost"
+            raise StartupError(f"--data-path: {exc}; {advice}") from exc
+        for path, what in replay.damage:
+            logger.error("%s: %s", path, what)
+        return replay
+
+    def _make_write_ahead(self) -> WriteAheadFile:
+        """Create the next write-ahead file, in a thread; one at a time. Raises LogWriteError."""
+        folder = self._folder
+        try:
+            folder.begin_write_ahead()
+        except OSError as exc:
+            raise LogWriteError(folder.path / BROKER_FILE, exc) from exc
+        number, self._write_ahead_number = self._write_ahead_number, self._write_ahead_number + 1
+        return WriteAheadFile.create(folder.files, folder.path, number)
 
     def _make_log(self, name: str) -> Log:
         if is_ephemeral(name):

@@ -2,13 +2,14 @@
 
 import math
 import time
+from typing import Final
 
 import trio
 
 from .state.broker import Broker
 from .state.channel import Channel
 
-_NS_PER_S = 1_000_000_000
+_NS_PER_S: Final = 1_000_000_000
 
 
 class Timers:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import trio
 
@@ -75,7 +74,7 @@ class Topics:
     lookup: "LookupRegistration | None" = field(default=None, init=False)
     _deleting: dict[str, _Deletion] = field(default_factory=dict, init=False)
     # Names of channels that are being created.
-    _creating: WeakKeyDictionary[Topic, set[str]] = field(default_factory=WeakKeyDictionary, init=False)
+    _creating: dict[Topic, set[str]] = field(default_factory=dict, init=False)
     _precreating: dict[Topic, trio.Event] = field(default_factory=dict, init=False)
 
     # ------------------------------------------------------------------ publishing
@@ -281,7 +280,7 @@ class Topics:
             work = partial(self.folder.retire_topic, topic.name)
             retired = await trio.to_thread.run_sync(work)
             await self.publisher.until_idle(topic)  # a scheduled sync may have begun meanwhile
-        self.publisher.syncs.forget(topic)
+        self.publisher.forget(topic)
         self.broker.delete_topic(topic)
         self.readers.wake(topic)
         self.checkpointer.forget(topic)
@@ -350,6 +349,8 @@ class Topics:
             await self.checkpointer.change(topic, plan, apply, with_others=with_others)
         finally:
             creating.difference_update(names)
+            if not creating and self._creating.get(topic) is creating:
+                del self._creating[topic]
 
     def _add_channel(self, topic_name: str, channel_name: str, *, private: bool = False) -> Channel:
         """Return the channel of this name. Create it if needed; a new channel can start with deferred messages."""

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import httptools
 
 from .guard import Guard, Undecided
+from .known_heads import KnownHeads, repeatable_head
 from .messages import INTERNAL_ERROR, HTTPError, Request, Response
 from .routing import DEFAULT_MAX_BODY_BYTES, Route, Router
 
@@ -80,6 +81,7 @@ def _decode(text: str) -> str:
 _KNOWN_TARGETS, _KNOWN_TARGET_BYTES = 256, 256
 _split_known = lru_cache(_KNOWN_TARGETS)(split_target)
 _parse_known = lru_cache(_KNOWN_TARGETS)(parse_query)
+_known_heads = KnownHeads()
 
 # ---------------------------------------------------------------------- requests
 
@@ -137,6 +139,7 @@ class RequestReader:
         self._exchanges: list[Exchange] = []
         self._loose_bytes = 0
         self._pending: Request | None
+        self._last_head = b""  # of the last request that arrived in one piece
         self.on_message_begin()
         self.at_rest = True
 
@@ -145,10 +148,52 @@ class RequestReader:
 
         Must not be called again after an exchange without `keep_alive`.
         """
+        data = bytes(data)
+        starts_request = self.at_rest
+        start = self._read_known(data) if starts_request else 0
+        if start < len(data):
+            self._parse(data[start:] if start else data)
+        exchanges, self._exchanges = self._exchanges, []
+        if starts_request and not start and self.at_rest and len(exchanges) == 1:
+            self._remember(data, exchanges[0])
+        return exchanges
+
+    def _read_known(self, data: bytes) -> int:
+        """Read the complete requests at the start of the data whose heads are known. Returns where the others begin."""
+        start = 0
+        while (head := _known_heads.find(data, start)) is not None:
+            body = start + head.head_bytes
+            end = body + head.body_bytes
+            route = self._router.resolve(head.method, head.path)
+            if end > len(data) or not isinstance(route, Route) or head.body_bytes > route.max_body_bytes:
+                break
+            request = Request(head.method, head.path, head.query, head.headers, b"", self.peer, head.target)
+            if self.guard is not None:
+                try:
+                    refusal = self.guard.check(request, route)
+                except Undecided:
+                    break
+                if refusal is not None:
+                    self._exchanges.append(Exchange(request, refusal, keep_alive=False, chunked=False))
+                    return len(data)
+            request.body = data[body:end]
+            self._exchanges.append(Exchange(request, route, keep_alive=True, chunked=head.chunked))
+            start = end
+        return start
+
+    def _remember(self, data: bytes, exchange: Exchange) -> None:
+        """Remember the head of a request that arrived in one piece, if the client repeats it."""
+        head = repeatable_head(data, exchange.request)
+        if head != self._last_head:
+            self._last_head = head  # not more yet: some clients send a different head each time
+        elif head and exchange.keep_alive and isinstance(exchange.answer, Route):
+            _known_heads.add(head, exchange.request, chunked=exchange.chunked)
+
+    def _parse(self, data: bytes) -> None:
         # Counts head, chunk framing and trailers; the callbacks reset it when there is progress.
         self._loose_bytes += len(data)
         try:
-            self._feed(bytes(data))
+            self._feed(data)
             if self._loose_bytes > MAX_HEAD_BYTES:
                 raise _Refused(_HEAD_TOO_BIG)
         except _Refused as refusal:
@@ -157,8 +202,6 @@ class RequestReader:
             self._refuse(_refusal_in(error))
         except httptools.HttpParserError:
             self._refuse(_INVALID_REQUEST)
-        exchanges, self._exchanges = self._exchanges, []
-        return exchanges
 
     def _feed(self, data: bytes) -> None:
         while True:

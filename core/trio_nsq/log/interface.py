@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from .records import RawRecord, RecordBatch, RecordHeader
+from .records import RawRecord, RecordBatch, RecordHeader, UnsyncedPart
 
 READ_BYTES = 256 * 1024
 """The default size of a read: large enough that a system call costs little per message."""
@@ -109,6 +109,16 @@ class Log(Protocol):
         If that fails, the bytes stay in the file until the next write. If the process dies before that write, they may
         be in the log after the restart.
         """
+
+    def unlogged(self) -> UnsyncedPart | None:
+        """Return the uncommitted writes that no write-ahead log has, see `mark_logged`. Not during a sync.
+
+        Returns:
+            None if a write-ahead log cannot take them: the log must be synced itself. `size` is 0 if there are none.
+        """
+
+    def mark_logged(self) -> None:
+        """Record that a write-ahead log has what `unlogged` returned last; without a write in between."""
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         """Write batches, sync if requested, and commit. All earlier writes must be committed.

@@ -105,6 +105,12 @@ class MemoryLog:
             self._drop_first()
         self._update_first()
 
+    def unlogged(self) -> None:
+        """Nothing of it goes to disk."""
+
+    def mark_logged(self) -> None:
+        """Nothing to do."""
+
     def sync(self) -> None:
         """Nothing to do."""
 

@@ -23,24 +23,25 @@ Checksums are zlib's CRC-32, computed by zlib-ng in 1/12 of the time.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from struct import Struct
+from typing import Final
 
 from ..checksum import crc32
 from ..protocol.bulk import MAX_INT32
 from ..protocol.messages import MessageSet, read_sizes
 
-MAGIC = b"NSQB"
-_HEADER = Struct(">4sIIIIIQQQQ")
-_CHECKED = Struct(">IIIIQQQQ")
-HEADER_BYTES = _HEADER.size
-MAX_RECORD_MESSAGES = 2048
+MAGIC: Final = b"NSQB"
+_HEADER: Final = Struct(">4sIIIIIQQQQ")
+_CHECKED: Final = Struct(">IIIIQQQQ")
+HEADER_BYTES: Final = _HEADER.size
+MAX_RECORD_MESSAGES: Final = 2048
 """Maximum messages in a record that the broker writes: reading one message reads the sizes of all before it."""
-MAX_RECORD_BYTES = 256 * 1024
+MAX_RECORD_BYTES: Final = 256 * 1024
 """Maximum bytes in a record, unless a single message has more. Few large records are cheap to write, read and deliver,
 but a record is read as a whole, and damage loses all of it."""
-_HAS_NEXT = 1 << 31
-_HAS_PREVIOUS = 1 << 30
-_METADATA_BYTES = _HAS_PREVIOUS - 1
-_ANY_CRC = 0xFFFFFFFF
+_HAS_NEXT: Final = 1 << 31
+_HAS_PREVIOUS: Final = 1 << 30
+_METADATA_BYTES: Final = _HAS_PREVIOUS - 1
+_ANY_CRC: Final = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class RecordHeader:
         return HEADER_BYTES + self.length
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class RecordBatch:
     """Messages published together, with their sequences. Fields as in `RecordHeader`. Immutable.
 
@@ -94,15 +95,33 @@ class RecordBatch:
     timestamp_ns: int
     due_ns: int
     messages: MessageSet
-    metadata: bytes = b""
-    has_previous: bool = False
-    has_next: bool = False
+    metadata: bytes
+    has_previous: bool
+    has_next: bool
     next_sequence: int = field(init=False, repr=False, compare=False)
     record_bytes: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        self.next_sequence = self.base_sequence + len(self.messages.sizes)
-        self.record_bytes = HEADER_BYTES + len(self.messages.data) + len(self.metadata)
+    def __init__(
+        self,
+        base_sequence: int,
+        first_id: int,
+        timestamp_ns: int,
+        due_ns: int,
+        messages: MessageSet,
+        metadata: bytes = b"",
+        has_previous: bool = False,
+        has_next: bool = False,
+    ) -> None:
+        self.base_sequence = base_sequence
+        self.first_id = first_id
+        self.timestamp_ns = timestamp_ns
+        self.due_ns = due_ns
+        self.messages = messages
+        self.metadata = metadata
+        self.has_previous = has_previous
+        self.has_next = has_next
+        self.next_sequence = base_sequence + len(messages.sizes)
+        self.record_bytes = HEADER_BYTES + len(messages.data) + len(metadata)
 
     @property
     def count(self) -> int:
@@ -173,6 +192,24 @@ class RawRecord:
     def next_sequence(self) -> int:
         """The sequence after this batch's last."""
         return self.header.next_sequence
+
+
+@dataclass(frozen=True, slots=True)
+class UnsyncedPart:
+    """Whole records at the end of a segment that are not on stable storage yet.
+
+    Attributes:
+        incarnation, base_sequence: Identify the segment.
+        offset: Where the records begin in the segment.
+        size: Their bytes.
+        data: The bytes, in pieces.
+    """
+
+    incarnation: bytes
+    base_sequence: int
+    offset: int
+    size: int
+    data: Sequence[bytes]
 
 
 def encode_header(batch: RecordBatch, seed: int) -> bytes:

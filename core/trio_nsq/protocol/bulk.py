@@ -51,6 +51,38 @@ def walk_sizes(
     return start
 
 
+def walk_publishes(
+    data: bytes, start: i64, line: bytes, biggest: i64, sizes: list[int], parts: list[bytes]
+) -> i64:
+    """Read consecutive PUBs that repeat a line, up to one that is incomplete, or not right.
+
+    Args:
+        data: `(line, int32 size, bytes)*`, big-endian, and then anything.
+        start: The offset of the first line, not negative.
+        line: The line, with its line feed.
+        biggest: The largest size that is right, below 2**31; the smallest is 1.
+        sizes: Extended with the size of each message.
+        parts: Extended with the size field and the body of each.
+
+    Returns:
+        The offset after the last one that was read.
+    """
+    width: i64 = len(line)
+    whole: i64 = len(data)
+    while data.startswith(line, start):
+        at = start + width
+        if at + 4 > whole:
+            break
+        size: i64 = data[at] << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]
+        end = at + 4 + size
+        if size < 1 or size > biggest or end > whole:
+            break
+        sizes.append(size)
+        parts.append(data[at:end])
+        start = end
+    return start
+
+
 def split_bodies(data: bytes, sizes: list[int]) -> list[bytes]:
     """The bodies of a set of messages, copied out of it, in order."""
     bodies: list[bytes] = []

@@ -2,13 +2,15 @@
 
 `CommandReader` consumes bytes and returns a command, raises the error to send, or returns None if it needs more bytes.
 It checks the size of a body before it buffers the body, and searches no byte twice. It returns a run of FIN lines,
-which are most of a busy consumer's data, as one `Finish`.
+which are most of a busy consumer's data, as one `Finish`, and consecutive PUBs to a topic as one `Publish`.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from struct import Struct
+from typing import Final
 
+from .bulk import MAX_INT32, walk_publishes
 from .commands import (
     FINISH_LINE_BYTES,
     Auth,
@@ -32,32 +34,34 @@ from .messages import MessageSet, walk_messages
 from .names import is_valid_name
 from .states import LEGAL_STATES, State
 
-_INT32 = Struct(">i")
-_LARGE_BYTES = 64 * 1024
+_INT32: Final = Struct(">i")
+_LARGE_BYTES: Final = 64 * 1024
 """If more than this is missing of a body, parsing waits until the whole body has arrived."""
-_PIECE_BYTES = 4096
+_PIECE_BYTES: Final = 4096
 """Smaller pieces of a large body are joined: an object per piece would take more memory than its bytes."""
-_FIN_LINES_AT_LEAST = 16
-_ID_BYTES = 16
-_NOPS = re.compile(rb"(?:NOP\n){16,}+")
-_MAX_DIGITS = 20
-_TOO_BIG = 2**64
+_FIN_LINES_AT_LEAST: Final = 16
+_ID_BYTES: Final = 16
+_NOPS: Final = re.compile(rb"(?:NOP\n){16,}+")
+_MAX_DIGITS: Final = 20
+_TOO_BIG: Final = 2**64
 
-_START_CLOSE = StartClose()
-_NOP = NoOperation()
+_START_CLOSE: Final = StartClose()
+_NOP: Final = NoOperation()
 
 
-@dataclass(slots=True)
 class _Body:
     """A command whose line was read and whose body is incomplete."""
 
-    verb: str
-    topic: str = ""
-    defer_ms: int = 0
-    size: int = -1  # not yet read
-    count: int = -1  # MPUB: not yet read
-    walked: int = 0  # MPUB: sizes are checked up to this offset from the first message
-    sizes: list[int] | None = None
+    __slots__ = ("count", "defer_ms", "size", "sizes", "topic", "verb", "walked")
+
+    def __init__(self, verb: str, topic: str = "", defer_ms: int = 0) -> None:
+        self.verb = verb
+        self.topic = topic
+        self.defer_ms = defer_ms
+        self.size = -1  # not yet read
+        self.count = -1  # MPUB: not yet read
+        self.walked = 0  # MPUB: sizes are checked up to this offset from the first message
+        self.sizes: list[int] | None = None
 
 
 class CommandReader:
@@ -76,6 +80,9 @@ class CommandReader:
             it. The bodies of such publishes are not read.
         missing_bytes: The missing bytes of a large body; 0 if no large body is being received.
         large_bodies: The number of large bodies so far.
+        expected_answers: Returns the end of those FIN lines, from an offset of the input on, that answer the client's
+            messages in the order of delivery. They are compared with known bytes, which takes less than to check them.
+            The caller sets it.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -99,6 +106,10 @@ class CommandReader:
         self._publish_verb: PublishVerb = "PUB"
         self._publish_topic = ""
         self._fin_lines = _FIN_LINES_AT_LEAST  # lines to check first: more than in the last run
+        self.expected_answers: Callable[[bytes | bytearray, int], int] = _expect_none
+        # The last RDY line with its line feed: clients repeat it.
+        self._ready_line = b"RDY\n"
+        self._ready = Ready(1)
 
     def receive_data(self, data: bytes) -> None:
         """Add bytes from the socket."""
@@ -117,13 +128,17 @@ class CommandReader:
             # Most data has whole commands: it is not copied into a buffer, so that a body is copied once.
             self._buffer, self._position, self._scanned = data, 0, 0
             return
-        if isinstance(self._buffer, bytes):
-            self._buffer = bytearray(memoryview(self._buffer)[self._position :])
-        elif self._position:
-            del self._buffer[: self._position]
         self._scanned = max(0, self._scanned - self._position)
+        if len(self._buffer) - self._position <= len(data):
+            # Commands are read faster from `bytes`. Each byte is copied a few times at most: the buffer doubles.
+            self._buffer = self._copied(self._position, len(self._buffer)) + data
+        else:
+            if isinstance(self._buffer, bytes):
+                self._buffer = bytearray(memoryview(self._buffer)[self._position :])
+            elif self._position:
+                del self._buffer[: self._position]
+            self._buffer += data
         self._position = 0
-        self._buffer += data
 
     def receive_eof(self) -> None:
         """End the input: an incomplete body is now an error, an incomplete line is ignored."""
@@ -145,8 +160,10 @@ class CommandReader:
 
     def _copied(self, start: int, end: int) -> bytes:
         buffer = self._buffer
-        # A slice of the whole `bytes` is not a copy.
-        return buffer[start:end] if isinstance(buffer, bytes) else bytes(memoryview(buffer)[start:end])
+        if not isinstance(buffer, bytes):
+            return bytes(memoryview(buffer)[start:end])
+        # All of it is not copied: compiled code copies also for a slice of everything.
+        return buffer if end - start == len(buffer) else buffer[start:end]
 
     def next_command(self) -> Command | None:
         """Return the next command, or None if more bytes are needed.
@@ -169,6 +186,9 @@ class CommandReader:
             return self._read_publish()
         if buffer.startswith(b"FIN ", position) and (finish := self._read_finish_run()):
             return finish
+        if buffer.startswith(self._ready_line, position) and self.state is State.SUBSCRIBED:
+            self._position = position + len(self._ready_line)
+            return self._ready
         end = buffer.find(b"\n", max(position, self._scanned))
         if end < 0:
             self._scanned = len(buffer)
@@ -194,8 +214,18 @@ class CommandReader:
         """Read all consecutive FIN lines of the fixed width; None if the first is not one."""
         if self.state not in LEGAL_STATES[b"FIN"]:
             return None
-        buffer = self._buffer
-        start = end = self._position
+        start = self._position
+        end = self.expected_answers(self._buffer, start)
+        if end == start or self._buffer.startswith(b"FIN ", end):
+            end = self._end_of_finish_lines(end)
+        if end == start:
+            return None
+        self._position = end
+        return Finish(self._copied(start, end))
+
+    def _end_of_finish_lines(self, start: int) -> int:
+        """Return the end of the FIN lines of the fixed width from `start` on; `start` if there is none."""
+        buffer, end = self._buffer, start
         # In growing steps: the cost grows with the run, not with the buffer.
         at_a_time = self._fin_lines
         while True:
@@ -205,12 +235,8 @@ class CommandReader:
             if end < checked_to or whole <= at_a_time:
                 break
             at_a_time *= 4
-        if end == start:
-            self._fin_lines = _FIN_LINES_AT_LEAST
-            return None
-        self._position = end
         self._fin_lines = max(_FIN_LINES_AT_LEAST, 4 * (end - start) // FINISH_LINE_BYTES)
-        return Finish(self._copied(start, end))
+        return end
 
     def _read_line(self, line: bytes, raw: bytes) -> Command | None:
         verb, *params = line.split(b" ")
@@ -240,7 +266,7 @@ class CommandReader:
             case b"FIN":
                 return Finish(b"FIN %s\n" % _message_id("FIN", params))
             case b"RDY":
-                return self._read_rdy(params)
+                return self._read_rdy(params, raw)
             case b"REQ":
                 return self._read_req(params)
             case b"TOUCH":
@@ -288,7 +314,7 @@ class CommandReader:
             raise CommandError("E_INVALID", f"DPUB timeout {defer_ms} out of range 0-{biggest}")
         return self._expect_body(_Body("DPUB", topic, defer_ms))
 
-    def _read_rdy(self, params: list[bytes]) -> Ready:
+    def _read_rdy(self, params: list[bytes], line: bytes) -> Ready:
         count = _decimal(params[0]) if params else 1
         if self.state is State.CLOSING:
             return Ready(0)  # ignored in this state
@@ -297,7 +323,8 @@ class CommandReader:
         biggest = self._limits.max_rdy_count
         if count > biggest:
             raise CommandError("E_INVALID", f"RDY count {count} out of range 0-{biggest}")
-        return Ready(count)
+        self._ready_line, self._ready = line + b"\n", Ready(count)
+        return self._ready
 
     def _read_req(self, params: list[bytes]) -> Requeue:
         if len(params) < 2:
@@ -309,7 +336,10 @@ class CommandReader:
         return Requeue(message_id, min(delay_ms, self._limits.max_req_timeout_ms))
 
     def _read_publish(self) -> Command | None:
-        """Read the body of a PUB or MPUB. The common case, a complete and valid PUB, takes the fewest steps."""
+        """Read the body of a PUB or MPUB. The common case, a complete and valid PUB, takes the fewest steps.
+
+        Clients that do not wait for each OK send many PUBs at once. These are one command.
+        """
         buffer, start, verb = self._buffer, self._position, self._publish_verb
         if verb == "PUB" and start + 4 < len(buffer):
             (size,) = _INT32.unpack_from(buffer, start)
@@ -317,7 +347,16 @@ class CommandReader:
             if 0 < size <= self._limits.max_msg_size and end <= len(buffer):
                 self._position = end
                 messages = MessageSet(self._copied(start, end), [size])
-                return Publish("PUB", self._publish_topic, messages)
+                if end == len(buffer) or not isinstance(buffer, bytes):
+                    return Publish("PUB", self._publish_topic, messages)
+                parts = [messages.data]
+                biggest = min(self._limits.max_msg_size, MAX_INT32)
+                self._position = walk_publishes(
+                    buffer, end, self._publish_line, biggest, messages.sizes, parts
+                )
+                if len(parts) > 1:
+                    messages.data = b"".join(parts)
+                return Publish("PUB", self._publish_topic, messages, commands=len(parts))
         return self._expect_body(_Body(verb, self._publish_topic))
 
     def _expect_body(self, body: _Body) -> Command | None:
@@ -377,7 +416,7 @@ class CommandReader:
             body.sizes = []
             self._position += 4
             available -= 4
-        start, size = self._position, body.size - 4  # of all messages
+        start, size = self._position, max(0, body.size - 4)  # of all messages
         if available < size:
             end = start + available
             walked = walk_messages(
@@ -410,6 +449,10 @@ class CommandReader:
             self.large_bodies += 1
             self._buffer, self._position, self._scanned = b"", 0, 0
         return None
+
+
+def _expect_none(_: bytes | bytearray, start: int) -> int:
+    return start
 
 
 def _text(word: bytes) -> str:

@@ -5,17 +5,17 @@ FIN lines are most of a busy consumer's data.
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from .errors import CommandError
 from .limits import MAX_LINE_BYTES
 from .messages import MessageSet
 
-FINISH_LINE_BYTES = 21
+FINISH_LINE_BYTES: Final = 21
 """The length of a FIN line as all clients send it: `FIN`, one space, a 16-byte id and a line feed."""
 
-_FIN_LINES = re.compile(rb"(?:FIN [^ \n]{15}[^ \n\r]\n)*+")
-_HEX_DIGITS = b"0123456789abcdef"
+_FIN_LINES: Final = re.compile(rb"(?:FIN [^ \n]{15}[^ \n\r]\n)*+")
+_HEX_DIGITS: Final = b"0123456789abcdef"
 
 PublishVerb = Literal["PUB", "MPUB", "DPUB"]
 
@@ -42,29 +42,49 @@ class Subscribe:
     channel: str
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Publish:
-    """PUB, MPUB or DPUB; `defer_ms` is 0 except for DPUB."""
+    """MPUB, DPUB, or one or more consecutive PUBs to the same topic; `defer_ms` is 0 except for DPUB.
+
+    Attributes:
+        commands: The number of commands, each of which gets its own answer.
+    """
 
     verb: PublishVerb
     topic: str
     messages: MessageSet
-    defer_ms: int = 0
+    defer_ms: int
+    commands: int
+
+    def __init__(
+        self, verb: PublishVerb, topic: str, messages: MessageSet, defer_ms: int = 0, commands: int = 1
+    ) -> None:
+        self.verb = verb
+        self.topic = topic
+        self.messages = messages
+        self.defer_ms = defer_ms
+        self.commands = commands
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class Ready:
     """RDY count, already checked against max_rdy_count."""
 
     count: int
 
+    def __init__(self, count: int) -> None:
+        self.count = count
 
-@dataclass(slots=True)
+
+@dataclass(init=False, slots=True)
 class Finish:
     """One or more consecutive FIN commands."""
 
     lines: bytes
     """Lines of FINISH_LINE_BYTES each. The ids may have characters that are not hex digits."""
+
+    def __init__(self, lines: bytes) -> None:
+        self.lines = lines
 
     @property
     def ids(self) -> list[bytes]:
@@ -72,19 +92,26 @@ class Finish:
         return finish_line_ids(self.lines)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class Requeue:
     """REQ; the delay is at most max_req_timeout."""
 
     id: bytes
     delay_ms: int
 
+    def __init__(self, id: bytes, delay_ms: int) -> None:  # noqa: A002 - the attribute's name
+        self.id = id
+        self.delay_ms = delay_ms
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(init=False, slots=True)
 class Touch:
     """TOUCH one message."""
 
     id: bytes
+
+    def __init__(self, id: bytes) -> None:  # noqa: A002 - the attribute's name
+        self.id = id
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,22 +13,23 @@ of a message:     +--------+---------+----------------+------ - -
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
+from typing import Final
 
 from .bulk import COMPILED, MAX_INT32, split_frames
 from .errors import FrameError
 from .limits import MIB
 
-MESSAGE_HEADER_BYTES = 26
+MESSAGE_HEADER_BYTES: Final = 26
 """The size of timestamp, attempts and id, before the body of a message frame."""
-MESSAGE_FRAME_BYTES = 8 + MESSAGE_HEADER_BYTES
+MESSAGE_FRAME_BYTES: Final = 8 + MESSAGE_HEADER_BYTES
 """The size of a message frame without the body."""
-DEFAULT_MAX_FRAME_BYTES = 64 * MIB
+DEFAULT_MAX_FRAME_BYTES: Final = 64 * MIB
 """Protects a client from a peer that is not a broker; nsqd's default max-msg-size is 1 MiB."""
 
-_HTTP = int.from_bytes(b"HTTP")
+_HTTP: Final = int.from_bytes(b"HTTP")
 """The size, read from the beginning of an HTTP answer."""
-_HEAD = Struct(">ii")
-_MESSAGE = Struct(">iiqH16s")
+_HEAD: Final = Struct(">ii")
+_MESSAGE: Final = Struct(">iiqH16s")
 
 
 class FrameType(IntEnum):
@@ -98,9 +99,9 @@ def encode_error(data: bytes) -> bytes:
     return encode_frame(FrameType.ERROR, data)
 
 
-OK_FRAME = encode_response(b"OK")
-CLOSE_WAIT_FRAME = encode_response(b"CLOSE_WAIT")
-HEARTBEAT_FRAME = encode_response(b"_heartbeat_")
+OK_FRAME: Final = encode_response(b"OK")
+CLOSE_WAIT_FRAME: Final = encode_response(b"CLOSE_WAIT")
+HEARTBEAT_FRAME: Final = encode_response(b"_heartbeat_")
 
 
 class FrameReader:
@@ -118,8 +119,8 @@ class FrameReader:
         self._received = bytearray()  # data that arrived before `_data` was consumed
         self._wanted = _HEAD.size  # bytes needed for the next event
 
-    def receive_data(self, data: bytes) -> None:
-        """Add bytes from the socket."""
+    def receive_data(self, data: bytes | bytearray) -> None:
+        """Add bytes from the socket. The caller may change a bytearray afterwards."""
         if self._position == len(self._data):
             self._data, self._position = bytes(data), 0
         else:

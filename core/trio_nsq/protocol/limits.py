@@ -1,19 +1,20 @@
 """The limits of the protocol, with the defaults of nsqd 1.3.0."""
 
 from dataclasses import dataclass
+from typing import Final
 
-MAGIC_V2 = b"  V2"
+MAGIC_V2: Final = b"  V2"
 
-KIB = 1024
-MIB = 1024 * KIB
-SECOND_MS = 1000
-MINUTE_MS = 60 * SECOND_MS
-DAY_MS = 24 * 60 * MINUTE_MS
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+SECOND_MS: Final = 1000
+MINUTE_MS: Final = 60 * SECOND_MS
+DAY_MS: Final = 24 * 60 * MINUTE_MS
 
-MAX_LINE_BYTES = 16 * KIB
+MAX_LINE_BYTES: Final = 16 * KIB
 """The limit of a command line, including its line feed. A longer line closes the connection without an error frame."""
 
-MAX_HANDSHAKE_BYTES = 64 * KIB
+MAX_HANDSHAKE_BYTES: Final = 64 * KIB
 """The limit of the bodies of IDENTIFY and AUTH, which normally have a few hundred bytes. Unauthenticated clients send
 them, and IDENTIFY is decoded on the event loop."""
 

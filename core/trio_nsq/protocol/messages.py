@@ -14,15 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from struct import Struct
+from typing import Final
 
 from .bulk import COMPILED, MAX_INT32, split_bodies, walk_sizes
 from .errors import CommandError
 from .limits import Limits
 
-_INT32 = Struct(">i")
+_INT32: Final = Struct(">i")
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class MessageSet:
     """Messages published together.
 
@@ -33,6 +34,10 @@ class MessageSet:
 
     data: bytes
     sizes: list[int]
+
+    def __init__(self, data: bytes, sizes: list[int]) -> None:
+        self.data = data
+        self.sizes = sizes
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -85,7 +90,7 @@ class SizePrefixes(dict[int, bytes]):
         return prefix
 
 
-_prefix = SizePrefixes()
+_prefix: Final = SizePrefixes()
 
 
 def pack_messages(bodies: Sequence[bytes]) -> MessageSet:

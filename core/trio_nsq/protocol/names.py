@@ -1,11 +1,12 @@
 """Topic and channel names (NSQ protocol: topic and channel names)."""
 
 import re
+from typing import Final
 
-MAX_NAME_LENGTH = 64
-EPHEMERAL_SUFFIX = "#ephemeral"
+MAX_NAME_LENGTH: Final = 64
+EPHEMERAL_SUFFIX: Final = "#ephemeral"
 
-_NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
+_NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
 
 
 def is_valid_name(name: str) -> bool:

@@ -5,6 +5,7 @@ It has all rules about the order of commands. `docs/reference/wire-protocol.md` 
 
 from collections.abc import Mapping
 from enum import IntEnum
+from typing import Final
 
 
 class State(IntEnum):
@@ -15,7 +16,7 @@ class State(IntEnum):
     CLOSING = 4
 
 
-_ANY = frozenset(State)
+_ANY: Final = frozenset(State)
 
 LEGAL_STATES: Mapping[bytes, frozenset[State]] = {
     b"IDENTIFY": frozenset({State.INIT}),

@@ -18,7 +18,7 @@ func latency() found {
 	if *runfor <= warmUp {
 		log.Fatalf("--runfor has to be more than %v", warmUp)
 	}
-	consumer := subscribe(*topic, *channel, map[string]any{"output_buffer_size": -1})
+	consumer := subscribe(*topic, *channel, mostReady, map[string]any{"output_buffer_size": -1})
 	publisher := connectPublisher()
 	go func() {
 		_, _ = io.Copy(io.Discard, publisher) // errors end the publisher's connection, and so the next write

@@ -3,6 +3,7 @@
 //	goload pub      --addr A --topic T --connections N --batch M            each connection waits for its OK
 //	goload http     --addr A --topic T --connections N --batch M            the same, over HTTP
 //	goload through  --addr A --topic T --topics N --channels N --count N    publish and consume until all is delivered
+//	goload mixed    --addr A --topic T --topics N --channels N --count N    requests, sizes and answers of all kinds at once
 //	goload latency  --addr A --topic T --rate N                             from publish to delivery, at a steady rate
 //
 // What it found goes to standard output, as one line of JSON. Requests are built once and sent again and again, and
@@ -31,11 +32,13 @@ var (
 	size        = flags.Int("size", 200, "bytes of a message")
 	batch       = flags.Int("batch", 1, "messages of one request; 1 is PUB, more is MPUB")
 	runfor      = flags.Duration("runfor", 2*time.Second, "how long to publish (pub, http, latency)")
-	topics      = flags.Int("topics", 1, "topics, which take turns (pub, through); named TOPIC-0 and so on if several")
-	channels    = flags.Int("channels", 1, "channels of each topic, one consumer each (through)")
-	channel     = flags.String("channel", "ch", "channel; named CHANNEL-0 and so on by `through` if several")
-	count       = flags.Int("count", 100000, "messages, over all topics (through)")
-	mixed       = flags.Bool("mixed", false, "let a PUB of one message follow every MPUB (through)")
+	topics      = flags.Int("topics", 1, "topics, which take turns (pub, through, mixed); named TOPIC-0 and so on if several")
+	channels    = flags.Int("channels", 1, "channels of each topic (through, mixed); `through` has one consumer for each")
+	channel     = flags.String("channel", "ch", "channel; named CHANNEL-0 and so on by `through` and `mixed` if several")
+	perChannel  = flags.Int("per-channel", 2, "consumers of a channel (mixed)")
+	ready       = flags.Int("ready", 50, "RDY of a consumer (mixed)")
+	count       = flags.Int("count", 100000, "messages, over all topics (through, mixed)")
+	singles     = flags.Bool("mixed", false, "let a PUB of one message follow every MPUB (through)")
 	rate        = flags.Int("rate", 5000, "messages a second (latency)")
 	timeout     = flags.Duration("timeout", 2*time.Minute, "when to give up")
 )
@@ -49,21 +52,28 @@ type found struct {
 	Messages       int     `json:"messages"`
 	Seconds        float64 `json:"seconds"`
 	PublishSeconds float64 `json:"publish_seconds,omitempty"`
+	Deliveries     int     `json:"deliveries,omitempty"`
+	Requeued       int     `json:"requeued,omitempty"`
+	Deferred       int     `json:"deferred,omitempty"`
+	BodyBytes      int     `json:"body_bytes,omitempty"`
 	P50Ms          float64 `json:"p50_ms,omitempty"`
 	P99Ms          float64 `json:"p99_ms,omitempty"`
 	MaxMs          float64 `json:"max_ms,omitempty"`
 	CPUSeconds     float64 `json:"cpu_seconds"`
 }
 
+// whatIsMissing is told if the time is over.
+var whatIsMissing = func() string { return "" }
+
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("goload: ")
-	commands := map[string]func() found{"pub": pub, "http": http, "through": through, "latency": latency}
+	commands := map[string]func() found{"pub": pub, "http": http, "through": through, "mixed": mixed, "latency": latency}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		log.Fatal("usage: goload pub|http|through|latency ...")
+		log.Fatal("usage: goload pub|http|through|mixed|latency ...")
 	}
 	_ = flags.Parse(os.Args[2:])
-	time.AfterFunc(*timeout, func() { log.Fatalf("not done after %v", *timeout) })
+	time.AfterFunc(*timeout, func() { log.Fatalf("not done after %v. %s", *timeout, whatIsMissing()) })
 	result := commands[os.Args[1]]()
 	var usage syscall.Rusage
 	check(syscall.Getrusage(syscall.RUSAGE_SELF, &usage))
@@ -140,7 +150,7 @@ func through() found {
 	var consumers sync.WaitGroup
 	for t := 0; t < *topics; t++ {
 		for c := 0; c < *channels; c++ {
-			conn := subscribe(topicName(t), channelName(c), map[string]any{"output_buffer_timeout": leastBufferingMs})
+			conn := subscribe(topicName(t), channelName(c), mostReady, map[string]any{"output_buffer_timeout": leastBufferingMs})
 			consumers.Add(1)
 			go func() {
 				defer consumers.Done()
@@ -177,6 +187,7 @@ func through() found {
 // part is what one connection publishes to a topic: its `of`th part, the `nth` of them.
 type part struct {
 	topic   string
+	number  int // of the topic
 	nth, of int
 }
 
@@ -186,9 +197,9 @@ func share(connection int) []part {
 	for t := 0; t < *topics; t++ {
 		switch {
 		case *topics < *connections:
-			parts = append(parts, part{topicName(t), connection, *connections})
+			parts = append(parts, part{topicName(t), t, connection, *connections})
 		case t%*connections == connection:
-			parts = append(parts, part{topicName(t), 0, 1})
+			parts = append(parts, part{topicName(t), t, 0, 1})
 		}
 	}
 	return parts
@@ -231,7 +242,7 @@ func publishAll(parts []part, each int, body []byte) {
 
 // turn returns the sizes of the requests to one topic before the next has its turn.
 func turn() []int {
-	if *mixed {
+	if *singles {
 		return []int{*batch, 1}
 	}
 	return []int{*batch}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"io"
 	"log"
 	"net"
@@ -17,6 +18,8 @@ const (
 	frameError    = 1
 	frameMessage  = 2
 )
+
+var closeWait = []byte("CLOSE_WAIT")
 
 var okFrame = []byte{0, 0, 0, 6, 0, 0, 0, frameResponse, 'O', 'K'}
 
@@ -41,48 +44,77 @@ func connectPublisher() net.Conn {
 	return connect(map[string]any{"heartbeat_interval": -1})
 }
 
-// subscribe connects a consumer that may have as many messages in flight as nsqd allows.
-func subscribe(topic, channel string, settings map[string]any) net.Conn {
+// mostReady is the highest RDY that nsqd allows.
+const mostReady = 2500
+
+// subscribe connects a consumer that may have so many messages in flight.
+func subscribe(topic, channel string, ready int, settings map[string]any) net.Conn {
 	conn := connect(settings)
 	write(conn, []byte("SUB "+topic+" "+channel+"\n"))
 	expectOK(conn)
-	write(conn, []byte("RDY 2500\n"))
+	write(conn, []byte("RDY "+strconv.Itoa(ready)+"\n"))
 	return conn
+}
+
+// errClosed ends a consumer: the broker has answered CLS.
+var errClosed = errors.New("the subscription is closed")
+
+// frames reads what a broker sends to a consumer.
+type frames struct {
+	conn   net.Conn
+	buffer []byte
+	filled int
+}
+
+func newFrames(conn net.Conn) *frames {
+	return &frames{conn: conn, buffer: make([]byte, 128*1024)}
+}
+
+// read reads once, and tells got of each message, which begins with its timestamp; it is valid until got returns.
+func (f *frames) read(got func(message []byte)) error {
+	n, err := f.conn.Read(f.buffer[f.filled:])
+	if err != nil {
+		return err
+	}
+	f.filled += n
+	at := 0
+	for f.filled-at >= 8 {
+		end := at + 4 + int(binary.BigEndian.Uint32(f.buffer[at:]))
+		if end > f.filled {
+			if end-at > len(f.buffer) {
+				f.buffer = append(f.buffer, make([]byte, end-at)...)
+			}
+			break
+		}
+		frame := f.buffer[at+8 : end]
+		switch binary.BigEndian.Uint32(f.buffer[at+4:]) {
+		case frameMessage:
+			got(frame)
+		case frameResponse:
+			if bytes.Equal(frame, closeWait) {
+				return errClosed
+			}
+			write(f.conn, []byte("NOP\n")) // it is a heartbeat
+		case frameError:
+			log.Fatalf("the broker answered: %s", frame)
+		}
+		at = end
+	}
+	f.filled = copy(f.buffer, f.buffer[at:f.filled])
+	return nil
 }
 
 // consume finishes messages until got, which is told of each, returns false; a message begins with its timestamp.
 // The FINs of all that one read brought leave together.
 func consume(conn net.Conn, got func(message []byte) bool) {
-	buffer := make([]byte, 128*1024)
 	answers := make([]byte, 0, 64*1024)
-	filled := 0
+	frames := newFrames(conn)
 	for more := true; more; {
-		n, err := conn.Read(buffer[filled:])
-		check(err)
-		filled += n
 		answers = answers[:0]
-		at := 0
-		for filled-at >= 8 {
-			end := at + 4 + int(binary.BigEndian.Uint32(buffer[at:]))
-			if end > filled {
-				if end-at > len(buffer) {
-					buffer = append(buffer, make([]byte, end-at)...)
-				}
-				break
-			}
-			frame := buffer[at+8 : end]
-			switch binary.BigEndian.Uint32(buffer[at+4:]) {
-			case frameMessage:
-				answers = append(append(append(answers, "FIN "...), frame[10:26]...), '\n')
-				more = got(frame)
-			case frameResponse: // a heartbeat
-				answers = append(answers, "NOP\n"...)
-			case frameError:
-				log.Fatalf("the broker answered: %s", frame)
-			}
-			at = end
-		}
-		filled = copy(buffer, buffer[at:filled])
+		check(frames.read(func(message []byte) {
+			answers = append(append(append(answers, "FIN "...), message[10:26]...), '\n')
+			more = got(message)
+		}))
 		if len(answers) > 0 {
 			write(conn, answers)
 		}

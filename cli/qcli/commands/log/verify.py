@@ -16,6 +16,9 @@ from .findings import finding_lines, finding_record, shown
 from .paths import NOT_A_LOG, Place, is_data_folder, places, total_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trio_nsq.log import Files
     from trio_nsq.log.inspection.verify import LogReport, Progress
 
 HEADINGS = ("TOPIC", "STATE", "SEGMENTS", "SIZE", "RECORDS", "MESSAGES", "FIRST", "NEXT", "LOST")
@@ -55,13 +58,18 @@ def command(path: Path, form: str) -> int:
     """Check every header and checksum of a data folder, of one topic, or of one segment file.
 
     The command also checks that no sequence is missing, and that the saved state of channels matches the log. It only
-    reads, and needs no broker; a broker may be running in the folder.
+    reads, and needs no broker; a broker may be running in the folder. What a power cut left only in the write-ahead log
+    counts as stored: the next start of the broker writes it to the topic.
     """
+    from trio_nsq.log.write_ahead import replayed_files
+
     found = places(path)
+    above = (folder for folder in [path, *path.resolve().parents][:4] if is_data_folder(folder))
+    files, problems = replayed_files(next(above, path.parent))
     with byte_progress(total_bytes(found), "Verifying") as progress:
-        reports = [(place.topic, _verify(place, progress)) for place in found]
+        reports = [(place.topic, _verify(place, files, progress)) for place in found]
     if is_data_folder(path):
-        reports += _folder_reports(path)
+        reports += _folder_reports(path, problems)
     if form == "json":
         write(json_lines(_record(topic, report) for topic, report in reports))
     else:
@@ -69,20 +77,22 @@ def command(path: Path, form: str) -> int:
     return ExitCode.DAMAGED if any(report.damaged for _, report in reports) else ExitCode.OK
 
 
-def _verify(place: Place, progress: Progress | None) -> LogReport:
+def _verify(place: Place, files: Files, progress: Progress | None) -> LogReport:
     from trio_nsq.broker.storage.verify import verify_topic
     from trio_nsq.log.inspection.verify import verify_segment
 
     verify = verify_topic if place.folder is not None else verify_segment
-    return verify(place.path, progress=progress)
+    return verify(place.path, files=files, progress=progress)
 
 
-def _folder_reports(path: Path) -> list[tuple[str | None, LogReport]]:
-    """Return the damage of the folder itself, if any."""
+def _folder_reports(path: Path, problems: Sequence[tuple[Path, str]]) -> list[tuple[str | None, LogReport]]:
+    """Return the damage of the folder itself, if any, with that of the write-ahead log."""
     from trio_nsq.broker.storage.verify import verify_broker_file
+    from trio_nsq.log.inspection.findings import Finding, Kind
     from trio_nsq.log.inspection.verify import LogReport
 
     findings = verify_broker_file(path)
+    findings += [Finding(Kind.DAMAGE, file, 0, 0, what, None, None) for file, what in problems]
     return [(None, LogReport(path, findings=findings))] if findings else []
 
 

@@ -86,6 +86,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     its addresses to standard error. A second signal stops it at once.
     """
     from trio_nsq.broker import serve
+    from trio_nsq.heap import keep_freed_memory
 
     from ...framework.daemon.run import raise_file_limit, run_server
 
@@ -106,6 +107,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
         return check_config(ctx, values["address_file"], problems)
     options = broker_options(values)
     raise_file_limit()
+    keep_freed_memory()
     describe = partial(_described, data_path=options.data_path)
     run_server(ctx, _with_console(values) or serve, options, "trio_nsq.broker", describe, can_drain=True)
     return ExitCode.OK

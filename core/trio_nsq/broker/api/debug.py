@@ -11,6 +11,7 @@ from typing import Any
 
 import trio
 
+from ... import heap
 from ...http import HTTPError, Request, Response
 from ..server import Server
 
@@ -93,7 +94,7 @@ async def free_memory(server: Server, request: Request) -> Response:
     """Collect garbage and trim the heap. The garbage collection blocks the event loop; the message cache stays."""
     before = _process_status().get("VmRSS")
     collected = gc.collect()
-    await trio.to_thread.run_sync(_trim_heap)
+    await trio.to_thread.run_sync(heap.trim)
     after = _process_status().get("VmRSS")
     return Response.json({"collected_objects": collected, "rss_bytes": after, "rss_bytes_before": before})
 
@@ -163,14 +164,3 @@ def _process_status() -> dict[str, int]:
         return {}
     fields = (line.split() for line in lines if line.endswith(" kB"))
     return {name.rstrip(":"): int(size) * 1024 for name, size, _ in fields}
-
-
-def _trim_heap() -> None:
-    """Have glibc return free heap memory to the system; do nothing with other C libraries."""
-    import ctypes
-
-    try:
-        malloc_trim = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):
-        return
-    malloc_trim(0)

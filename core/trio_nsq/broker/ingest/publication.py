@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...log import RecordBatch
 from ...log.records import HEADER_BYTES, MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, linked_records
@@ -12,7 +12,7 @@ from ..state.broker import MessageIds
 from ..state.record_metadata import is_about_messages
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Publication:
     """The messages that one command publishes.
 
@@ -24,8 +24,13 @@ class Publication:
     """
 
     sets: Sequence[MessageSet]
-    due_ns: int = 0
-    metadata: bytes = b""
+    due_ns: int
+    metadata: bytes
+
+    def __init__(self, sets: Sequence[MessageSet], due_ns: int = 0, metadata: bytes = b"") -> None:
+        self.sets = sets
+        self.due_ns = due_ns
+        self.metadata = metadata
 
     @property
     def count(self) -> int:
@@ -77,7 +82,6 @@ class SetsForRecords:
         self._last = []
 
 
-@dataclass(slots=True, eq=False)
 class Group:
     """Publications of one topic that one write will store.
 
@@ -87,9 +91,12 @@ class Group:
         on_complete: Called, in order, when the publications are stored or refused.
     """
 
-    publications: list[Publication] = field(default_factory=list)
-    size: int = 0
-    on_complete: list[Callable[[PublishRefused | None], None]] = field(default_factory=list)
+    __slots__ = ("on_complete", "publications", "size")
+
+    def __init__(self) -> None:
+        self.publications: list[Publication] = []
+        self.size = 0
+        self.on_complete: list[Callable[[PublishRefused | None], None]] = []
 
     @property
     def messages(self) -> int:
@@ -100,7 +107,6 @@ class Group:
             on_complete(error)
 
 
-@dataclass(frozen=True, slots=True)
 class Write:
     """A group that is written and not committed.
 
@@ -109,10 +115,13 @@ class Write:
         records: The written records, at least one.
     """
 
-    number: int
-    group: Group
-    records: Sequence[RecordBatch]
-    took_s: float
+    __slots__ = ("group", "number", "records", "took_s")
+
+    def __init__(self, number: int, group: Group, records: Sequence[RecordBatch], took_s: float) -> None:
+        self.number = number
+        self.group = group
+        self.records = records
+        self.took_s = took_s
 
 
 def records_for(publications: Sequence[Publication], sequence: int, ids: MessageIds) -> list[RecordBatch]:

@@ -1,7 +1,7 @@
 """The publisher: one write path to the log for both sync modes.
 
 The broker collects publications while it serves clients. At the end of the round, the event loop stores a topic's
-publications with one write. The following steps are, always in this order:
+publications with one write, or with several if they are large. The following steps are, always in this order:
 
 1. Sync: with `--sync=always`, a thread syncs the log, see `GroupCommitter`. With `--sync=interval`, syncs follow a
    schedule and the next steps do not wait for them. Ephemeral topics are not synced.
@@ -19,6 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import Final
 
 import trio
 
@@ -34,11 +35,15 @@ from ..storage.spare_room import SpareRoom
 from .group_commit import GroupCommitter, Synced
 from .publication import Group, Publication, Write, records_for
 from .scheduled_syncs import ScheduledSyncs
+from .write_ahead import WriteAhead
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_THREADS = 16
+_THREADS: Final = 16
 """Threads for creating files of logs only."""
+_LARGE_BYTES: Final = 1024 * 1024
+"""A group of this size gets no more publications, so that its producers send on while the next group is written:
+bench/README.md, "Large bodies"."""
 
 
 class Publisher:
@@ -49,6 +54,7 @@ class Publisher:
         poller: Publications submitted in its rounds are collected until the end of the round.
         delivery: Delivers messages added to a topic. Producers are acknowledged first, unless the topic may refuse
             messages.
+        write_ahead: The write-ahead log, used with `--sync=always`; None: each topic's log is synced by itself.
 
     Attributes:
         error: Why the last write or sync failed; empty if it succeeded. A full disk is in `SpareRoom.failed_with`.
@@ -65,6 +71,7 @@ class Publisher:
         spare_room: SpareRoom,
         poller: Poller,
         delivery: Delivery,
+        write_ahead: WriteAhead | None = None,
     ) -> None:
         self.error = ""
         self.append_duration = Histogram()
@@ -76,10 +83,16 @@ class Publisher:
         self._spare_room = spare_room
         self._poller = poller
         self._delivery = delivery
-        self._committer = GroupCommitter(nursery, poller, self._complete_synced, options.pacing)
+        self._write_ahead = write_ahead if self._is_synced_first else None
+        self._committer = GroupCommitter(
+            nursery, poller, self._complete_synced, options.pacing, write_ahead=self._write_ahead
+        )
+        if write_ahead is not None:
+            write_ahead.sync_alone = self._committer.request_alone
         self.syncs = ScheduledSyncs(options, self._committer)
         self._threads = trio.CapacityLimiter(_THREADS)
-        self._gathered: dict[Topic, Group] = {}  # collected, not written
+        # Collected, not written; several groups if they are large. No deque is empty.
+        self._gathered: dict[Topic, deque[Group]] = {}
         self._due: dict[Topic, None] = {}  # topics in `_gathered` that can be written now
         self._is_called = False  # a call of `_write_gathered` is scheduled
         self._written: dict[
@@ -104,22 +117,19 @@ class Publisher:
             PublishRefused: None of them was stored. TopicFull, if a limit of the topic is the reason.
         """
         done = trio.Event()
-        error: PublishRefused | None = None
+        refusals: list[PublishRefused] = []
 
         def on_complete(reason: PublishRefused | None) -> None:
-            nonlocal error
-            error = reason
+            if reason is not None:
+                refusals.append(reason)
             done.set()
 
         self._gather(topic, publications, on_complete)
         await trio.lowlevel.cancel_shielded_checkpoint()
         self._write_gathered()
         await done.wait()
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # break the reference cycle through its traceback, which keeps the messages
+        if refusals:
+            raise refusals.pop()  # not kept: the error's traceback keeps this frame, and with it the messages
 
     def submit(
         self,
@@ -152,11 +162,14 @@ class Publisher:
         size = sum([publication.record_bytes for publication in publications])
         if topic.may_refuse:
             self._check_limits(topic, publications, size)
-        group = self._gathered.get(topic)
-        if group is None:
-            group = self._gathered[topic] = Group()
+        groups = self._gathered.get(topic)
+        if groups is None:
+            groups = self._gathered[topic] = deque([Group()])
             if topic not in self._holds:
                 self._due[topic] = None
+        elif groups[-1].size >= _LARGE_BYTES:
+            groups.append(Group())
+        group = groups[-1]
         group.publications += publications
         group.size += size
         group.on_complete.append(on_complete)
@@ -167,8 +180,7 @@ class Publisher:
             raise PublishRefused(topic.held_back)
         messages = sum(publication.count for publication in publications)
         groups = [write.group for write in self._written.get(topic, ())]
-        if topic in self._gathered:
-            groups.append(self._gathered[topic])
+        groups += self._gathered.get(topic, ())
         coming = sum(group.messages for group in groups), sum(group.size for group in groups)
         if reason := topic.limits.why_full(messages, size, *coming):
             raise TopicFull(f"{reason}; nothing of it was stored")
@@ -189,10 +201,19 @@ class Publisher:
         self._committer.begin()
         return self._delivery.idle()
 
+    def before_sleep(self) -> bool:
+        """Make deliveries that wait for answers of their consumers. See `Rounds`."""
+        return self._delivery.before_sleep()
+
     @property
     def is_busy(self) -> bool:
         """Whether a thread uses any topic's log."""
         return self._committer.is_busy or bool(self._holds)
+
+    @property
+    def is_call_near(self) -> bool:
+        """See `Rounds`."""
+        return self._committer.is_call_near
 
     # ------------------------------------------------------------------ writing
 
@@ -215,17 +236,21 @@ class Publisher:
                 self._delivery.deliver_published(topic)
             if self._due and perf_counter() > turn_over_s:
                 self._write_soon()
-                return
+                break
+        if not self._poller.in_round:
+            self._committer.begin()
 
     def _write_group(self, topic: Topic) -> bool:
         """Write a topic's collected publications; returns whether there are messages to deliver now."""
-        group = self._gathered[topic]
+        group = self._gathered[topic][0]
         if topic.log.begins_file(group.size):
             if topic not in self._written:  # otherwise after the written ones are committed
                 self._nursery.start_soon(self._begin_file, topic)
                 self._holds[topic] = trio.Semaphore(0)
             return False
-        del self._gathered[topic]
+        self._take_group(topic)
+        if topic in self._gathered:
+            self._due[topic] = None
         began_s = perf_counter()
         try:
             records = self._write(topic, group)
@@ -240,8 +265,16 @@ class Publisher:
             self.append_duration.observe(write.took_s)
             return self._commit(topic, write)
         self._written.setdefault(topic, deque()).append(write)
-        self._committer.request(topic)
+        self._committer.request(topic, begins=False)
         return False
+
+    def _take_group(self, topic: Topic) -> Group:
+        """Remove and return the first of a topic's collected groups."""
+        groups = self._gathered[topic]
+        group = groups.popleft()
+        if not groups:
+            del self._gathered[topic]
+        return group
 
     def _write(self, topic: Topic, group: Group) -> Sequence[RecordBatch]:
         if not topic.ephemeral and (reason := self._spare_room.begin_append()):
@@ -267,6 +300,8 @@ class Publisher:
                     delivering.append(topic)
             else:
                 self._refuse_written(topic, result.error)
+            if self._write_ahead is not None and not result.is_ahead:
+                self._write_ahead.record_sync(topic, result.writes, result.error)
             if not self._is_synced_first:
                 if result.error is None:
                     self.error = ""
@@ -352,6 +387,12 @@ class Publisher:
         """Return when all messages of a topic are on stable storage; False if that failed, which is logged."""
         return self._is_synced_first or await self.syncs.sync(topic)
 
+    def forget(self, topic: Topic) -> None:
+        """Forget a topic that was deleted."""
+        self.syncs.forget(topic)
+        if self._write_ahead is not None:
+            self._write_ahead.forget(topic)
+
     # ------------------------------------------------------------------ exclusive use of a log
 
     async def roll(self, topic: Topic) -> bool:
@@ -375,8 +416,9 @@ class Publisher:
                 await trio.to_thread.run_sync(self._begin_file_now, topic, limiter=self._threads)
         except Exception as exc:
             error = exc
-        if error is not None and (group := self._gathered.pop(topic, None)) is not None:
-            group.complete(self._refusal(topic, error, group.size))
+        if error is not None:
+            for group in self._gathered.pop(topic, ()):
+                group.complete(self._refusal(topic, error, group.size))
         self._release(topic)
 
     def _begin_file_now(self, topic: Topic) -> None:
@@ -441,5 +483,7 @@ class Publisher:
         while topic := next(iter([*self._gathered, *self._written, *self._holds]), None):
             await self.until_idle(topic)
         await self.syncs.sync_all()
+        if self._write_ahead is not None:
+            await self._write_ahead.close()
         await self._committer.until_all_idle()
         self._committer.end()

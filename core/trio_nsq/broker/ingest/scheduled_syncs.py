@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import trio
 
@@ -11,7 +12,7 @@ from ..options import BrokerOptions
 from ..state.topic import Topic
 from .group_commit import GroupCommitter, Synced
 
-_SYNC_BYTES = 16 * 1024 * 1024
+_SYNC_BYTES: Final = 16 * 1024 * 1024
 """Unsynced bytes after which a sync is requested, even if they are few messages: docs/decisions/0004."""
 
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import trio
 
@@ -24,9 +23,6 @@ class OldestMessages:
 
     def __init__(self) -> None:
         self._threads = trio.CapacityLimiter(1)  # for reads, which are slow on a slow disk
-        # Sequence and timestamp of a channel's oldest message. If the timestamp had to be read from disk, the message
-        # usually stays the oldest for long.
-        self._known: WeakKeyDictionary[Channel, tuple[int, int]] = WeakKeyDictionary()
 
     def age_ns(self, channel: Channel, now_ns: int) -> int | None:
         """Return the age of the oldest message that is ready or in flight; 0 if there is none.
@@ -38,7 +34,7 @@ class OldestMessages:
         """
         if not channel.depth and not channel.in_flight_count:
             return 0
-        known = self._known.get(channel)
+        known = channel.oldest_published
         return None if known is None else max(0, now_ns - known[1])
 
     async def refresh(self, channels: Iterable[Channel]) -> None:
@@ -62,19 +58,20 @@ class OldestMessages:
     def _look_up(self, channel: Channel) -> int | None:
         """Update a channel from memory. Return the sequence of its oldest message if that must be read."""
         sequence = channel.messages.oldest
+        known = channel.oldest_published
         if sequence is None:
-            self._known.pop(channel, None)
-        elif sequence != self._known.get(channel, (None, 0))[0]:
+            channel.oldest_published = None
+        elif known is None or sequence != known[0]:
             timestamp_ns = channel.read_ahead.timestamp_in_memory(sequence)
             if timestamp_ns is None:
-                self._known.pop(channel, None)
+                channel.oldest_published = None
                 return sequence
-            self._known[channel] = sequence, timestamp_ns
+            channel.oldest_published = sequence, timestamp_ns
         return None
 
     def _learn(self, found: Iterable[tuple[Channel, int, int]]) -> None:
         for channel, sequence, timestamp_ns in found:
-            self._known[channel] = sequence, timestamp_ns
+            channel.oldest_published = sequence, timestamp_ns
 
 
 def _read_timestamps(wanted: Sequence[tuple[Channel, int]]) -> list[tuple[Channel, int, int]]:

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -38,7 +38,7 @@ from .transport import LARGE_RECEIVE_BYTES, Transport
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_NS_PER_MS = 1_000_000
+_NS_PER_MS: Final = 1_000_000
 
 
 class Subscription(NamedTuple):
@@ -333,9 +333,9 @@ class Session(PolledEndpoint):
         if error is None:
             count = sum([len(p.messages.sizes) for p in publishes])
             self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + count
-            self.put_answer(OK_FRAME * len(publishes))
+            self.put_answer(OK_FRAME * sum([p.commands for p in publishes]))
             return
-        errors = [_publish_refusal(p.verb, error) for p in publishes]
+        errors = [_publish_refusal(p.verb, error) for p in publishes for _ in range(p.commands)]
         if not self.handshake.identity.survive_refusals:
             self.next = errors[0]  # raised next, which ends the connection
             return

@@ -276,6 +276,7 @@ class ClientTask:
             raise CommandError("E_SUB_FAILED", f"SUB failed {exc}") from exc
         session.subscription = Subscription(channel, consumer)
         session.reader.state = State.SUBSCRIBED
+        session.reader.expected_answers = consumer.in_flight.expected_answers
         session.answer(OK_FRAME)
 
 

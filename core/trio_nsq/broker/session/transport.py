@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -14,12 +14,12 @@ from ...reactor import SendBuffer
 if TYPE_CHECKING:
     from ...tls.session import ServerContext, TLSSession
 
-HANDSHAKE_TIMEOUT_S = 5.0
-RECEIVE_BYTES = 64 * 1024
-LARGE_RECEIVE_BYTES = 256 * 1024
+HANDSHAKE_TIMEOUT_S: Final = 5.0
+RECEIVE_BYTES: Final = 64 * 1024
+LARGE_RECEIVE_BYTES: Final = 256 * 1024
 """Read size for the rest of a large body. A buffer of this size for every read would make small reads slower."""
-_LINGER_S = 1.0
-_LINGER_BYTES = 16 * 1024 * 1024
+_LINGER_S: Final = 1.0
+_LINGER_BYTES: Final = 16 * 1024 * 1024
 
 
 class Transport:

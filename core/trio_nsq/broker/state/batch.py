@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 from struct import Struct
+from typing import Final
 
 from ...log import RecordBatch
 from ...protocol.bulk import add_frames
@@ -12,24 +13,24 @@ from ...protocol.frames import MESSAGE_FRAME_BYTES, FrameType
 from ...protocol.messages import SizePrefixes
 from .record_metadata import only_channel
 
-MERGE_MESSAGES = 256
-MERGE_BYTES = 64 * 1024
+MERGE_MESSAGES = 256  # not Final: tests set it
+MERGE_BYTES: Final = 64 * 1024
 """Small neighbouring records are merged into a batch up to about this size, because delivery has a cost per batch."""
 
-_OVERHEAD_BYTES = 128
+_OVERHEAD_BYTES: Final = 128
 """Approximate memory of a message in addition to its body: its header, its FIN line and its offset."""
-_LAST_DIGITS = 16**3
-_DIGITS = b"".join([b"\n%03x" % number for number in range(_LAST_DIGITS)])
+_LAST_DIGITS: Final = 16**3
+_DIGITS: Final = b"".join([b"\n%03x" % number for number in range(_LAST_DIGITS)])
 """The last three digits of consecutive ids; each newline is a placeholder for the text before them."""
-_SIZE_BYTES = 4
-_FRAME_SIZES = SizePrefixes(MESSAGE_FRAME_BYTES - _SIZE_BYTES)
-_COMMON_HEADER = Struct(">iqH")
-_ATTEMPTS = Struct(">H")
-_TIMESTAMP = Struct(">q")
-_TIMESTAMP_OFFSET = 4 + 4
-_ATTEMPTS_OFFSET = _TIMESTAMP_OFFSET + _TIMESTAMP.size
-_MAX_ATTEMPTS = 0xFFFF
-_TAKEN_ALONE = 16
+_SIZE_BYTES: Final = 4
+_FRAME_SIZES: Final = SizePrefixes(MESSAGE_FRAME_BYTES - _SIZE_BYTES)
+_COMMON_HEADER: Final = Struct(">iqH")
+_ATTEMPTS: Final = Struct(">H")
+_TIMESTAMP: Final = Struct(">q")
+_TIMESTAMP_OFFSET: Final = 4 + 4
+_ATTEMPTS_OFFSET: Final = _TIMESTAMP_OFFSET + _TIMESTAMP.size
+_MAX_ATTEMPTS: Final = 0xFFFF
+_TAKEN_ALONE: Final = 16
 """Messages requested singly before the batch builds the frames of all its messages."""
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from ...log import Log
 from ...protocol import is_valid_name
@@ -15,12 +16,12 @@ from .topic import Topic
 
 logger = logging.getLogger("trio_nsq.broker")
 
-NODE_ID_BITS = 10
-COUNTER_BITS = 64 - NODE_ID_BITS
-_NS_PER_MS = 1_000_000
-_CHANNELS_AT_ONCE = 200
-_MESSAGES_AT_ONCE = 1000
-_AGAIN_NS = 1_000_000_000
+NODE_ID_BITS: Final = 10
+COUNTER_BITS: Final = 64 - NODE_ID_BITS
+_NS_PER_MS: Final = 1_000_000
+_CHANNELS_AT_ONCE: Final = 200
+_MESSAGES_AT_ONCE: Final = 1000
+_AGAIN_NS: Final = 1_000_000_000
 """Retry delay after an exception while due messages of a channel were moved."""
 
 

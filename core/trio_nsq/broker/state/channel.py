@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from ...protocol import is_ephemeral
 from .batch import Batch
@@ -29,9 +29,9 @@ from .topic_view import TopicView
 from .version import Version
 from .withdrawn import Withdrawn
 
-_NS_PER_MS = 1_000_000
-_OWNER_SEARCH_IDS = 64
-_OWNER_SEARCH_CONSUMERS = 8
+_NS_PER_MS: Final = 1_000_000
+_OWNER_SEARCH_IDS: Final = 64
+_OWNER_SEARCH_CONSUMERS: Final = 8
 """Bounds of the search for the owner of an id that is not in flight with the client that answers."""
 
 
@@ -52,6 +52,8 @@ class Channel:
         given_up_count: Messages dropped after their last attempt, because no dead-letter topic is set.
         e2e_latency: Recent nanoseconds from publish to FIN; None if not measured.
         ephemeral: The channel is deleted with its last consumer, and is not saved.
+        oldest_published: Sequence and timestamp of its oldest message, as `OldestMessages` last found them; None if
+            unknown. If the timestamp had to be read from disk, the message usually stays the oldest for long.
         stream: The move of its messages to another broker; None if they are not moved. Set by `hold` and `release`.
     """
 
@@ -85,6 +87,7 @@ class Channel:
         self.consumers = self.messages.consumers
         self.read_ahead = ReadAhead(store, self.messages)
         self.dispatcher = Dispatcher(name, topic, self.messages, self.read_ahead, self.timeouts)
+        self.oldest_published: tuple[int, int] | None = None
         self.stream: MoveStream | None = None
         self._is_paused = False  # by an operator
         self._state: ChannelState | None = None  # the last result of `state`

@@ -9,7 +9,7 @@ emptied from the topic) is a *hole*: the cursor skips it.
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from .batch import Batch
 from .consumer import Consumer
@@ -21,7 +21,7 @@ from .topic_view import TopicView
 from .version import Version
 from .withdrawn import Withdrawn, WithdrawnMessages
 
-_COUNTED = 10_000
+_COUNTED: Final = 10_000
 
 State = Literal["requeued", "fresh", "deferred"]
 STATES: tuple[State, ...] = ("requeued", "fresh", "deferred")

@@ -1,11 +1,11 @@
 """A channel's view of a subscribed client."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from .in_flight import InFlight
 
-_NS_PER_MS = 1_000_000
+_NS_PER_MS: Final = 1_000_000
 
 
 class Subscriber(Protocol):

@@ -13,14 +13,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress
+from typing import Final
 
 from .batch import Batch
 from .version import Version
 
-BLOCK_MESSAGES = 1024
-_MAX_ATTEMPTS = 0xFFFF
+BLOCK_MESSAGES = 1024  # not Final: tests set it
+_MAX_ATTEMPTS: Final = 0xFFFF
 """The largest number that a message frame can hold."""
-_ROW_BYTES = 8 + 8 + 2
+_ROW_BYTES: Final = 8 + 8 + 2
 
 
 Requeued = tuple[int, int, Batch | None]

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
+from typing import Final
 
 from ...log import LogReadError, ReadWouldWaitError
 from ...protocol.commands import FINISH_LINE_BYTES
@@ -16,17 +17,19 @@ from .read_ahead import ReadAhead
 from .timeouts import Timeouts
 from .topic_view import TopicView
 
-MAX_GRANT_BYTES = 256 * 1024
+MAX_GRANT_BYTES = 256 * 1024  # not Final: tests set it
 """Maximum bytes that one consumer gets in one round of `dispatch`, unless a single message is larger."""
-_CONSUMERS_AT_ONCE = 16
-_REQUEUED_AT_ONCE = 256
+_CONSUMERS_AT_ONCE: Final = 16
+_REQUEUED_AT_ONCE: Final = 256
 """Limit on redeliveries per call: each costs Python work, and a call should take a few milliseconds at most."""
-_PASSED_AT_ONCE = 256
+_PASSED_AT_ONCE: Final = 256
 """Limit on consecutive undeliverable records skipped per call, for the same reason."""
 
-_WAIT_STEPS = 50
+_WAIT_STEPS: Final = 50
 """Messages may wait 1/50 longer than the consumer's output buffer timeout."""
-_CONSUMERS_COMPARED = 16
+_CONSUMERS_COMPARED: Final = 16
+_ROOM_DIVISOR: Final = 8
+"""Less than 1/8 of its RDY is little room for a consumer."""
 
 Payload = bytes | memoryview
 Grant = tuple[Consumer, Payload]
@@ -72,6 +75,11 @@ class OutputBuffering:
         share = -(-fresh // consumers)
         next_ones: Iterable[Consumer] = islice(ready, _CONSUMERS_COMPARED)
         return share < min([consumer.window for consumer in next_ones])
+
+    @property
+    def is_on(self) -> bool:
+        """Whether all consumers allow messages to wait."""
+        return self._least_ns > 0
 
     @property
     def wait_until_ns(self) -> int:
@@ -153,6 +161,16 @@ class Dispatcher:
         if buffering.sent_bytes is None or messages.requeued.entries:
             return False
         return buffering.can_wait(messages.fresh, self._ready)
+
+    @property
+    def has_little_room(self) -> bool:
+        """Whether the next consumers have most of their RDY in flight, and allow messages to wait."""
+        if not self.buffering.is_on:
+            return False
+        for consumer in islice(self._ready, _CONSUMERS_COMPARED):
+            if consumer.window * _ROOM_DIVISOR >= consumer.ready_count:
+                return False
+        return True
 
     # ------------------------------------------------------------------ delivery
 

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import islice
 from operator import attrgetter
+from typing import Final
 
 from ...protocol.commands import FINISH_LINE_BYTES, finish_line_ids
 from .batch import Batch
@@ -21,9 +22,9 @@ from .record_metadata import Reason
 from .version import Version
 from .withdrawn import Withdrawn
 
-OLDEST_SEARCH_LIMIT = 1000
+OLDEST_SEARCH_LIMIT: Final = 1000
 """Deliveries, or messages at the head of a queue, examined to find the oldest; bounds the cost."""
-_ID_BYTES = 16
+_ID_BYTES: Final = 16
 
 
 class Delivery:
@@ -118,9 +119,9 @@ class Delivery:
         return Withdrawn(sequence, self.attempts, reason, self.held)
 
 
-_LEFT = attrgetter("left")
-_BEGINS_AT = attrgetter("begins_at")
-_LINES = attrgetter("lines")
+_LEFT: Final = attrgetter("left")
+_BEGINS_AT: Final = attrgetter("begins_at")
+_LINES: Final = attrgetter("lines")
 
 
 class InFlight:
@@ -175,6 +176,27 @@ class InFlight:
         self._by_id.clear()
 
     # ------------------------------------------------------------------ answers
+
+    def expected_answers(self, data: bytes | bytearray, start: int) -> int:
+        """Return the end of the FIN lines in `data` from `start` on that answer the oldest runs in order."""
+        for run in self._runs:
+            text, left_bytes = run.lines, run.left * FINISH_LINE_BYTES
+            next_at = len(text) - left_bytes
+            # The next line first: other lines cost no copy of the run.
+            if not data.startswith(text[next_at : next_at + FINISH_LINE_BYTES], start):
+                break
+            whole_bytes = len(data) - start
+            if whole_bytes >= left_bytes and data.startswith(text[next_at:], start):
+                start += left_bytes
+                continue
+            # Part of the run: up to the end of the data, or to the first other command.
+            whole_bytes = min(whole_bytes - whole_bytes % FINISH_LINE_BYTES, left_bytes)
+            begins = data[start : start + whole_bytes : FINISH_LINE_BYTES]
+            whole_bytes -= len(begins.lstrip(b"F")) * FINISH_LINE_BYTES
+            if data.startswith(text[next_at : next_at + whole_bytes], start):
+                start += whole_bytes
+            break
+        return start
 
     def finish(self, lines: bytes, finished: Counter[Delivery] | None = None) -> list[bytes]:
         """Remove the messages of these FIN lines. Returns the ids that are not in flight, in order.

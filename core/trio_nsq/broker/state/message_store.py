@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...log import Log, LogReadError, ReadWouldWaitError, RecordBatch
 from ...log.interface import sequence_at
@@ -15,12 +15,12 @@ from ...log.records import split_batch
 from .batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches
 from .cache import BatchCache
 
-REDELIVERY_READ_BYTES = 16 * 1024
+REDELIVERY_READ_BYTES = 16 * 1024  # not Final: tests set it
 """Read size for requeued messages. They tend to be neighbours, but may be scattered, so it is small."""
-_READ_AGAIN_BYTES = 1024 * 1024
-BATCHES_KEPT = 16
+_READ_AGAIN_BYTES: Final = 1024 * 1024
+BATCHES_KEPT = 16  # not Final: tests set it
 """A merged batch is at most 1/16 of the cache, because a batch is evicted as a whole."""
-READ_BATCHES = 64
+READ_BATCHES = 64  # not Final: tests set it
 """Number of cached batches read from disk that are found by any of their messages, not only the first."""
 
 
@@ -102,6 +102,13 @@ class MessageStore:
         self._cache.put(self.name, batch)
         self._recent.append((batch.base_sequence, batch.next_sequence))
         self._record_recent(len(batch))
+
+    def remember_deferred(self, batch: Batch) -> None:
+        """Cache a deferred batch that was just published, until the cache needs the room."""
+        if len(batch) > 1:
+            self.remember_read([batch])
+        else:  # found by its only sequence
+            self._cache.put(self.name, batch)
 
     def extend_newest(self, record: RecordBatch) -> bool:
         """Add a record to the newest batch unless it was delivered. Larger batches make larger deliveries."""

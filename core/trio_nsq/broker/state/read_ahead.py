@@ -3,13 +3,14 @@
 from collections import deque
 from itertools import islice
 from pathlib import Path
+from typing import Final
 
 from ...log import ReadWouldWaitError
 from .batch import Batch
 from .channel_messages import ChannelMessages
 from .message_store import Found, MessageStore, Wanted
 
-_READ_AT_ONCE = 64
+_READ_AT_ONCE: Final = 64
 """Maximum number of requeued messages per read."""
 
 

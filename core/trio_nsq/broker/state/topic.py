@@ -13,7 +13,7 @@ The end of the topic is the end of the last records passed to `accept`.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...log import Log, RecordBatch
 from ...log.records import RecordHeader
@@ -34,7 +34,10 @@ from .undistributed import UndistributedMessages, distribute_to
 from .version import Version
 from .waiting_messages import Waiting
 
-_NS_PER_MS = 1_000_000
+_NS_PER_MS: Final = 1_000_000
+_SOON_NS: Final = 10_000_000_000
+"""Messages deferred for at most this long stay in memory while there is room: reading one costs more than the rest of
+its delivery. Later ones would take room from others."""
 
 
 class StateError(ValueError):
@@ -57,6 +60,8 @@ class Topic:
         held_back: Why publishes are refused until the state is saved; empty: they are allowed.
         may_refuse: The topic can refuse publishes: it rejects when full, or is held back.
         producers: The last batch of each idempotent producer.
+        carry_again_ns: When `Retention` may carry messages forward again, Unix nanoseconds, after this failed or freed
+            too little; None: at once.
         has_distributed_deferred: Channels got deferred messages. The code that schedules their delivery clears it.
     """
 
@@ -88,6 +93,7 @@ class Topic:
         self.paused = False
         self.message_count = 0
         self.has_distributed_deferred = False
+        self.carry_again_ns: int | None = None
         self.producers = Producers(self.version)
         self.dead_letters = DeadLetterLedger(self.version)
 
@@ -171,6 +177,8 @@ class Topic:
                 held = batch if self.ephemeral else None
                 sequences = range(batch.base_sequence, batch.next_sequence)
                 self._undistributed.defer(Waiting(sequences, batch.due_ns, batch.channel, held))
+                if batch.due_ns - batch.timestamp_ns(0) <= _SOON_NS:
+                    self.store.remember_deferred(batch)
             else:
                 self.store.remember(batch)
 

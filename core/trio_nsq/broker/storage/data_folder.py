@@ -1,8 +1,10 @@
 """The data folder: its lock, its topics, and their saved state.
 
-broker.json                     {"crc32": C, "format": 1, "next_id": N}: message ids below N may have been used
+broker.json                     {"crc32": C, "format": F, "next_id": N}: message ids below N may have been used; the
+                                format is 2 while there may be a write-ahead log, which older versions would ignore
 broker.json.copy                a copy, used if broker.json is damaged
 spare-room                      see `SpareRoom`
+write-ahead.N                   what the topics' segments may lack after a power cut, see `WriteAhead`
 topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
     state.json                  `Checkpoint`: pause flags, channels, unfinished messages; starts with a "crc32"
     state.json.previous         the previous state, used if state.json is damaged
@@ -26,12 +28,14 @@ import time
 from collections.abc import Iterator
 from errno import EBADMSG, EFBIG, EIO, ENOSPC, EUCLEAN
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ...checksum import crc32
 from ...folder_locks import lock_holder
 from ...log import Files, LogReadError, OpenFiles, is_disk_full, reasonable_limit
 from ...log.files import NO_FILE, temporary_of
+from ...log.write_ahead import write_ahead_files
 from ...protocol import is_valid_name
 from ..errors import StartupError
 from ..state.broker import COUNTER_BITS
@@ -41,6 +45,7 @@ from .spare_room import SpareRoom
 logger = logging.getLogger("trio_nsq.broker")
 
 FORMAT = 1
+FORMAT_WITH_WRITE_AHEAD = 2
 SUFFIX = ".topic"
 STATE_FILE = "state.json"
 PREVIOUS_STATE_FILE = "state.json.previous"
@@ -100,8 +105,11 @@ class DataFolder:
             if path.exists() and not path.is_dir():
                 raise StartupError(f"--data-path: {path} is not a folder") from exc
             raise StartupError(f"--data-path: cannot use {path}: {exc.strerror}") from exc
+        self._saving_ids = Lock()
+        self._reserved_below = 0
         try:
             self._lock()
+            self._has_write_ahead = bool(write_ahead_files(path, self.files.names(path)))
         except BaseException:
             os.close(self._lock_fd)
             raise
@@ -168,10 +176,31 @@ class DataFolder:
         return 0
 
     def reserve_ids(self, below: int) -> None:
-        """Save that ids below this may be used. Raises OSError."""
-        content = encode_checked(json.dumps({"format": FORMAT, "next_id": below}).encode())
+        """Save that ids below this may be used. Thread-safe. Raises OSError."""
+        with self._saving_ids:
+            self._save_ids(below, has_write_ahead=self._has_write_ahead)
+
+    def begin_write_ahead(self) -> None:
+        """Save that there may be a write-ahead log. Thread-safe. Raises OSError."""
+        with self._saving_ids:
+            if not self._has_write_ahead:
+                if not self._reserved_below:  # the disk was full at the start
+                    raise OSError(ENOSPC, os.strerror(ENOSPC))
+                self._save_ids(self._reserved_below, has_write_ahead=True)
+
+    def end_write_ahead(self) -> None:
+        """Save that there is no write-ahead log, if there is none. Not while one may begin. Raises OSError."""
+        with self._saving_ids:
+            if self._has_write_ahead and not write_ahead_files(self.path, self.files.names(self.path)):
+                self._save_ids(self._reserved_below, has_write_ahead=False)
+
+    def _save_ids(self, below: int, *, has_write_ahead: bool) -> None:
+        format_now = FORMAT_WITH_WRITE_AHEAD if has_write_ahead else FORMAT
+        content = encode_checked(json.dumps({"format": format_now, "next_id": below}).encode())
         for name in (BROKER_FILE, BROKER_COPY_FILE):
             self.spare_room.replace(self.path / name, content + b"\n")
+        self._reserved_below = below
+        self._has_write_ahead = has_write_ahead
 
     # ------------------------------------------------------------------ topics
 
@@ -382,6 +411,6 @@ def decode_ids(content: bytes) -> int:
     """Decode the output of `DataFolder.reserve_ids`. Raises ValueError."""
     state = decode_checked(content)
     next_id = state.get("next_id")
-    if state.get("format") != FORMAT or not isinstance(next_id, int):
+    if state.get("format") not in (FORMAT, FORMAT_WITH_WRITE_AHEAD) or not isinstance(next_id, int):
         raise ValueError("it is from another version of this program, or not one of its files")
     return next_id

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 import trio
 
@@ -136,8 +135,6 @@ class RetentionManager:
         self._roll = roll
         self._is_short = is_short
         self._threads = trio.CapacityLimiter(_THREADS)
-        # When to retry carrying messages forward, for topics for which it failed or freed too little.
-        self._retry_ns: WeakKeyDictionary[Topic, int] = WeakKeyDictionary()
 
     def schedule_loaded(self, topic: Topic) -> None:
         """Schedule the first check of a topic that was loaded. Does not read the log."""
@@ -204,15 +201,15 @@ class RetentionManager:
             return None
         kept = kept_from(log.files, settings, now_ns)
         needed = min(checkpoint.first_needed, kept)
-        if now_ns >= self._retry_ns.get(topic, now_ns):
-            self._retry_ns.pop(topic, None)
+        if topic.carry_again_ns is not None and now_ns >= topic.carry_again_ns:
+            topic.carry_again_ns = None
         if log.has_carried_forward and checkpoint.first_needed >= log.first_sequence:
             log.carry_forward([], 0)  # all carried-forward messages are finished
         elif needed < min(checkpoint.all_needed, kept):
             carried = self._carry_forward(topic, checkpoint, min(checkpoint.all_needed, kept), now_ns)
             needed = max(needed, carried)
         log.discard_before(needed)
-        times = next_check_ns(log.files, settings, now_ns), self._retry_ns.get(topic)
+        times = next_check_ns(log.files, settings, now_ns), topic.carry_again_ns
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
     def _carry_forward(self, topic: Topic, checkpoint: Checkpoint, all_needed: int, now_ns: int) -> int:
@@ -224,7 +221,7 @@ class RetentionManager:
         log = topic.log
         files = [file for file in log.files[:-1] if file.next_sequence <= all_needed]
         pinned_bytes = sum(file.size for file in files)
-        if pinned_bytes < PINNED_BYTES or topic in self._retry_ns:
+        if pinned_bytes < PINNED_BYTES or topic.carry_again_ns is not None:
             return 0
         limit = files[-1].next_sequence
         sequences = checkpoint.unfinished_before(limit)
@@ -239,7 +236,7 @@ class RetentionManager:
             logger.error("%s", exc)
             carried = False
         if not carried:
-            self._retry_ns[topic] = now_ns + RETRY_NS
+            topic.carry_again_ns = now_ns + RETRY_NS
             return 0
         logger.info(
             "TOPIC(%s): %s carried forward, to free %d bytes of log",

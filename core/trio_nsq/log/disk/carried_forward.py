@@ -17,7 +17,6 @@ message is in a segment, here, or temporarily in both.
 """
 
 import logging
-import weakref
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +29,7 @@ from typing import NamedTuple
 from ...checksum import crc32
 from ...protocol import pack_messages
 from ..errors import LogReadError, LogWriteError
-from ..files import Files, LogFile, OpenFiles
+from ..files import Files, LogFile, OpenFiles, OwnedFile
 from ..records import HEADER_BYTES, RecordBatch, decode_header, decode_payload, encode_header, find_headers
 from ..segment.format import INCARNATION_BYTES
 from ..segment.index import big_endian, native
@@ -76,7 +75,7 @@ class CarriedForwardSegment:
         self.size = index.size
         self._file = file
         self._files = files
-        self._release = weakref.finalize(self, file.close)  # not during a read in another thread
+        self._release = OwnedFile(file)  # not during a read in another thread
         self._seed = index.seed
         self._offsets = index.offsets
         self._reported: set[int] = set()

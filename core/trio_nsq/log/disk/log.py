@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from ..errors import LogReadError, LogWriteError
 from ..files import Files, OpenFiles, reasonable_limit
 from ..interface import READ_BYTES, READ_SOON_BYTES, LogFileFacts, check_order
-from ..records import RawRecord, RecordBatch, RecordHeader
+from ..records import RawRecord, RecordBatch, RecordHeader, UnsyncedPart
 from ..segment.identity import FILE_NAME as IDENTITY
 from ..segment.identity import Identity
 from ..segment.reader import Segment
@@ -19,8 +19,8 @@ from ..segment.writer import SegmentWriter
 from .carried_forward import CarriedForwardSegment, records_to_carry
 from .opening import DEFAULT_SEGMENT_BYTES, OpenedFolder
 
-_MAX_HINTS = 1024
-_BASE = attrgetter("base_sequence")
+_MAX_HINTS: Final = 1024
+_BASE: Final = attrgetter("base_sequence")
 
 _Record = TypeVar("_Record", RecordBatch, RawRecord)
 
@@ -174,8 +174,25 @@ class DiskLog:
             # An empty last segment of format 1 has the same base sequence: the new one replaces it.
             base_sequence = writer.segment.base_sequence
             before = (each for each in self._segments if each.base_sequence < base_sequence)
-            self._segments = (*before, writer.segment)
-        self._writer = writer
+            self._replace_segments((*before, writer.segment))
+        self._replace_writer(writer)
+
+    def _replace_writer(self, writer: SegmentWriter) -> SegmentWriter | None:
+        """Set `_writer`; returns the old one, as `_replace_carried_forward`."""
+        old, self._writer = self._writer, writer
+        return old
+
+    def _replace_segments(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        """Set `_segments`; returns the old ones, as `_replace_carried_forward`."""
+        old, self._segments = self._segments, segments
+        return old
+
+    def unlogged(self) -> UnsyncedPart | None:
+        return self._writer.unlogged() if self._writer is not None else None
+
+    def mark_logged(self) -> None:
+        if self._writer is not None:
+            self._writer.mark_logged()
 
     def sync(self) -> None:
         if self._writer is not None:
@@ -273,13 +290,22 @@ class DiskLog:
         if records:
             assert self._identity is not None  # there are messages
             incarnation = self._identity.incarnation
-            self._carried_forward = CarriedForwardSegment.replace(
-                self._open_files, self.folder, incarnation, records, old
+            self._replace_carried_forward(
+                CarriedForwardSegment.replace(self._open_files, self.folder, incarnation, records, old)
             )
         elif old is not None:
             old.remove()
-            self._carried_forward = None
+            self._replace_carried_forward(None)
         return True
+
+    def _replace_carried_forward(self, new: CarriedForwardSegment | None) -> CarriedForwardSegment | None:
+        """Set `_carried_forward`, and return the old one, so that the caller drops the last reference to it.
+
+        Compiled code drops the old value of an attribute before it sets the new one. The end of a segment closes its
+        file, and meanwhile other threads run: they would read an attribute whose object is being deleted.
+        """
+        old, self._carried_forward = self._carried_forward, new
+        return old
 
     def _record_holding(self, sequence: int) -> RecordBatch | None:
         """Return the record with this message; None if it is damaged. Raises LogReadError."""
@@ -294,7 +320,7 @@ class DiskLog:
             discarded = self._segments[0]
             discarded.remove()
             with self._replacing:
-                self._segments = self._segments[1:]
+                self._replace_segments(self._segments[1:])
             discarded.close()  # takes effect after the reads in progress
 
     def close(self) -> None:

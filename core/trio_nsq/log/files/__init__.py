@@ -3,7 +3,16 @@ blocks.
 """
 
 from .file_system import NO_FILE, Files, temporary_of
-from .open_files import LogFile, OpenFiles, reasonable_limit
+from .open_files import LogFile, OpenFiles, OwnedFile, reasonable_limit
 from .tolerant_reader import TolerantReader
 
-__all__ = ["NO_FILE", "Files", "LogFile", "OpenFiles", "TolerantReader", "reasonable_limit", "temporary_of"]
+__all__ = [
+    "NO_FILE",
+    "Files",
+    "LogFile",
+    "OpenFiles",
+    "OwnedFile",
+    "TolerantReader",
+    "reasonable_limit",
+    "temporary_of",
+]

@@ -1,7 +1,6 @@
 """Reading a segment: finds records by sequence, and skips and reports damage."""
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TypeVar
 
 from ...checksum import crc32
 from ..errors import LogReadError, LogWriteError, ReadWouldWaitError
-from ..files import Files, LogFile, OpenFiles, TolerantReader
+from ..files import Files, LogFile, OpenFiles, OwnedFile, TolerantReader
 from ..files.tolerant_reader import Window
 from ..records import (
     HEADER_BYTES,
@@ -106,9 +105,7 @@ class Segment:
         self._files = files
         self._reader = TolerantReader(files, file)
         self._index_lock = Lock()
-        # Closes a segment without an explicit close when it is garbage collected. That may be late, because an error's
-        # traceback keeps its frames alive.
-        self._release = weakref.finalize(self, file.close)
+        self._release = OwnedFile(file)  # closes a segment without an explicit close
 
     @classmethod
     def open(cls, open_files: OpenFiles, path: Path, identity: Identity) -> "Segment | None":

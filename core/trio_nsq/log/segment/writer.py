@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from errno import EIO
 from pathlib import Path
 from threading import Lock
+from typing import Final
 
 from ..errors import LogWriteError
 from ..files import Files, LogFile, OpenFiles
-from ..records import RecordBatch, encode_header
+from ..records import RecordBatch, UnsyncedPart, encode_header
 from .format import FILE_HEADER_BYTES, decode_file_header, encode_file_header, segment_path
 from .reader import Segment
 
 logger = logging.getLogger("trio_nsq.log")
 
-_REWRITE_BYTES = 1024 * 1024
+_REWRITE_BYTES: Final = 1024 * 1024
 
 
 class SegmentWriter:
@@ -42,8 +43,12 @@ class SegmentWriter:
         self._files = files
         self._file = segment.file
         self._seed = segment.seed
-        # Uncommitted writes: the batches of each, and the offset of its end.
-        self._uncommitted: deque[tuple[Sequence[RecordBatch], int]] = deque()
+        # Uncommitted writes: the batches of each, the offset of its end, and its bytes.
+        self._uncommitted: deque[tuple[Sequence[RecordBatch], int, Sequence[bytes]]] = deque()
+        self._logged_to = 0  # the end of the last part that a write-ahead log has
+        self._cuts = self._synced_cuts = (
+            0  # how often the file was cut, and how often before its last good sync
+        )
         self._synced_to = synced_to
         self._sync_failed = False
         self._sync_lock = Lock()
@@ -103,14 +108,35 @@ class SegmentWriter:
             if isinstance(exc, OSError):
                 raise LogWriteError(self.segment.path, exc) from exc
             raise
-        self._uncommitted.append((batches, self.written_size))
+        self._uncommitted.append((batches, self.written_size, parts))
+
+    def unlogged(self) -> UnsyncedPart | None:
+        """As `Log.unlogged`.
+
+        After a cut, the segment needs a sync of its own: until then the disk may have intact records in the place of
+        the next ones, and replay could not tell which are the newer.
+        """
+        header = self.segment.header
+        if self._cuts != self._synced_cuts or header.incarnation is None:
+            return None
+        start = max(self.segment.size, self._logged_to)
+        data: list[bytes] = []
+        for _, end, parts in self._uncommitted:
+            if end > start:
+                data += parts
+        end = self.written_size
+        return UnsyncedPart(header.incarnation, header.base_sequence, start, end - start, data)
+
+    def mark_logged(self) -> None:
+        """As `Log.mark_logged`."""
+        self._logged_to = self.written_size
 
     def commit(self, sequence: int) -> None:
         """Make writes below a sequence visible to readers, as `Log.commit`."""
         segment = self.segment
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0][0][-1].next_sequence <= sequence:
-            batches, end = uncommitted.popleft()
+            batches, end, _ = uncommitted.popleft()
             start = at = segment.size
             for batch in batches:
                 segment.index.add(batch.base_sequence, at)
@@ -128,6 +154,7 @@ class SegmentWriter:
         self._uncommitted.clear()
         self.written_size = self.segment.size
         self._synced_to = min(self._synced_to, self.segment.size)
+        self._logged_to = min(self._logged_to, self.segment.size)
         self._try_cut()
 
     def _try_cut(self) -> None:
@@ -140,6 +167,7 @@ class SegmentWriter:
     def cut(self) -> None:
         """Truncate the file to `written_size`. Raises LogWriteError."""
         self._torn = True
+        self._cuts += 1
         try:
             with self._file as fd:
                 self._files.truncate(fd, self.written_size)
@@ -149,11 +177,12 @@ class SegmentWriter:
 
     def sync(self) -> None:
         """Return when all writes before the call are on stable storage. Raises LogWriteError."""
-        size = self.written_size
+        size, cuts = self.written_size, self._cuts
         try:
             self._sync()
         except OSError as exc:
             raise LogWriteError(self.segment.path, exc) from exc
+        self._synced_cuts = cuts
         self._synced_to = max(self._synced_to, size)
         with self._size_lock:
             if self._synced_to == self.written_size and not self._torn:

@@ -1,0 +1,7 @@
+"""The write-ahead log of a node: unsynced parts of many topics' segments in one file, so that one sync serves all."""
+
+from .file import WriteAheadFile, write_ahead_files
+from .overlay import replayed_files
+from .replay import Replay
+
+__all__ = ["Replay", "WriteAheadFile", "replayed_files", "write_ahead_files"]

@@ -1,0 +1,115 @@
+"""Writing a write-ahead file."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..errors import LogWriteError
+from ..files import Files
+from ..records import UnsyncedPart
+from .format import encode_entry_header, encode_file_header
+
+_NAME = re.compile(r"write-ahead\.([0-9]+)\Z")
+
+
+def write_ahead_files(folder: Path, names: Iterable[str]) -> list[tuple[int, Path]]:
+    """Return the number and the path of each write-ahead file among these names, the oldest first."""
+    found = [(int(match[1]), folder / name) for name in names if (match := _NAME.match(name))]
+    return sorted(found)
+
+
+class WriteAheadFile:
+    """A write-ahead file. One thread may append while another syncs.
+
+    After an error, nothing may be appended: `discard_unsynced`, and use another file.
+
+    Attributes:
+        path: Its path.
+        size: Bytes that are written.
+        synced_size: Bytes that are on stable storage.
+        error: Why an append or a sync failed.
+    """
+
+    def __init__(self, files: Files, path: Path, fd: int, seed: int, size: int) -> None:
+        self.path = path
+        self.size = self.synced_size = size
+        self.error: LogWriteError | None = None
+        self._files = files
+        self._fd = fd
+        self._seed = seed
+
+    @classmethod
+    def create(cls, files: Files, folder: Path, number: int) -> "WriteAheadFile":
+        """Create an empty file, durably. Raises LogWriteError."""
+        path = folder / f"write-ahead.{number}"
+        header, seed = encode_file_header()
+        try:
+            fd = files.create(path)
+            try:
+                files.write(fd, 0, [header])
+                files.sync(fd)
+                files.sync_folder(folder)
+            except BaseException:
+                files.close(fd)
+                try:
+                    files.unlink(path)
+                except OSError:
+                    pass  # it holds no entry: the next start removes it
+                raise
+        except OSError as exc:
+            raise LogWriteError(path, exc) from exc
+        return cls(files, path, fd, seed, len(header))
+
+    def append(self, parts: Sequence[tuple[bytes, UnsyncedPart]]) -> None:
+        """Append parts of segments, each with its topic's name. Raises LogWriteError."""
+        pieces: list[bytes] = []
+        size = self.size
+        for name, part in parts:
+            header = encode_entry_header(name, part, self.synced_size, self._seed)
+            pieces.append(header)
+            pieces += part.data
+            size += len(header) + part.size
+        try:
+            self._files.write(self._fd, self.size, pieces)
+        except OSError as exc:
+            self.error = LogWriteError(self.path, exc)
+            raise self.error from exc
+        self.size = size
+
+    def sync(self) -> None:
+        """Return when all appends before the call are on stable storage.
+
+        Raises:
+            LogWriteError: They are not, or an earlier sync or append failed.
+        """
+        if self.error is not None:
+            raise self.error
+        size = self.size
+        try:
+            self._files.sync(self._fd)
+        except OSError as exc:
+            self.error = LogWriteError(self.path, exc)
+            raise self.error from exc
+        self.synced_size = size
+
+    def discard_unsynced(self) -> None:
+        """After an error: durably cut off what is not synced, so that it is not replayed. Raises LogWriteError."""
+        try:
+            self._files.truncate(self._fd, self.synced_size)
+            self._files.sync(self._fd)
+        except OSError as exc:
+            raise LogWriteError(self.path, exc) from exc
+
+    def remove(self) -> None:
+        """Delete the file. Raises LogWriteError."""
+        try:
+            self._files.unlink(self.path)
+        except OSError as exc:
+            raise LogWriteError(self.path, exc) from exc
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, which stays."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._files.close(fd)

@@ -1,0 +1,134 @@
+"""Tests for the files of a release, and for installing the source distribution without a C compiler."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+from shutil import copy, copytree, ignore_patterns
+
+import pytest
+
+from trio_nsq import __version__
+from trio_nsq.protocol.bulk import COMPILED
+
+pytestmark = pytest.mark.slow
+
+PROJECT = Path(__file__).parents[2]
+FILES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "requirements-dev.txt")
+FOLDERS = ("core", "cli", "man", "completions", "tools", "examples")
+NO_COMPILER = {"CC": "/nonexistent/cc"}
+TIMEOUT_S = 240
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is built, in which one module is compiled: all of them take minutes."""
+    tree = tmp_path_factory.mktemp("tree")
+    for name in FILES:
+        copy(PROJECT / name, tree)
+    for name in FOLDERS:
+        copytree(PROJECT / name, tree / name, ignore=ignore_patterns("*.so", "__pycache__", ".mypy_cache"))
+    hook = tree / "hatch_build.py"
+    one = '\nMODULES = ("trio_nsq.protocol.bulk",)\n'
+    text, replaced = re.subn(r"\nMODULES = \(.*?\n\)\n", one, hook.read_text(), flags=re.DOTALL)
+    assert replaced == 1
+    hook.write_text(text)
+    return tree
+
+
+def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command outside the checkout. Skip the test if the package index cannot be reached, except in CI."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("CC", "TRIO_NSQ_COMPILE")}
+    done = subprocess.run(
+        command,
+        cwd=tempfile.gettempdir(),
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    unreached = re.search(r".*(Failed to fetch|NewConnectionError).*", done.stdout + done.stderr)
+    if done.returncode and unreached and os.environ.get("CI") != "true":
+        pytest.skip(f"the package index cannot be reached: {unreached[0].strip()}")
+    return done
+
+
+def wheels(tree: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `make wheels` in a copy of the project."""
+    return run(sys.executable, tree / "tools" / "wheels.py", *arguments, **environment)
+
+
+def version(form: str) -> str:
+    """Return what `qcli --version` says in a form."""
+    return f"qcli {__version__} (Python {platform.python_version()}, {form})"
+
+
+def test_files_of_a_release(tree: Path, tmp_path: Path) -> None:
+    if not COMPILED and os.environ.get("CI") != "true":
+        pytest.skip("the installed package is not compiled: there may be no C compiler")
+    done = wheels(tree, "--python", sys.executable, "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    source = tmp_path / f"trio_nsq-{__version__}.tar.gz"
+    (wheel,) = tmp_path.glob("*.whl")
+    assert set(tmp_path.iterdir()) == {source, wheel}
+    assert done.stdout.splitlines() == [
+        f"{wheel}: {version('compiled')}",
+        f"{source}: {version('not compiled')}",
+    ]
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    name = rf"trio_nsq-{re.escape(__version__)}-{python}-{python}-(many|musl)linux\S+\.whl"
+    assert re.fullmatch(name, wheel.name)
+
+
+def test_wheel_that_cannot_be_compiled_is_not_made(tree: Path, tmp_path: Path) -> None:
+    done = wheels(tree, "--python", sys.executable, "--out", tmp_path, **NO_COMPILER)
+    assert done.returncode == 1
+    assert "trio-nsq cannot be compiled: there is no C compiler /nonexistent/cc" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interpreter_that_does_not_exist(tree: Path, tmp_path: Path) -> None:
+    done = wheels(tree, "--python", "/nonexistent/python", "--out", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("wheels: ")
+    assert "/nonexistent/python" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("isolation", [True, False], ids=["isolated", "not isolated"])
+def test_source_distribution_installs_without_a_compiler(isolation: bool, tree: Path, tmp_path: Path) -> None:
+    """It runs as Python, and says so; mypy is not downloaded."""
+    program = "import sys, os, hatchling.build as it; os.chdir(sys.argv[1]); it.build_sdist(sys.argv[2])"
+    made = run(sys.executable, "-c", program, tree, tmp_path)
+    assert made.returncode == 0, made.stderr
+    (source,) = tmp_path.iterdir()
+
+    environment = tmp_path / "environment"
+    venv.create(environment)
+    python = environment / "bin" / "python"
+    # hatchling and the dependencies come from the environment of the tests, but not its editable installation.
+    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+    Path(packages, "tools.pth").write_text(sysconfig.get_path("purelib"))
+    install: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--verbose",
+        "--no-deps",
+    ]
+    how = [] if isolation else ["--no-build-isolation"]
+    done = run(*install, *how, source, **NO_COMPILER)
+    assert done.returncode == 0, done.stdout + done.stderr
+    collected = set(re.findall(r"Collecting ([\w-]+)", done.stdout + done.stderr))
+    assert ("hatchling" in collected) == isolation
+    assert not {"mypy", "setuptools"} & collected
+    said = run(environment / "bin" / "qcli", "--version")
+    assert (said.stdout, said.stderr) == (f"{version('not compiled')}\n", "")

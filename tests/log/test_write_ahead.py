@@ -1,0 +1,300 @@
+"""Tests for write-ahead files and their replay, without a broker."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from log.support import FIRST, HastyFiles, SimulatedDisk, batch, contents, segment_files
+from trio_nsq.log import DiskLog, Files, LogWriteError, RecordBatch
+from trio_nsq.log.write_ahead import Replay, WriteAheadFile
+
+
+class Ahead:
+    """Topics whose logs are not synced, and their write-ahead files.
+
+    Attributes:
+        folder: The data folder.
+        written: What each topic's log must have.
+    """
+
+    def __init__(self, tmp_path: Path, files: Files | None = None, segment_bytes: int = 10**6) -> None:
+        self.folder = tmp_path
+        self.files = files or HastyFiles()
+        self.logs: dict[str, DiskLog] = {}
+        self.written: dict[str, list[RecordBatch]] = {}
+        self._segment_bytes = segment_bytes
+        self.file = WriteAheadFile.create(self.files, tmp_path, 1)
+
+    def folder_of(self, topic: str) -> Path:
+        return self.folder / f"{topic}.topic"
+
+    def write(self, *topics: str, sync: bool = True) -> None:
+        """Write a message to each topic, and log them ahead with one sync."""
+        parts = []
+        for topic in topics:
+            log = self.logs.get(topic)
+            if log is None:
+                log = self.logs[topic] = self.open(topic)
+                log.begin_file()
+            one = batch(log.written_sequence, b"%d of %s" % (log.written_sequence, topic.encode()))
+            if log.begins_file(one.record_bytes):
+                log.begin_file()
+            log.write([one])
+            part = log.unlogged()
+            assert part is not None
+            parts.append((topic.encode(), part))
+            self.written.setdefault(topic, []).append(one)
+        self.file.append(parts)
+        for topic in topics:
+            self.logs[topic].mark_logged()
+        if sync:
+            self.file.sync()
+            for topic in topics:
+                self.logs[topic].commit(self.logs[topic].written_sequence)
+
+    def next_file(self) -> None:
+        """Continue with another write-ahead file."""
+        number = int(self.file.path.suffix[1:])
+        self.file = WriteAheadFile.create(self.files, self.folder, number + 1)
+
+    def open(self, topic: str) -> DiskLog:
+        return DiskLog(self.folder_of(topic), files=self.files, segment_bytes=self._segment_bytes)
+
+    def last_segment(self, topic: str) -> Path:
+        return segment_files(self.folder_of(topic))[-1]
+
+    def cut_segments(self, keep: int = 52) -> None:
+        """Lose what was not synced: keep only this many bytes of each topic's last segment."""
+        for topic in self.logs:
+            path = self.last_segment(topic)
+            path.write_bytes(path.read_bytes()[:keep])
+
+    def replayed(self, topic: str) -> Sequence[RecordBatch]:
+        """Replay, and return what the topic's log has."""
+        replay = Replay(self.files, self.folder)
+        replay.apply(topic, self.folder_of(topic))
+        log = self.open(topic)
+        found = contents(log)
+        log.close()
+        return found
+
+
+@pytest.fixture
+def ahead(tmp_path: Path) -> Ahead:
+    """Three topics with two messages each, in two write-ahead files."""
+    ahead = Ahead(tmp_path)
+    ahead.write("a", "b", "c")
+    ahead.next_file()
+    ahead.write("c", "a", "b")
+    return ahead
+
+
+@pytest.mark.parametrize("keep", [52, 53, 100, 130, 150])
+def test_lost_ends_of_segments_are_written_again(ahead: Ahead, keep: int) -> None:
+    ahead.cut_segments(keep)
+    for _ in range(2):
+        for topic in "abc":
+            assert ahead.replayed(topic) == ahead.written[topic]
+
+
+def test_lost_pages_in_the_middle_are_written_again(ahead: Ahead) -> None:
+    path = ahead.last_segment("a")
+    data = path.read_bytes()
+    path.write_bytes(data[:60] + bytes(40) + data[100:])
+    assert ahead.replayed("a") == ahead.written["a"]
+
+
+def test_nothing_is_written_if_the_segments_are_whole(ahead: Ahead) -> None:
+    before = ahead.last_segment("a").stat().st_mtime_ns
+    assert ahead.replayed("a") == ahead.written["a"]
+    assert ahead.last_segment("a").stat().st_mtime_ns == before
+
+
+def test_numbers_order_the_files(tmp_path: Path) -> None:
+    ahead = Ahead(tmp_path)
+    for _ in range(11):  # 10 sorts after 9
+        ahead.write("a", "b")
+        ahead.next_file()
+    ahead.cut_segments()
+    assert ahead.replayed("a") == ahead.written["a"]
+    assert Replay(ahead.files, tmp_path).next_number == 13
+
+
+def test_deleted_and_recreated_topic_gets_nothing(ahead: Ahead) -> None:
+    for path in ahead.folder_of("a").iterdir():
+        path.unlink()
+    log = ahead.open("a")
+    log.begin_file()
+    log.close()
+    assert ahead.replayed("a") == []
+
+
+def test_deleted_segment_stays_deleted(ahead: Ahead) -> None:
+    ahead.last_segment("a").unlink()
+    assert ahead.replayed("a") == []
+    assert not segment_files(ahead.folder_of("a"))
+
+
+def test_backup_that_lacks_earlier_messages_gets_no_gap(tmp_path: Path) -> None:
+    ahead = Ahead(tmp_path)
+    ahead.write("a", "b")
+    ahead.file.path.unlink()
+    ahead.next_file()
+    ahead.write("a", "b")
+    ahead.cut_segments()
+    assert ahead.replayed("a") == []
+    assert ahead.last_segment("a").stat().st_size == 52
+
+
+def test_refused_messages_do_not_replace_later_ones(tmp_path: Path) -> None:
+    ahead = Ahead(tmp_path)
+    ahead.write("a", "b")
+    ahead.write("a", "b", sync=False)  # their sync fails, and the write-ahead file cannot be cut
+    log = ahead.logs["a"]
+    log.take_back()
+    assert log.unlogged() is None, "after a cut, the log needs a sync of its own"
+    ahead.written["a"][-1] = later = batch(log.next_sequence, b"something else, and longer than before")
+    log.write([later])
+    log.sync()
+    log.commit(later.next_sequence)
+    assert ahead.replayed("a") == ahead.written["a"]
+    assert log.unlogged() is not None
+
+
+def test_write_that_was_cut_needs_a_sync_of_the_log(tmp_path: Path) -> None:
+    ahead = Ahead(tmp_path)
+    ahead.write("a", "b")
+    log = ahead.logs["a"]
+    log.write([batch(log.written_sequence, b"refused")])
+    log.take_back()
+    assert log.unlogged() is None
+    log.sync()
+    part = log.unlogged()
+    assert part is not None
+    assert part.size == 0
+
+
+def test_unfinished_write_is_ignored(ahead: Ahead) -> None:
+    size = ahead.file.synced_size
+    ahead.write("a", "b", sync=False)
+    path = ahead.file.path
+    data = path.read_bytes()
+    for end in range(size, len(data)):
+        path.write_bytes(data[:size] + bytes(end - size) + data[end:])
+        replay = Replay(ahead.files, ahead.folder)
+        assert not replay.damage
+
+
+def test_damaged_entry_is_reported_and_costs_nothing_else(tmp_path: Path) -> None:
+    ahead = Ahead(tmp_path)
+    at = ahead.file.size
+    ahead.write("a")
+    end = ahead.file.size
+    ahead.write("b")
+    ahead.write("a")
+    data = ahead.file.path.read_bytes()
+    chance = random.Random(1)
+    for position in range(at, end):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << chance.randrange(8)
+        ahead.file.path.write_bytes(damaged)
+        ahead.cut_segments()
+        found = ahead.replayed("a")
+        assert len(Replay(ahead.files, tmp_path).damage) == 1, position
+        assert found == ahead.written["a"][1:], position
+        assert ahead.replayed("b") == ahead.written["b"]
+
+
+def test_file_with_a_damaged_header_is_reported(ahead: Ahead) -> None:
+    data = bytearray(ahead.file.path.read_bytes())
+    data[20] ^= 1
+    ahead.file.path.write_bytes(data)
+    ((path, what),) = Replay(ahead.files, ahead.folder).damage
+    assert path == ahead.file.path
+    assert "damaged" in what
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32])
+def test_file_whose_creation_was_interrupted_is_removed(ahead: Ahead, size: int) -> None:
+    path = ahead.file.path
+    path.write_bytes(path.read_bytes()[:size])
+    replay = Replay(ahead.files, ahead.folder)
+    assert not replay.damage
+    replay.remove_files()
+    assert not list(ahead.folder.glob("write-ahead*"))
+
+
+def test_file_of_a_later_format_is_refused(ahead: Ahead) -> None:
+    data = bytearray(ahead.file.path.read_bytes())
+    data[11] = 2
+    ahead.file.path.write_bytes(data)
+    with pytest.raises(ValueError, match="format 2"):
+        Replay(ahead.files, ahead.folder)
+
+
+def test_message_with_the_bytes_of_an_entry_is_not_an_entry(tmp_path: Path) -> None:
+    ahead = Ahead(tmp_path)
+    ahead.write("victim", "b")
+    entry = ahead.file.path.read_bytes()[32:]
+    ahead.next_file()
+    log = ahead.logs["b"]
+    log.write([batch(log.written_sequence, entry)])
+    part = log.unlogged()
+    assert part is not None
+    ahead.file.append([(b"b", part)])
+    ahead.file.sync()
+    data = bytearray(ahead.file.path.read_bytes())
+    data[33] ^= 1  # so that replay searches for the next entry
+    ahead.file.path.write_bytes(data)
+    assert set(Replay(ahead.files, tmp_path).topics) == {"victim", "b"}
+    (tmp_path / "write-ahead.1").unlink()
+    assert Replay(ahead.files, tmp_path).topics == []
+
+
+def test_failed_sync_leaves_nothing_to_replay(tmp_path: Path) -> None:
+    disk = SimulatedDisk()
+    ahead = Ahead(tmp_path, disk)
+    ahead.write("a", "b")
+    ahead.write("a", "b", sync=False)
+    disk.sync_fails = True
+    with pytest.raises(LogWriteError):
+        ahead.file.sync()
+    disk.sync_fails = False
+    with pytest.raises(LogWriteError):  # the kernel would report success now
+        ahead.file.sync()
+    ahead.file.discard_unsynced()
+    ahead.cut_segments()
+    assert ahead.replayed("a") == ahead.written["a"][:1]
+
+
+@pytest.mark.parametrize("segment_bytes", [200, 10**6])
+def test_power_cuts_lose_nothing_synced(tmp_path: Path, segment_bytes: int) -> None:
+    disk = SimulatedDisk()
+    (tmp_path / "d").mkdir()
+    ahead = Ahead(tmp_path / "d", disk, segment_bytes)
+    chance = random.Random(3)
+    cuts = 0
+    for number in range(25):
+        ahead.write("a")
+        if number % 7 == 3:
+            ahead.logs["a"].sync()
+        if number % 9 == 5:
+            ahead.logs["a"].sync()
+            ahead.file.remove()
+            ahead.next_file()
+        for left in disk.power_cuts():
+            cuts += 1
+            folder = tmp_path / f"after{cuts}"
+            (folder / "a.topic").mkdir(parents=True)
+            for name, content in left.items():
+                to = folder if name.startswith("write-ahead") else folder / "a.topic"
+                (to / name).write_bytes(content)
+            for _ in range(chance.randint(1, 2)):
+                replay = Replay(HastyFiles(), folder)
+                replay.apply("a", folder / "a.topic")
+            log = DiskLog(folder / "a.topic", files=HastyFiles(), segment_bytes=segment_bytes)
+            assert contents(log) == ahead.written["a"], (number, cuts)
+            log.close()
+    assert FIRST in {path.name for path in ahead.folder_of("a").iterdir()}
