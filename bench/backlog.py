@@ -18,8 +18,8 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 from bench import record
-from bench.contenders import EVERY_OK, IN_MEMORY, NSQD, Contender, memory_mib
-from bench.loads import CHANNEL, TOPIC, fill, reading, unfinished
+from bench.contenders import EVERY_OK, IN_MEMORY, NSQD, Contender, cpu_s, memory_mib
+from bench.loads import CHANNEL, TOPIC, children_cpu_s, fill, reading, unfinished
 
 from interop.peers import Broker
 
@@ -54,6 +54,7 @@ class Result:
         memory_consumed: Memory after consuming for a while.
         stop_again_s: Like `stop_s`, after consuming.
         consumed: The number of consumed messages.
+        cpu_s: The processor time of the broker from its first start until clients can connect again.
     """
 
     broker: str
@@ -71,6 +72,7 @@ class Result:
     memory_consumed: float = 0
     stop_again_s: float = 0
     consumed: int = 0
+    cpu_s: float = 0
 
 
 def stop(broker: Broker) -> float:
@@ -113,10 +115,13 @@ def measure(
             result.messages = fill(broker, messages, body_bytes, BATCH)
             result.fill_s = time.perf_counter() - began_s
             result.memory_full = memory_mib(broker)
+            generators_s = children_cpu_s()
             result.stop_s = stop(broker)
+            result.cpu_s = children_cpu_s() - generators_s  # the kernel adds it when the process has ended
         began_s = time.perf_counter()
         with contender.start(data, *contender.flags) as broker:
             result.start_s = time.perf_counter() - began_s
+            result.cpu_s += cpu_s(broker)
             result.memory_started = memory_mib(broker)
             result.left = unfinished(broker)
             result.first_message_s = first_message(broker)

@@ -403,7 +403,7 @@ def measure(contender: Contender, broker: Broker, topic: str, options: argparse.
             is_fast = contender.is_ours or not contender.is_python
             count = fill(broker, options.fast if is_fast else options.slow, topic=topic)
         if contender.run is not None:
-            return _run(contender, Job(broker.tcp_address, topic, count, options.seconds))
+            return run_client(contender, Job(broker.tcp_address, topic, count, options.seconds))
         if contender.workload == CONSUME:
             # The generator does not end when the channel is empty: run it for half of the expected time.
             return reading(broker, count / 1_000_000, 1, topic=topic).finish()
@@ -412,7 +412,8 @@ def measure(contender: Contender, broker: Broker, topic: str, options: argparse.
         broker.http("POST", "/topic/delete", topic=topic)
 
 
-def _run(contender: Contender, job: Job) -> Rates:
+def run_client(contender: Contender, job: Job) -> Rates:
+    """Run a client in its own process. Raises RuntimeError."""
     command = [sys.executable, __file__, "--as", str(CONTENDERS.index(contender)), json.dumps(asdict(job))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=job.seconds + 60)
     if done.returncode or not done.stdout:

@@ -1,10 +1,11 @@
 """The compared brokers with their settings, and the memory and processor time of a broker's process."""
 
+import os
 import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,19 +40,25 @@ class Contender:
         return replace(self, flags=(*self.flags, *flags))
 
     @contextmanager
-    def running(self, data_path: Path) -> Iterator[Broker]:
+    def running(self, data_path: Path, prepare: Callable[[Broker], None] | None = None) -> Iterator[Broker]:
         """Run the broker on an empty folder below `data_path`.
 
         nsqd is killed at the end: on SIGTERM it would first write all its messages to disk.
+
+        Args:
+            data_path: The parent of the folder.
+            prepare: Is called with a first run of the broker on the folder; the second run is the measured one.
         """
-        with (
-            tempfile.TemporaryDirectory(prefix="bench-", dir=data_path) as folder,
-            self.start(Path(folder) / "data", *self.flags) as broker,
-        ):
-            yield broker
-            if self.is_nsqd:
-                broker.process.kill()
-                broker.process.wait()
+        with tempfile.TemporaryDirectory(prefix="bench-", dir=data_path) as folder:
+            data = Path(folder) / "data"
+            if prepare is not None:
+                with self.start(data, *self.flags) as broker:
+                    prepare(broker)
+            with self.start(data, *self.flags) as broker:
+                yield broker
+                if self.is_nsqd:
+                    broker.process.kill()
+                    broker.process.wait()
 
 
 NSQD = Contender("nsqd", nsqd)
@@ -72,10 +79,18 @@ def memory_mib(broker: Broker) -> float:
 
 
 def cpu_s(broker: Broker) -> float:
-    """Return the processor time of all threads of a broker, in seconds."""
+    """Return the processor time of a broker in seconds: all threads and child processes, also those that have ended."""
     return process_cpu_s(broker.process.pid)
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the processor time of all threads of a process, in seconds."""
-    return time.clock_gettime(~pid << 3 | _PROCESS_SCHEDULED)
+    """Return the processor time of a process in seconds: all threads and children, also those that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ended_s = (int(fields[13]) + int(fields[14])) / os.sysconf(
+        "SC_CLK_TCK"
+    )  # children that it has waited for
+    running_s = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # the thread or child has ended
+            running_s += sum(process_cpu_s(int(child)) for child in (task / "children").read_text().split())
+    return time.clock_gettime(~pid << 3 | _PROCESS_SCHEDULED) + ended_s + running_s

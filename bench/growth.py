@@ -6,6 +6,7 @@ README.md in this folder explains the curves.
 
 import argparse
 import math
+import statistics
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.par
 from bench import backlog, readers, record
 from bench.contenders import EVERY_OK, IN_MEMORY, INTERVAL, Contender, cpu_s, memory_mib
 from bench.loads import BATCH, CHANNEL, TOPIC, fill, goload, writing
+from bench.verdicts import MISSED, REACHED, TOO_NOISY, judge_limit, spread
 
 CONTENDERS = {
     "I": INTERVAL,
@@ -41,7 +43,7 @@ class Curve:
         sizes: The sizes, in ascending order.
         measure: Measures one broker at one size; returns figures.
         grow: Figures that must not grow faster than the size.
-        stay: Figures that must not fall below half of their first value.
+        stay: Figures that must not fall below half of their first value, or, of a cost, rise above twice of it.
     """
 
     name: str
@@ -68,8 +70,9 @@ class Turn:
 
 @dataclass
 class Point:
-    """The figures at one size."""
+    """The figures at one size in one round."""
 
+    round: int
     broker: str
     curve: str
     size: int
@@ -126,19 +129,25 @@ def queued(turn: Turn, size: int) -> dict[str, float]:
         data = Path(folder) / "data"
         with contender.start(data, *contender.flags) as broker:
             broker.create(TOPIC, CHANNEL)
-            fill(broker, turn.count(size), backlog.BODY_BYTES, backlog.BATCH)
+            before_s = cpu_s(broker)
+            filled = fill(broker, turn.count(size), backlog.BODY_BYTES, backlog.BATCH)
+            filling_us = 1e6 * (cpu_s(broker) - before_s) / filled
             memory = memory_mib(broker)
             stopped_s = backlog.stop(broker)
         began_s = time.perf_counter()
         with contender.start(data, *contender.flags) as broker:
             started_s = time.perf_counter() - began_s
             first_s = backlog.first_message(broker)
+            before_s = cpu_s(broker)
             published = writing(broker, turn.seconds, batch=backlog.BATCH, size=backlog.BODY_BYTES).finish()
+            publishing_us = 1e6 * (cpu_s(broker) - before_s) / published.messages
             if contender.is_nsqd:
                 broker.process.kill()
                 broker.process.wait()
     return {
         "published/s": published.rate,
+        "filling us/msg": filling_us,
+        "CPU us/msg": publishing_us,
         "MiB": memory,
         "stop s": stopped_s,
         "start s": started_s,
@@ -190,7 +199,7 @@ CURVES = [
         (100_000, 1_000_000, 10_000_000),
         queued,
         ("MiB", "stop s", "start s", "1st message s"),
-        ("published/s",),
+        ("published/s", "CPU us/msg"),
     ),
     Curve(
         "bodies",
@@ -202,9 +211,10 @@ CURVES = [
 ]
 
 
-def drawn(curve: Curve, turn: Turn) -> list[Point]:
-    """Measure all points of a curve."""
-    return [Point(turn.contender.name, curve.name, size, curve.measure(turn, size)) for size in curve.sizes]
+def drawn(curve: Curve, turn: Turn, number: int) -> list[Point]:
+    """Measure all points of a curve in one round."""
+    name = turn.contender.name
+    return [Point(number, name, curve.name, size, curve.measure(turn, size)) for size in curve.sizes]
 
 
 # ------------------------------------------------------------------------------------------ output
@@ -221,29 +231,45 @@ def exponent(points: Sequence[Point], figure: str) -> float:
     return steepest
 
 
-def verdicts(curve: Curve, points: Sequence[Point]) -> list[str]:
-    """Return a line for each figure with its growth, and whether that is allowed."""
+def furthest(points: Sequence[Point], figure: str) -> float:
+    """Return how far a figure gets from its first value for the worse, as a ratio: 1 is not at all."""
+    values = [point.figures[figure] for point in points]
+    return max(values) / values[0] if figure.startswith("CPU") else values[0] / min(values)
+
+
+def verdicts(curve: Curve, rounds: Sequence[Sequence[Point]]) -> list[str]:
+    """Return a line for each figure with its growth in all rounds, and whether that is allowed."""
     lines = []
     for figure in curve.grow:
-        power = exponent(points, figure)
-        verdict = "ok" if power <= TOLERATED else "FASTER THAN LINEAR"
-        lines.append(f"  {figure}: at most as size ^ {power:.2f}: {verdict}")
+        powers = [exponent(points, figure) for points in rounds]
+        verdict = judge_limit(powers, TOLERATED)
+        said = {REACHED: "ok", MISSED: "FASTER THAN LINEAR", TOO_NOISY: TOO_NOISY}[verdict]
+        lines.append(f"  {figure}: at most as size ^ {shown(powers)}: {said}")
     for figure in curve.stay:
-        values = [point.figures[figure] for point in points]
-        least = min(values) / values[0]
-        verdict = "ok" if least > 0.5 else "DEPENDS ON IT"
-        lines.append(f"  {figure}: at least {least:.2f} of its first value: {verdict}")
+        ratios = [furthest(points, figure) for points in rounds]
+        said = {REACHED: "ok", MISSED: "DEPENDS ON IT", TOO_NOISY: TOO_NOISY}[judge_limit(ratios, 2.0)]
+        lines.append(f"  {figure}: at most {shown(ratios)} times worse than its first value: {said}")
     return lines
 
 
-def show(curve: Curve, points: Sequence[Point]) -> str:
-    """Format a table with its verdicts."""
-    heads = list(points[0].figures)
-    lines = [f"\n{points[0].broker}: {curve.title}", f"{'':>12}" + "".join(f"{head:>15}" for head in heads)]
-    for point in points:
-        cells = "".join(f"{value:>15,.{0 if value >= 1000 else 2}f}" for value in point.figures.values())
-        lines.append(f"{point.size:>12,}{cells}")
-    return "\n".join(lines + verdicts(curve, points))
+def shown(values: Sequence[float]) -> str:
+    """Format the median of all rounds, and their range."""
+    median = f"{statistics.median(values):.2f}"
+    return f"{median} ({min(values):.2f} - {max(values):.2f})" if len(values) > 1 else median
+
+
+def show(curve: Curve, rounds: Sequence[Sequence[Point]]) -> str:
+    """Format a table of the medians, with the spread of the processor time, and the verdicts."""
+    first = rounds[0]
+    heads = [*first[0].figures, "CPU spread"]
+    lines = [f"\n{first[0].broker}: {curve.title}", f"{'':>12}" + "".join(f"{head:>15}" for head in heads)]
+    for place, point in enumerate(first):
+        all_rounds = [points[place].figures for points in rounds]
+        cells = [statistics.median(figures[name] for figures in all_rounds) for name in point.figures]
+        cells.append(spread([figures["CPU us/msg"] for figures in all_rounds]))
+        told = "".join(f"{value:>15,.{0 if value >= 1000 else 2}f}" for value in cells)
+        lines.append(f"{point.size:>12,}{told}")
+    return "\n".join(lines + verdicts(curve, rounds))
 
 
 # ------------------------------------------------------------------------------------------ the protocol readers
@@ -269,7 +295,7 @@ def parse() -> argparse.Namespace:
     """Parse the options."""
     names = [curve.name for curve in CURVES]
     parser = record.parser(
-        __doc__, only=f"only these curves, separated by commas: {', '.join(names)}, readers"
+        __doc__, rounds=3, only=f"only these curves, separated by commas: {', '.join(names)}, readers"
     )
     parser.add_argument(
         "--brokers",
@@ -291,7 +317,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"--only: there is no curve {', '.join(sorted(unknown))}")
     options.share = 1.0
     if options.quick:
-        options.seconds, options.share = 0.3, 0.02
+        options.rounds, options.seconds, options.share = 1, 0.3, 0.02
     return options
 
 
@@ -302,21 +328,25 @@ def main() -> None:
     began_s = time.monotonic()
     points: list[Point] = []
     failed: list[str] = []
-    for name in options.brokers:
-        turn = Turn(CONTENDERS[name], options.data_path, options.seconds, options.share)
-        for curve in CURVES:
-            if curve.name in options.only:
+    for curve in CURVES:
+        if curve.name not in options.only:
+            continue
+        found: dict[str, list[list[Point]]] = {name: [] for name in options.brokers}
+        for number in range(1, options.rounds + 1):
+            for name in options.brokers if number % 2 else reversed(options.brokers):
+                turn = Turn(CONTENDERS[name], options.data_path, options.seconds, options.share)
                 try:
-                    own = drawn(curve, turn)
+                    found[name].append(drawn(curve, turn, number))
                 except record.FAILURES as reason:
-                    failed.append(f"{curve.name} of {name}")
+                    failed.append(f"{curve.name} of {name} in round {number}")
                     print(f"{failed[-1]} failed: {reason}", file=sys.stderr)
-                else:
-                    print(show(curve, own), flush=True)
-                    points += own
+        for rounds in found.values():
+            if rounds:
+                print(show(curve, rounds), flush=True)
+                points += [point for each in rounds for point in each]
     wire = read_wire() if "readers" in options.only else {}
     print(f"took {time.monotonic() - began_s:.0f} s")
-    settings = {"seconds": options.seconds, "share": options.share}
+    settings = {"rounds": options.rounds, "seconds": options.seconds, "share": options.share}
     record.finish(
         {
             "machine": about,

@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import subprocess
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from interop.build import go_program
 from interop.peers import Broker
@@ -31,11 +31,20 @@ class Rates(NamedTuple):
     messages: float
 
 
+class Target(Protocol):
+    """A broker, or what takes its place: see `bench.disk.receiver`."""
+
+    @property
+    def tcp_address(self) -> str: ...
+
+    def log(self) -> list[str]: ...
+
+
 class Load:
     """A running load generator of NSQ. It opens one connection per Go processor."""
 
     def __init__(
-        self, program: str, broker: Broker, seconds: float, connections: int, *flags: str, topic: str = TOPIC
+        self, program: str, broker: Target, seconds: float, connections: int, *flags: str, topic: str = TOPIC
     ) -> None:
         self._broker = broker
         self._seconds = seconds
@@ -46,7 +55,7 @@ class Load:
             f"--topic={topic}",
             *flags,
         ]
-        self._cpu_before_s = _children_cpu_s()
+        self._cpu_before_s = children_cpu_s()
         self._process = subprocess.Popen(
             self._command,
             env=os.environ | {"GOMAXPROCS": str(connections)},
@@ -65,7 +74,7 @@ class Load:
             _, said = self._process.communicate(timeout=self._seconds + PATIENCE_S)
         finally:
             self._process.kill()
-        cpu_s = _children_cpu_s() - self._cpu_before_s
+        cpu_s = children_cpu_s() - self._cpu_before_s
         told = re.search(r"duration: (\S+) .* ([\d.]+)ops/s", said)
         if self._process.returncode or told is None:
             log = "\n".join(self._broker.log()[-20:])
@@ -81,13 +90,14 @@ def _seconds(duration: str) -> float:
     return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)(ms|µs|m|s)", duration))
 
 
-def _children_cpu_s() -> float:
+def children_cpu_s() -> float:
+    """Return the processor time of the child processes that have ended, in seconds."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def writing(
-    broker: Broker,
+    broker: Target,
     seconds: float,
     connections: int = CONNECTIONS,
     *,
@@ -143,19 +153,28 @@ def goload(command: str, address: str, **flags: object) -> dict[str, float]:
     """Run our own generator; return its figures (see tests/interop/goload).
 
     Args:
-        command: `pub`, `http`, `through` or `latency`.
+        command: `pub`, `http`, `through`, `mixed` or `latency`.
         address: The TCP address of the broker; for `http` the HTTP address.
         flags: The flags of the command.
 
     Raises:
         RuntimeError: It failed.
     """
+    return _go_load("goload", command, address, flags)
+
+
+def gonsqload(command: str, address: str, **flags: object) -> dict[str, float]:
+    """Run a loop of tests/interop/gonsqload: `publish`, `async` or `consume`; as `goload`."""
+    return _go_load("gonsqload", command, address, flags)
+
+
+def _go_load(program: str, command: str, address: str, flags: dict[str, object]) -> dict[str, float]:
     words = [
-        str(go_program("goload")),
+        str(go_program(program)),
         command,
         f"--addr={address}",
         f"--timeout={PATIENCE_S}s",
-        *(f"--{name}={str(value).lower()}" for name, value in flags.items()),
+        *(f"--{name.replace('_', '-')}={str(value).lower()}" for name, value in flags.items()),
     ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S + 30)
     if done.returncode:

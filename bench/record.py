@@ -5,12 +5,17 @@ import json
 import os
 import platform
 import re
+import resource
+import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from datetime import UTC, datetime
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,6 +23,7 @@ import trio_nsq
 from interop.build import PeerUnavailable, go_program
 from trio_nsq.protocol import bulk
 
+_ROOT = Path(__file__).parents[1]
 FAILURES = (RuntimeError, OSError, subprocess.SubprocessError, pytest.fail.Exception)
 """Failures of the load or a broker, the last one of starting or stopping a broker. Earlier measurements are kept."""
 
@@ -48,13 +54,20 @@ def parser(doc: str | None, *, rounds: int | None = None, only: str = "") -> arg
     return options
 
 
-def begin(options: argparse.Namespace, beside_nsqd: bool = True) -> dict[str, Any]:
-    """Print the description of the machine, and return it.
+def begin(
+    options: argparse.Namespace, beside_nsqd: bool = True, runs_checkout: bool = True
+) -> dict[str, Any]:
+    """Print the description of the machine, and return it. SIGTERM ends the program in order from now on.
 
-    Exits if the program needs nsqd and there is none.
+    Exits with `beside_nsqd` if there is no nsqd, with `runs_checkout` if the compiled modules of this checkout are of
+    other sources.
     """
     if not options.data_path.is_dir():
         sys.exit(f"--data-path: there is no folder {options.data_path}")
+    if runs_checkout and (reason := import_module("hatch_build").stale(_ROOT / "core")):
+        sys.exit(reason)
+    # As Ctrl-C: blocks that have started brokers end them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     about = _machine(options.data_path)
     if beside_nsqd:
         try:
@@ -75,13 +88,58 @@ def _machine(data_path: Path) -> dict[str, Any]:
         "system": platform.platform(),
         "data_file_system": _said("stat", "-f", "-c", "%T", str(data_path)),
         "python": platform.python_version(),
+        "trio": version("trio"),
         "trio_nsq": trio_nsq.__version__,
-        "compiled": bulk.COMPILED,
+        "commit": _said("git", "-C", str(_ROOT), "describe", "--always", "--dirty"),
+        "compiled": _compiled(),
     }
+
+
+def _compiled() -> str:
+    """Return how many modules of the package are compiled."""
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    files = [path for path in (_ROOT / "core").rglob(f"*{suffix}") if f"__mypyc{suffix}" not in path.name]
+    return f"{len(files)} modules" if bulk.COMPILED else "no"
 
 
 def _said(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+class Processors(NamedTuple):
+    """Processor time so far, in seconds.
+
+    Attributes:
+        all: What there was, idle or not.
+        used: What processes, the kernel and other guests of the machine used.
+        own: What this program and its ended children used.
+    """
+
+    all: float
+    used: float
+    own: float
+
+
+def processors() -> Processors:
+    """Return the processor time until now."""
+    words = Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]  # user to steal
+    times_s = [int(word) / os.sysconf("SC_CLK_TCK") for word in words]
+    idle_s = times_s[3] + times_s[4]
+    ours = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return Processors(
+        sum(times_s), sum(times_s) - idle_s, sum(usage.ru_utime + usage.ru_stime for usage in ours)
+    )
+
+
+def share_of_others(since: Processors) -> float:
+    """Return the share of the processors, 0 to 1, that others used: also the kernel's own threads.
+
+    Args:
+        since: The processor time at the beginning, when none of the measured processes ran; now they have ended.
+    """
+    now = processors()
+    others_s = now.used - since.used - (now.own - since.own)
+    return min(max(0.0, others_s / max(now.all - since.all, 1e-9)), 0.99)
 
 
 def finish(record: dict[str, Any], options: argparse.Namespace, kind: str) -> None:

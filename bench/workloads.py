@@ -9,12 +9,14 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench import backlog
+from bench.clients import CONSUME, PUBLISH_SINGLES, Job, run_client
+from bench.clients import CONTENDERS as CLIENTS
 from bench.connections import Client, Clients, prepare_nsqd, prepare_ours, topics_of
 from bench.contenders import (
     EVERY_OK,
@@ -26,7 +28,7 @@ from bench.contenders import (
     Contender,
     cpu_s,
 )
-from bench.disk import most_messages, sync_times
+from bench.disk import most_messages, receiver, sync_times, written_messages
 from bench.loads import (
     BATCH,
     BODY_BYTES,
@@ -36,6 +38,7 @@ from bench.loads import (
     TOPIC,
     fill,
     goload,
+    gonsqload,
     reading,
     unfinished,
     writing,
@@ -44,12 +47,15 @@ from bench.loads import (
 from interop.peers import Broker
 
 Figures = dict[str, float]
+Limit = Callable[[Path, float], Figures]
 SETTLE_S = 3.0
-IDLE_S = 10.0
+IDLE_S = 5.0
 CPU = "cpu_us"
 """The broker's processor time per message, in microseconds; for figures of deliveries, per delivery."""
 DISK = "the disk"
-"""The limit of the disk, in place of a broker."""
+"""The syncs of the disk as a limit, in place of a broker."""
+WRITTEN, RECEIVED = "only writing", "receive and write"
+"""The same of the disk with the writes and syncs of `--sync=interval`: alone, and behind the same load."""
 I, F = INTERVAL.name, EVERY_OK.name  # noqa: E741
 
 
@@ -69,9 +75,9 @@ class Turn:
     seconds: float
     share: float
 
-    def broker(self) -> AbstractContextManager[Broker]:
-        """Run the broker."""
-        return self.contender.running(self.data_path)
+    def broker(self, prepare: Callable[[Broker], None] | None = None) -> AbstractContextManager[Broker]:
+        """Run the broker; `prepare` as for `Contender.running`."""
+        return self.contender.running(self.data_path, prepare)
 
     def count(self, messages: int) -> int:
         """Return this run's share of a number of messages."""
@@ -114,22 +120,19 @@ class Workload:
         name: The name on the command line.
         measure: Runs the workload on one broker.
         rows: The rows of the table.
-        limit: Returns the limits of the disk below a folder, by the names of the figures.
+        limits: Return what the disk below a folder takes in so many seconds, by the names of the figures. They are
+            measured in each round, in place of a broker.
         memory_flags: Additional flags of nsqd in memory: see `MANY_QUEUES`.
-        rounds: The maximum number of rounds.
-        counts_cpu: Whether the figures include the processor time per message, `CPU`.
     """
 
     name: str
     measure: Callable[[Turn], Figures]
     rows: tuple[Row, ...]
-    limit: Callable[[Path], Figures] | None = None
+    limits: dict[str, Limit] = field(default_factory=dict)
     memory_flags: tuple[str, ...] = ()
-    rounds: int = 100
-    counts_cpu: bool = True
 
     def names(self) -> list[str]:
-        """Return the names of the brokers, and `DISK` if the workload has a limit of the disk."""
+        """Return the names of the brokers, and those of the `limits`."""
         goals = [goal for row in self.rows for goal in row.goals]
         return list(dict.fromkeys(name for goal in goals for name in (goal.other, goal.ours)))
 
@@ -184,28 +187,40 @@ class Consume:
 
     The required backlog depends on the broker and the machine: if the consumers empty the channel, the measurement is
     repeated with a three times larger backlog, also in the next rounds.
+
+    Args:
+        read: Consumes for some seconds, and returns the rate and the number of messages.
+        per_s: The messages per second that the first backlog is enough for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, read: "Callable[[Broker, float], tuple[float, float]]", per_s: int) -> None:
+        self._read = read
+        self._per_s = per_s
         self._backlogs: dict[str, int] = {}
 
     def __call__(self, turn: Turn) -> Figures:
         """Measure. `ran_dry` is 1 if the consumers still emptied the channel: the rate is then too low."""
         name, seconds = turn.contender.name, turn.seconds / 2
-        backlog = self._backlogs.get(name, round(600_000 * seconds * turn.contender.pace) + 20_000)
+        backlog = self._backlogs.get(name, round(self._per_s * seconds * turn.contender.pace) + 20_000)
         with turn.broker() as broker:
             broker.create(TOPIC, CHANNEL)
             for _ in range(3):
                 self._backlogs[name] = backlog
                 fill(broker, backlog)
                 before_s = cpu_s(broker)
-                rates = reading(broker, seconds).finish()
-                cpu_us = _cpu_us(broker, before_s, rates.messages)
+                rate, messages = self._read(broker, seconds)
+                cpu_us = _cpu_us(broker, before_s, messages)
                 ran_dry = unfinished(broker) <= CONNECTIONS * READY_COUNT  # messages in flight at the end
                 if not ran_dry:
                     break
                 backlog *= 3
-        return {"rate": rates.rate, CPU: cpu_us, "ran_dry": float(ran_dry)}
+        return {"rate": rate, CPU: cpu_us, "ran_dry": float(ran_dry)}
+
+
+def read_fast(broker: Broker, seconds: float) -> tuple[float, float]:
+    """Consume with `bench_reader`; return the rate and the number of messages."""
+    rates = reading(broker, seconds).finish()
+    return rates.rate, rates.messages
 
 
 def publish_and_consume(turn: Turn) -> Figures:
@@ -245,11 +260,82 @@ def many_topics(turn: Turn, topics: int, channels: int) -> Figures:
         )
 
 
+def mixed(turn: Turn, topics: int, channels: int, connections: int) -> Figures:
+    """Publish, finish and requeue messages of all kinds and sizes at the same time, until all are finished.
+
+    The generator fails if a channel does not finish a message. `CPU` is per delivery; `repeated` counts deliveries
+    that nothing in the load asks for.
+    """
+
+    def prepare(broker: Broker) -> None:
+        for n in range(topics):
+            broker.create(f"{TOPIC}-{n}", *(f"{CHANNEL}-{c}" for c in range(channels)))
+
+    # nsqd looks for due messages only in channels that it has had for 5 seconds, or since its start.
+    with turn.broker(prepare) as broker:
+        before_s = cpu_s(broker)
+        told = goload(
+            "mixed",
+            broker.tcp_address,
+            topics=topics,
+            channels=channels,
+            connections=connections,
+            count=max(topics, turn.count(50_000)),
+        )
+        return {
+            "delivered": told["deliveries"] / told["seconds"],
+            "published": told["messages"] / told["publish_seconds"],
+            "repeated": told["deliveries"] - channels * told["messages"] - told["requeued"],
+            CPU: _cpu_us(broker, before_s, told["deliveries"]),
+        }
+
+
 def latency(turn: Turn, messages_per_s: int) -> Figures:
     """Measure the latency from publish to delivery, at a steady rate."""
     with turn.broker() as broker:
         broker.create(TOPIC, CHANNEL)
-        return goload("latency", broker.tcp_address, rate=messages_per_s, runfor=f"{1 + turn.seconds}s")
+        before_s = cpu_s(broker)
+        told = goload("latency", broker.tcp_address, rate=messages_per_s, runfor=f"{1 + turn.seconds}s")
+        return told | {CPU: _cpu_us(broker, before_s, told["messages"])}
+
+
+# ------------------------------------------------------------------------------------------ client libraries
+
+
+def publish_go(turn: Turn, command: str, **flags: object) -> Figures:
+    """Publish with go-nsq."""
+    with turn.broker() as broker:
+        broker.create(TOPIC, CHANNEL)
+        before_s = cpu_s(broker)
+        told = gonsqload(command, broker.tcp_address, runfor=f"{turn.seconds}s", **flags)
+        cpu_us = _cpu_us(broker, before_s, told["messages"])
+        return {"rate": told["messages"] / told["seconds"], CPU: cpu_us}
+
+
+def read_go(broker: Broker, seconds: float, **flags: object) -> tuple[float, float]:
+    """Consume with go-nsq; return the rate and the number of messages."""
+    told = gonsqload("consume", broker.tcp_address, runfor=f"{seconds}s", **flags)
+    return told["messages"] / told["seconds"], told["messages"]
+
+
+def publish_pynsq(turn: Turn) -> Figures:
+    """Publish with pynsq, message by message."""
+    with turn.broker() as broker:
+        broker.create(TOPIC, CHANNEL)
+        before_s = cpu_s(broker)
+        rate, messages = _pynsq(broker, PUBLISH_SINGLES, turn.seconds)
+        return {"rate": rate, CPU: _cpu_us(broker, before_s, messages)}
+
+
+def read_pynsq(broker: Broker, seconds: float) -> tuple[float, float]:
+    """Consume with pynsq; return the rate and the number of messages."""
+    return _pynsq(broker, CONSUME, seconds)
+
+
+def _pynsq(broker: Broker, workload: str, seconds: float) -> tuple[float, float]:
+    (client,) = (one for one in CLIENTS if (one.name, one.workload) == ("pynsq", workload))
+    rates = run_client(client, Job(broker.tcp_address, TOPIC, 10**12, seconds))
+    return rates.rate, rates.messages
 
 
 # ------------------------------------------------------------------------------------------ at rest
@@ -265,6 +351,7 @@ def queued(turn: Turn, messages: int) -> Figures:
         "restart_s": result.stop_s + result.start_s,
         "stop_s": result.stop_s,
         "start_s": result.start_s,
+        CPU: 1e6 * result.cpu_s / result.messages,
     }
 
 
@@ -317,12 +404,25 @@ def _wait(clients: Clients, seconds: float) -> None:
 # ------------------------------------------------------------------------------------------ limits of the disk
 
 
-def disk_rate(folder: Path, connections: int, batch: int = BATCH, size: int = BODY_BYTES) -> Figures:
+def disk_rate(
+    folder: Path, seconds: float, connections: int, batch: int = BATCH, size: int = BODY_BYTES
+) -> Figures:
     """Return the messages of a sync divided by the time of a sync."""
     return {"rate": most_messages(folder, connections, batch, size)}
 
 
-def disk_latency(folder: Path) -> Figures:
+def written(folder: Path, seconds: float, batch: int, size: int) -> Figures:
+    """Return the messages that a file takes with the syncs of `--sync=interval`, if nothing else runs."""
+    return {"rate": written_messages(folder, seconds, batch, size)}
+
+
+def received(folder: Path, seconds: float, connections: int, batch: int, size: int) -> Figures:
+    """Return the messages that a file takes with the same syncs, if they come from the load generator."""
+    with receiver(folder, batch, size) as address:
+        return {"rate": writing(address, seconds, connections, batch=batch, size=size).finish().rate}
+
+
+def disk_latency(folder: Path, seconds: float) -> Figures:
     """Return the time of a sync plus one millisecond."""
     took_s = sorted(sync_times(folder, 4 + BODY_BYTES))
     percentiles = {"p50_ms": statistics.median(took_s), "p99_ms": took_s[int(0.99 * len(took_s))]}
@@ -341,8 +441,13 @@ def _goals(
     safe_f_to: Contender = SYNCED,
     disk: float | None = None,
     show_disk: bool = False,
+    written: float | None = None,
 ) -> tuple[Goal, ...]:
-    """Compare I and F with nsqd in memory; with `safe_i` also I with nsqd on disk, with `safe_f` F with `safe_f_to`."""
+    """Compare I and F with nsqd in memory.
+
+    With `safe_i` also I with nsqd on disk, with `safe_f` F with `safe_f_to`, with `disk` F with the syncs of the disk,
+    with `written` I with the same writes and syncs alone, and for information with the disk behind the same load.
+    """
     goals = [Goal(I, IN_MEMORY.name, i), Goal(F, IN_MEMORY.name, f)]
     if safe_i is not None:
         goals.append(Goal(I, ON_DISK.name, safe_i))
@@ -350,17 +455,30 @@ def _goals(
         goals.append(Goal(F, safe_f_to.name, safe_f))
     if disk is not None or show_disk:
         goals.append(Goal(F, DISK, disk))
+    if written is not None:
+        goals += [Goal(I, WRITTEN, written), Goal(I, RECEIVED)]
     return tuple(goals)
 
 
-def _body(size: int, name: str, batch: int) -> Workload:
+def _body(size: int, name: str, batch: int, goals: tuple[Goal, ...]) -> Workload:
     title = f"publish, bodies of {name}, MPUB of {batch}, 2 connections"
+    limits: dict[str, Limit] = {
+        DISK: partial(disk_rate, connections=2, batch=batch, size=size),
+        WRITTEN: partial(written, batch=batch, size=size),
+        RECEIVED: partial(received, connections=2, batch=batch, size=size),
+    }
+    compared = {goal.other for goal in goals}
     return Workload(
         f"body-{name.replace(' ', '').lower()}",
         partial(publish_batches, connections=2, batch=batch, size=size),
-        (Row(title, "rate", "msg/s", _goals(1.0, safe_i=1.5, safe_f=1.5, disk=0.8)),),
-        partial(disk_rate, connections=2, batch=batch, size=size),
+        (Row(title, "rate", "msg/s", goals),),
+        {other: limit for other, limit in limits.items() if other in compared},
     )
+
+
+def _library(name: str, title: str, measure: Callable[[Turn], Figures]) -> Workload:
+    """Return the workload of a client library's loop. It has no goal: the library takes most of the time."""
+    return Workload(name, measure, (Row(title, "rate", "msg/s", _goals()),))
 
 
 WORKLOADS = [
@@ -372,22 +490,22 @@ WORKLOADS = [
                 "publish, MPUB of 200, 2 connections",
                 "rate",
                 "msg/s",
-                _goals(1.2, 0.35, safe_i=4, safe_f=500, show_disk=True),
+                _goals(1.5, 0.6, safe_i=4, safe_f=500, show_disk=True),
             ),
         ),
-        partial(disk_rate, connections=2),
+        {DISK: partial(disk_rate, connections=2)},
     ),
     Workload(
         "publish-batch-32",
         partial(publish_batches, connections=32),
-        (Row("publish, MPUB of 200, 32 connections", "rate", "msg/s", _goals(1.1, 0.7, show_disk=True)),),
-        partial(disk_rate, connections=32),
+        (Row("publish, MPUB of 200, 32 connections", "rate", "msg/s", _goals(1.5, 1.2, show_disk=True)),),
+        {DISK: partial(disk_rate, connections=32)},
     ),
     Workload(
         "publish-one-2",
         partial(publish_singles, connections=2),
-        (Row("publish, PUB, 2 connections", "rate", "msg/s", _goals(0.9, safe_f=4, show_disk=True)),),
-        partial(disk_rate, connections=2, batch=1),
+        (Row("publish, PUB, 2 connections", "rate", "msg/s", _goals(0.9, safe_f=4, disk=0.7)),),
+        {DISK: partial(disk_rate, connections=2, batch=1)},
     ),
     Workload(
         "publish-one-200",
@@ -397,21 +515,21 @@ WORKLOADS = [
                 "publish, PUB, 200 connections",
                 "rate",
                 "msg/s",
-                _goals(0.6, 0.4, safe_f=30, show_disk=True),
+                _goals(1.1, 0.7, safe_f=30, show_disk=True),
             ),
         ),
-        partial(disk_rate, connections=200, batch=1),
+        {DISK: partial(disk_rate, connections=200, batch=1)},
     ),
     Workload(
         "consume",
-        Consume(),
+        Consume(read_fast, 600_000),
         (
             Row(
                 "consume + FIN, 2 connections, RDY 2500",
                 "rate",
                 "msg/s",
                 # Filling an nsqd that syncs every message takes minutes, and it reads no faster than it writes.
-                _goals(1.6, 1.6, safe_i=5, safe_f=5, safe_f_to=ON_DISK),
+                _goals(1.7, 1.6, safe_i=5, safe_f=5, safe_f_to=ON_DISK),
             ),
         ),
     ),
@@ -436,7 +554,7 @@ WORKLOADS = [
                 "fan-out into 10 channels, until all are drained",
                 "rate",
                 "deliveries/s",
-                _goals(4, 3, safe_i=8, safe_f=8),
+                _goals(6, 3, safe_i=8, safe_f=8),
             ),
         ),
         memory_flags=MANY_QUEUES,
@@ -449,14 +567,23 @@ WORKLOADS = [
                 "100 topics x 4 channels, PUB and MPUB of 20, until all are drained",
                 "rate",
                 "deliveries/s",
-                _goals(1.2, 0.4, safe_i=3, safe_f=3),
+                _goals(1.2, 0.5, safe_i=3, safe_f=3),
             ),
         ),
         memory_flags=MANY_QUEUES,
     ),
-    _body(1024, "1 KiB", 200),
-    _body(16 * 1024, "16 KiB", 100),
-    _body(256 * 1024, "256 KiB", 10),
+    Workload(
+        "mixed",
+        partial(mixed, topics=20, channels=2, connections=10),
+        (
+            Row("mixed load, until all is finished: delivered", "delivered", "deliveries/s", _goals(1.0)),
+            Row("mixed load: published", "published", "msg/s", _goals()),
+        ),
+        memory_flags=MANY_QUEUES,
+    ),
+    _body(1024, "1 KiB", 200, _goals(1.2, safe_i=1.5, safe_f=1.5, disk=0.8)),
+    _body(16 * 1024, "16 KiB", 100, _goals(safe_i=1.5, safe_f=1.5, disk=0.8, written=0.9)),
+    _body(256 * 1024, "256 KiB", 10, _goals(safe_i=1.5, safe_f=1.5, disk=0.8, written=0.9)),
     Workload(
         "latency",
         partial(latency, messages_per_s=5000),
@@ -469,18 +596,34 @@ WORKLOADS = [
                 less=True,
             ),
         ),
-        disk_latency,
-        counts_cpu=False,
+        {DISK: disk_latency},
     ),
     Workload(
         "http-pub",
         partial(publish_http, connections=16, batch=1),
-        (Row("HTTP /pub, 16 connections", "rate", "msg/s", _goals(0.7)),),
+        (Row("HTTP /pub, 16 connections", "rate", "msg/s", _goals(1.0)),),
     ),
     Workload(
         "http-mpub",
         partial(publish_http, connections=16, batch=BATCH),
-        (Row("HTTP /mpub of 200, 16 connections", "rate", "msg/s", _goals(1.0)),),
+        (Row("HTTP /mpub of 200, 16 connections", "rate", "msg/s", _goals(1.2)),),
+    ),
+    _library("go-publish", "go-nsq: Publish in 16 goroutines", partial(publish_go, command="publish")),
+    _library(
+        "go-multi",
+        "go-nsq: MultiPublish of 100 in 4 goroutines",
+        partial(publish_go, command="publish", goroutines=4, batch=100),
+    ),
+    _library("go-async", "go-nsq: PublishAsync, 1,000 under way", partial(publish_go, command="async")),
+    _library("go-consume", "go-nsq: a Consumer with its defaults", Consume(read_go, 30_000)),
+    _library(
+        "go-consume-tuned",
+        "go-nsq: a Consumer with 8 handlers, MaxInFlight 2500",
+        Consume(partial(read_go, handlers=8, max_in_flight=READY_COUNT), 600_000),
+    ),
+    _library("pynsq-publish", "pynsq: Writer.pub, 1,000 under way", publish_pynsq),
+    _library(
+        "pynsq-consume", "pynsq: a Reader with a handler, max_in_flight 2500", Consume(read_pynsq, 50_000)
     ),
     Workload(
         "queued",
@@ -497,8 +640,6 @@ WORKLOADS = [
                 less=True,
             ),
         ),
-        rounds=1,
-        counts_cpu=False,
     ),
     Workload(
         "idle",
@@ -512,7 +653,5 @@ WORKLOADS = [
                 less=True,
             ),
         ),
-        rounds=1,
-        counts_cpu=False,
     ),
 ]
