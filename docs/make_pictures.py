@@ -39,7 +39,7 @@ from rich.style import Style
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results"
 PICTURES = ROOT / "docs/pictures"
-OURS, THEIRS, DURABLE = "#0b7285", "#868e96", "#e8590c"
+OURS, THEIRS, DURABLE, GOAL = "#0b7285", "#868e96", "#e8590c", "#c2255c"
 DEADLINE_S = 60.0
 WORKLOADS = {
     "publish-batch-2": ("rate", "publish, batches of 200, 2 connections"),
@@ -47,9 +47,11 @@ WORKLOADS = {
     "publish-one-200": ("rate", "publish, one message each, 200 connections"),
     "publish-one-2": ("rate", "publish, one message each, 2 connections"),
     "consume": ("rate", "consume, 2 connections"),
-    "publish-and-consume": ("delivered", "publish while consuming: delivered"),
+    "publish-and-consume": ("published", "publish while consuming: published"),
     "fan-out": ("rate", "10 channels, until all are drained"),
     "topics": ("rate", "100 topics with 4 channels each"),
+    "mixed": ("delivered", "mixed load of 20 topics"),
+    "body-1kib": ("rate", "bodies of 1 KiB"),
     "body-16kib": ("rate", "bodies of 16 KiB"),
     "body-256kib": ("rate", "bodies of 256 KiB"),
     "http-pub": ("rate", "HTTP /pub"),
@@ -102,28 +104,47 @@ def ratios_of(results: list[dict[str, Any]], workload: str, figure: str, ours: s
 
 
 def draw_ratios(data: dict[str, Any], path: Path) -> None:
-    """Throughput beside nsqd in memory, median with the smallest and largest ratio of the rounds."""
-    figure, axes = plt.subplots(figsize=(8.5, 5.6))
+    """Throughput beside nsqd in memory, median with the smallest and largest ratio of the rounds, and the goals."""
+    goals = {
+        (one["workload"], one["figure"], one["ours"]): (one["goal"], one["verdict"])
+        for one in data.get("comparisons", [])
+        if one["other"] == "nsqd, in memory" and one["goal"] is not None
+    }
+    measured = {each["workload"] for each in data["results"]}
+    rows = [(workload, *row) for workload, row in WORKLOADS.items() if workload in measured]
+    figure, axes = plt.subplots(figsize=(8.5, 1.2 + 0.42 * len(rows)))
     series = [
         ("ours, --sync=interval", OURS, "--sync=interval"),
         ("ours, every OK synced", DURABLE, "every OK synced"),
     ]
     for offset, (broker, color, label) in zip((0.2, -0.2), series, strict=True):
-        for place, (workload, (name, _)) in enumerate(reversed(WORKLOADS.items())):
+        for place, (workload, name, _) in enumerate(reversed(rows)):
             ratios = ratios_of(data["results"], workload, name, broker)
             middle = statistics.median(ratios)
             axes.barh(place + offset, middle, 0.38, color=color, label=label if place == 0 else None)
             axes.plot([min(ratios), max(ratios)], [place + offset] * 2, color="black", linewidth=1)
-            axes.text(max(ratios) * 1.06, place + offset, f"{middle:.2f}", va="center", fontsize=8)
+            goal, verdict = goals.get((workload, name, broker), (None, ""))
+            end, text = max(ratios), f"{middle:.2f}"
+            if goal is not None:
+                axes.plot([goal] * 2, [place + offset - 0.19, place + offset + 0.19], color=GOAL, linewidth=2)
+                end, text = max(end, goal), f"{text}  (goal {goal:g}{', ' if verdict else ''}{verdict})"
+            axes.text(end * 1.06, place + offset, text, va="center", fontsize=8)
+    axes.plot([], [], color="black", linewidth=1, label="smallest to largest of the rounds")
+    if goals:
+        axes.plot([], [], color=GOAL, linewidth=2, label="goal")
     axes.axvline(1, color=THEIRS, linewidth=1)
     axes.set_xscale("log")
-    axes.set_xlim(0.1, 10)
+    axes.set_xlim(0.1, 40)
     axes.set_xticks([0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1 = nsqd", "2", "5", "10"])
     axes.minorticks_off()
-    axes.set_yticks(range(len(WORKLOADS)), [label for _, label in reversed(WORKLOADS.values())])
-    axes.set_title("Throughput divided by that of nsqd in memory", loc="left", fontweight="bold")
-    axes.legend(frameon=False, loc="upper right")
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    axes.set_yticks(range(len(rows)), [label for _, _, label in reversed(rows)])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    figure.suptitle("Throughput divided by that of nsqd in memory", x=0.01, ha="left", fontweight="bold")
+    handles = axes.get_legend_handles_labels()
+    figure.legend(
+        *handles, loc="lower center", bbox_to_anchor=(0.5, 0.02), ncols=4, frameon=False, fontsize=9
+    )
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     save(figure, path, data["file"])
 
 
@@ -155,43 +176,54 @@ def draw_losses(data: dict[str, Any], path: Path) -> None:
 
 
 def draw_growth(data: dict[str, Any], path: Path) -> None:
-    """How the rate changes with channels, topics and connections."""
-    curves = {
-        "channels": ("through/s", "channels of one topic", "messages/s into all channels"),
-        "topics": ("through/s", "topics", "messages/s"),
-        "connections": ("published/s", "connections with one PUB at a time", "messages/s"),
+    """How rate and processor time change with channels, topics and connections; medians and spread of the rounds."""
+    sizes = {
+        "channels": "channels of one topic",
+        "topics": "topics",
+        "connections": "connections with one PUB at a time",
     }
+    rates = {"channels": "through/s", "topics": "through/s", "connections": "published/s"}
     brokers = sorted({each["broker"] for each in data["points"]})
-    figure, panels = plt.subplots(1, len(curves), figsize=(10, 3.2))
-    for panel, (curve, (name, title, unit)) in zip(panels, curves.items(), strict=True):
-        for broker in brokers:
-            found = [each for each in data["points"] if (each["broker"], each["curve"]) == (broker, curve)]
-            points = [(each["size"], each["figures"][name]) for each in found if name in each["figures"]]
-            if points:
-                color = THEIRS if broker.startswith("nsqd") else OURS if "interval" in broker else DURABLE
-                panel.plot(
-                    *zip(*sorted(points), strict=True),
-                    "o-",
-                    color=color,
-                    markersize=4,
-                    label=broker.replace("ours,", "qcli serve"),
-                )
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
-        panel.yaxis.set_major_formatter(EngFormatter(sep=""))
-        panel.yaxis.set_minor_locator(NullLocator())
-        panel.minorticks_off()
-        panel.set_xlabel(title)
-        panel.set_ylabel(unit)
-        panel.grid(alpha=0.3)
-    figure.suptitle("Growth", x=0.01, ha="left", fontweight="bold")
-    figure.tight_layout(rect=(0, 0.11, 1, 1))
+    figure, panels = plt.subplots(2, len(sizes), figsize=(10, 5.6), sharex="col")
+    for column, (curve, title) in enumerate(sizes.items()):
+        for panel, name in zip(panels[:, column], (rates[curve], "CPU us/msg"), strict=True):
+            for broker in brokers:
+                found = [
+                    each for each in data["points"] if (each["broker"], each["curve"]) == (broker, curve)
+                ]
+                draw_curve(panel, broker, [(each["size"], each["figures"][name]) for each in found])
+            panel.set_xscale("log")
+            panel.set_yscale("log")
+            panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+            panel.yaxis.set_major_formatter(EngFormatter(sep=""))
+            panel.yaxis.set_minor_locator(NullLocator())
+            panel.minorticks_off()
+            panel.grid(alpha=0.3)
+        panels[1, column].set_xlabel(title)
+    panels[0, 0].set_ylabel("messages/s")
+    panels[1, 0].set_ylabel("processor time, us/message")
+    figure.suptitle("Growth of throughput and processor time", x=0.01, ha="left", fontweight="bold")
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
     figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="lower center", ncols=len(brokers), frameon=False
+        *panels[0, 0].get_legend_handles_labels(), loc="lower center", ncols=len(brokers), frameon=False
     )
     save(figure, path, data["file"])
+
+
+def draw_curve(panel: Any, broker: str, points: list[tuple[int, float]]) -> None:
+    """Draw the medians of a curve, with the smallest and the largest figure of the rounds."""
+    rounds: dict[int, list[float]] = {}
+    for size, value in sorted(points):
+        rounds.setdefault(size, []).append(value)
+    if not rounds:
+        return
+    middle = [statistics.median(values) for values in rounds.values()]
+    below = [median - min(values) for median, values in zip(middle, rounds.values(), strict=True)]
+    above = [max(values) - median for median, values in zip(middle, rounds.values(), strict=True)]
+    color = THEIRS if broker.startswith("nsqd") else OURS if "interval" in broker else DURABLE
+    name = broker.replace("ours,", "qcli serve")
+    panel.errorbar(list(rounds), middle, yerr=[below, above], fmt="o-", color=color, markersize=4, label=name)
 
 
 # ---------------------------------------------------------------------- terminals
