@@ -33,6 +33,10 @@ class Pacing:
         min_commit_threads, max_commit_threads: Number of threads that sync.
         commit_s: If a sync takes less than this on average, the minimum number of threads is best: each working thread
             makes the event loop wait for the GIL. Slower disks get more threads.
+        loop_sync_s: If all syncs are shorter than this, the event loop syncs by itself when it has nothing else to do.
+        loop_syncs_after: It begins to do so after this many such syncs by threads.
+        loop_pause: A longer sync is followed by this many times its duration in which only threads sync, so that slow
+            syncs stop the event loop for at most 1 % of the time.
         ahead_topics: If so many topics wait for a sync, one sync of the write-ahead log serves all.
         ahead_bytes: Maximum bytes of a topic's waiting writes for that. A write-ahead log doubles what is written, so
             it gains only if syncs take longer than the bytes.
@@ -58,6 +62,9 @@ class Pacing:
     min_commit_threads: int = 2
     max_commit_threads: int = 16
     commit_s: float = 0.000_5
+    loop_sync_s: float = 0.000_5
+    loop_syncs_after: int = 64
+    loop_pause: int = 100
     ahead_topics: int = 3
     ahead_bytes: int = 65_536
     ahead_file_bytes: int = 16 * 1024 * 1024

@@ -386,3 +386,70 @@ async def test_two_files_wait_for_the_same_topic(tmp_path: Path) -> None:
         gate_2.set()
         await running.idle()
     assert not list(tmp_path.glob("write-ahead.*"))
+
+
+async def test_the_event_loop_syncs_while_syncs_are_short(tmp_path: Path) -> None:
+    async with committing(
+        tmp_path, loop_sync_s=1, loop_syncs_after=2, loop_pause=100, **threads(1)
+    ) as running:
+
+        async def in_loop(*names: str) -> bool:
+            """Sync these topics; return whether the event loop did it."""
+            expected = running.synced + Counter(names)
+            with running.a_round():
+                running.write(*names)
+            if not (done := running.committer.sync_in_loop()):
+                running.committer.begin()
+            await running.idle()
+            assert running.synced == expected
+            return done
+
+        assert not running.committer.sync_in_loop()  # there is nothing to do
+        assert [await in_loop("t1") for _ in range(4)] == [False, False, True, True]
+        assert not await in_loop("t1", "t2")
+        assert await in_loop("t2")
+
+        (gate,) = running.hold("t1")
+        running.write("t1")
+        await until(lambda: running.files.syncing == ["t1"])
+        assert not syncs_beside_a_thread(running)
+        running.now_s += 2  # longer than the loop may be stopped
+        gate.set()
+        await running.idle()
+        running.files.gates.clear()
+        assert [await in_loop("t1") for _ in range(4)] == [False] * 4
+        running.now_s += 199
+        assert not await in_loop("t1")
+        running.now_s += 1
+        assert await in_loop("t1")
+
+
+def syncs_beside_a_thread(running: Committing) -> bool:
+    """Request a sync while a thread works, which also serves it; return whether the event loop did it."""
+    with running.a_round():
+        running.write("t2")
+    done = running.committer.sync_in_loop()
+    running.committer.begin()
+    return done
+
+
+async def test_the_event_loop_syncs_the_write_ahead_log_of_many_topics(tmp_path: Path) -> None:
+    async with committing_ahead(tmp_path, ahead_topics=3, loop_syncs_after=0) as (running, synced):
+        with running.a_round():
+            running.write("t1", "t2", "t3")
+        assert running.committer.sync_in_loop()
+        assert [path.name for path in synced] == ["write-ahead.1"]
+        await running.idle()
+        assert set(running.synced.values()) == {2}
+
+
+async def test_the_event_loop_leaves_failed_syncs_of_the_write_ahead_log_to_threads(tmp_path: Path) -> None:
+    async with committing_ahead(tmp_path, ahead_topics=3, loop_syncs_after=0) as (running, synced):
+        running.files.failing.add("write-ahead.1")
+        with running.a_round():
+            running.write("t1", "t2", "t3")
+        assert running.committer.sync_in_loop()
+        assert set(running.synced.values()) == {1}
+        await running.idle()
+        assert set(running.synced.values()) == {2}
+        assert {"t1.topic", "t2.topic", "t3.topic"} <= {path.parent.name for path in synced}

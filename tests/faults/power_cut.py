@@ -1,5 +1,6 @@
 """Support for tests of power cuts and kills: a broker with small files, and checks of its files."""
 
+import math
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,20 @@ from trio_nsq.pacing import Pacing
 
 AHEAD = "always, write-ahead"
 """The mode `always`, where the write-ahead log serves each sync, even of a single topic, in small files."""
+IN_LOOP = "always, in the event loop"
+"""The mode `always`, where the event loop syncs whenever it may."""
+EVERY_OK_SYNCED = ("always", AHEAD, IN_LOOP)
 _AHEAD_PACING = Pacing(ahead_topics=1, ahead_file_bytes=1500, ahead_file_s=4.0, ahead_retry_s=0.0)
+_IN_LOOP_PACING = Pacing(ahead_topics=1000, loop_sync_s=math.inf, loop_syncs_after=0)
 
 
 def sync_options(sync: str) -> dict[str, Any]:
-    """Return the options of a broker for a mode: `always` is without the write-ahead log."""
+    """Return the options of a broker for a mode: `always` is without the write-ahead log, and syncs in threads."""
     if sync == AHEAD:
         return {"sync": "always", "pacing": _AHEAD_PACING}
-    return {"sync": sync, "pacing": Pacing(ahead_topics=1000)}
+    if sync == IN_LOOP:
+        return {"sync": "always", "pacing": _IN_LOOP_PACING}
+    return {"sync": sync, "pacing": Pacing(ahead_topics=1000, loop_syncs_after=1_000_000)}
 
 
 def carry_forward_early(monkeypatch: pytest.MonkeyPatch) -> None:

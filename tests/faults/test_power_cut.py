@@ -18,7 +18,7 @@ import trio.testing
 
 from broker.support import settle
 from faults.disk import Disk, Image, Operation, RecordingFiles, disk_at, write_image
-from faults.power_cut import AHEAD, broker, carry_forward_early, numbers_in
+from faults.power_cut import AHEAD, EVERY_OK_SYNCED, broker, carry_forward_early, numbers_in
 from faults.scenario import HOUR_MS, NEVER, Expectation, Scenario, Told, judge, look
 from log.support import HastyFiles
 from trio_nsq.broker.storage import data_folder
@@ -63,7 +63,7 @@ async def record(
 
 def promise(told: Told, journal: Sequence[Operation], sync: str) -> None:
     """Record from when each message must survive: from its OK, or from the sync of its file."""
-    if sync in ("always", AHEAD):
+    if sync in EVERY_OK_SYNCED:
         told.keep_what_is_acknowledged()
     else:
         told.promised = synced(journal)
@@ -171,7 +171,7 @@ class Survivors:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", ["always", AHEAD, "interval"])
+@pytest.mark.parametrize("sync", [*EVERY_OK_SYNCED, "interval"])
 async def test_power_cuts_lose_nothing_guaranteed(
     fast_folder: Path, clock: trio.testing.MockClock, sync: str
 ) -> None:

@@ -13,7 +13,7 @@ import trio.testing
 
 from broker.support import PATIENCE_S, RawClient, connected, mpub, running_broker, settle
 from faults.disk import read_image, write_image
-from faults.power_cut import AHEAD, sync_options
+from faults.power_cut import AHEAD, EVERY_OK_SYNCED, IN_LOOP, sync_options
 from faults.scenario import Expectation, Scenario, http, judge, look
 from faults.small_disk import small_disk
 from interop.peers import Broker, qcli_serve
@@ -188,7 +188,7 @@ async def use(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "code"),
-    [("always", errno.ENOSPC), ("interval", errno.EIO), (AHEAD, errno.EIO)]
+    [("always", errno.ENOSPC), ("interval", errno.EIO), (AHEAD, errno.EIO), (IN_LOOP, errno.EIO)]
     + ([("always", errno.EIO), ("interval", errno.ENOSPC), (AHEAD, errno.ENOSPC)] if COMPLETE else []),
 )
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -200,12 +200,12 @@ async def test_operation_that_fails_for_some_time(
     assert all(os.strerror(code) in text for text in scenario.refusals), scenario.refusals
     bad = [text for text in said if text != "OK"]  # another publish may have succeeded in between
     assert all(text.startswith("NOK - ") and os.strerror(code) in text for text in bad), said
-    if operation in ("write", "sync") and sync in ("always", AHEAD):
+    if operation in ("write", "sync") and sync in EVERY_OK_SYNCED:
         assert bad
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", ["always", AHEAD])
+@pytest.mark.parametrize("sync", EVERY_OK_SYNCED)
 async def test_each_operation_fails_once(fast_folder: Path, clock: trio.testing.MockClock, sync: str) -> None:
     files = FaultyFiles()
     await use(fast_folder, files, clock, sync, failing={})

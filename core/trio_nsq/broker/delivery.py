@@ -115,6 +115,11 @@ class Delivery:
                 self._refill_next()
                 now_s = self._clock_s()
 
+    @property
+    def has_work(self) -> bool:
+        """Whether `idle` has a channel to serve."""
+        return bool(self._queue or self._waiting)
+
     def idle(self) -> bool:
         """Serve one queued or waiting channel while no client sends. Returns False if there was none."""
         queue = self._queue or self._waiting

@@ -4,7 +4,8 @@ The event loop writes, and requests a sync for each log that it wrote to. A sync
 the event loop writes more during a sync, and the next sync serves all of that at once. A thread continues with new
 requests by itself, without waiting for the event loop.
 
-Threads are kept, because starting one takes as long as a sync.
+Threads are kept, because starting one takes as long as a sync. If the event loop has nothing else to do and syncs have
+been short, it syncs by itself: waking a thread, and being woken by it, takes as long as a short sync.
 
 If several topics wait, the event loop copies their writes into the write-ahead log, see `WriteAhead`. A thread then
 syncs that in place of the topics' logs.
@@ -105,6 +106,8 @@ class GroupCommitter:
         self._limiter = trio.CapacityLimiter(pacing.max_commit_threads)
         self._queued_s = 0.0  # when the queue became non-empty
         self._sync_s = 0.0  # average duration of a sync
+        self._short_syncs = 0  # consecutive syncs that were short enough for the event loop
+        self._loop_syncs_from_s = 0.0  # not before, because a sync took long
         self._idle: dict[Topic, trio.Event] = {}  # set when the topic is no longer busy
         self._alone: set[Topic] = set()  # their next sync is of their own log
 
@@ -154,6 +157,30 @@ class GroupCommitter:
             self._threads += max(0, lacking)
         for _ in range(lacking):
             self._nursery.start_soon(self._host_thread)
+
+    def sync_in_loop(self) -> bool:
+        """Sync what was requested, in the event loop, which must have nothing else to do. The result comes in a round.
+
+        Returns:
+            False, and nothing was done, if there is none or more than one to sync, if a thread works, or if syncs take
+            too long: nothing can interrupt a sync, and everything else waits for it.
+        """
+        pacing = self._pacing
+        if (
+            not self._queue
+            or self._short_syncs < pacing.loop_syncs_after
+            or self._clock_s() < self._loop_syncs_from_s
+        ):
+            return False
+        if self._write_ahead is not None:
+            self._log_ahead(self._write_ahead)
+        with self._lock:
+            if len(self._queue) != 1 or self._idle_threads < self._threads or self._alone:
+                return False
+            topics = list(self._queue)
+            self._queue.clear()
+        self._sync_all(topics, is_last=True)
+        return True
 
     def _log_ahead(self, write_ahead: WriteAhead) -> None:
         """Write the waiting topics' writes to the write-ahead log, if they are many or a sync of it runs."""
@@ -232,7 +259,7 @@ class GroupCommitter:
         took_s = [result.took_s for result in results if not result.is_ahead]
         took_s += [result.took_s for result in results if result.is_ahead][:1]  # it is the same for all
         for one_s in took_s:
-            self._sync_s += _SMOOTHING * (one_s - self._sync_s)
+            self._record_duration(one_s)
         if any(result.is_ahead and result.error is not None for result in results):
             results = self._without_failed_ahead(results)
         self._on_synced(results)
@@ -243,6 +270,14 @@ class GroupCommitter:
                 self._release(result.topic)
         if not self._poller.in_round:
             self.begin()
+
+    def _record_duration(self, took_s: float) -> None:
+        self._sync_s += _SMOOTHING * (took_s - self._sync_s)
+        if took_s < self._pacing.loop_sync_s:
+            self._short_syncs += 1
+        else:
+            self._short_syncs = 0
+            self._loop_syncs_from_s = self._clock_s() + self._pacing.loop_pause * took_s
 
     def _without_failed_ahead(self, results: Sequence[Synced]) -> Sequence[Synced]:
         """Let topics be synced alone for which the write-ahead log failed; returns the other results."""
@@ -261,7 +296,7 @@ class GroupCommitter:
         elif (idle := self._idle.pop(topic, None)) is not None:
             idle.set()
 
-    # ------------------------------------------------------------------ in a thread
+    # ------------------------------------------------------------------ in a thread, or in the event loop
 
     def _work(self) -> None:
         while topics := self._wait_for_queue():

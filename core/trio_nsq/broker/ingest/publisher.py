@@ -195,9 +195,12 @@ class Publisher:
         self._delivery.end_round()
 
     def idle(self) -> bool:
-        """Begin the requested syncs, and make deliveries that could wait. Called when no client has input."""
+        """Make the requested syncs, or begin them, and make deliveries that could wait. See `Rounds`."""
         if self._due:
             self._write_gathered()
+        # With --sync=interval, no client waits for syncs, which store more.
+        if self._is_synced_first and not self._delivery.has_work and self._committer.sync_in_loop():
+            return True
         self._committer.begin()
         return self._delivery.idle()
 
