@@ -321,13 +321,16 @@ class Poller:
     Attributes:
         clock_s: A clock that never steps, in seconds.
         in_round: A round is running: requests are best gathered until its end.
+        round_s: When the round began, by trio's clock.
     """
 
     def __init__(self, pacing: Pacing | None = None, clock_s: Callable[[], float] = perf_counter) -> None:
         self.in_round = False
+        self.round_s = 0.0
         self._pacing = pacing or Pacing()
         self.clock_s = clock_s
         self._token = trio.lowlevel.current_trio_token()
+        self._trio_clock_s = trio.lowlevel.current_clock().current_time
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._waking = Lock()
         self._wake_fd = -1  # an eventfd, while `run` runs
@@ -467,6 +470,7 @@ class Poller:
         late: list[PolledEndpoint] = []
         again: list[PolledEndpoint] = []
         turn_over_s = clock_s() + pacing.turn_s
+        self.round_s = self._trio_clock_s()
         self.in_round = True
         try:
             for _ in range(len(self._calls)):  # calls that these add run in the next round

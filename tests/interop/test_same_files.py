@@ -61,7 +61,7 @@ def test_same_files(brokers: Brokers, tmp_path: Path, name: str) -> None:
     assert theirs
     if case.row:
         assert case.row in rows()
-        assert (theirs, ours) == (case.there, case.here)
+        assert (theirs, ours) == case.expected()
     else:
         assert ours == theirs
 

@@ -159,7 +159,9 @@ class Publisher:
             raise PublishRefused("exiting")
         if (reason := self._spare_room.closed_because) and not topic.ephemeral:
             raise PublishRefused(reason)
-        size = sum([publication.record_bytes for publication in publications])
+        size = 0
+        for publication in publications:
+            size += publication.record_bytes
         if topic.may_refuse:
             self._check_limits(topic, publications, size)
         groups = self._gathered.get(topic)

@@ -78,6 +78,7 @@ class Session(PolledEndpoint):
         self.pub_counts: dict[str, int] = {}
         self.subscription: Subscription | None = None
         self.authorizer = Authorizer(services.access, peer)
+        self._may_publish_all = self.authorizer.allows_all
         self.transport = Transport(sock)
         self.send_buffer = self.transport.send_buffer
         self.reader = CommandReader(services.options.limits)
@@ -111,7 +112,7 @@ class Session(PolledEndpoint):
     def rest(self) -> None:
         """Return the client to the poller."""
         self.state = RESTING
-        self.silent_since_s = self._timers.clock_s()
+        self.silent_since_s = self._poller.round_s if self._poller.in_round else self._timers.clock_s()
 
     def begin_turn(self) -> None:
         """In the task: start a new turn, after other tasks have run."""
@@ -296,7 +297,7 @@ class Session(PolledEndpoint):
         self._deliver_waiting()  # now, because these publishes must be delivered after their answer
         name = self.publishes[0].topic
         topic = self._services.broker.publishable.get(name)
-        if topic is None or not self.authorizer.may_publish(name):
+        if topic is None or not (self._may_publish_all or self.authorizer.may_publish(name)):
             return False
         try:
             self._services.publisher.submit(topic, self.publications(), self._complete_publishes)
@@ -331,9 +332,12 @@ class Session(PolledEndpoint):
         publishes, self.publishes = self.publishes, []
         topic_name = publishes[0].topic
         if error is None:
-            count = sum([len(p.messages.sizes) for p in publishes])
-            self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + count
-            self.put_answer(OK_FRAME * sum([p.commands for p in publishes]))
+            messages = commands = 0
+            for publish in publishes:
+                messages += len(publish.messages.sizes)
+                commands += publish.commands
+            self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + messages
+            self.put_answer(OK_FRAME * commands)
             return
         errors = [_publish_refusal(p.verb, error) for p in publishes for _ in range(p.commands)]
         if not self.handshake.identity.survive_refusals:
