@@ -340,6 +340,28 @@ def test_reads_are_large() -> None:
     assert log.reads <= 3
 
 
+def test_what_the_only_channel_has_read_does_not_fill_the_cache() -> None:
+    fixture = Fixture(CountingLog(max_messages=10_000), mem_queue_size=0)
+    fixture.channel("first")
+    for number in range(400):
+        fixture.publish(*[b"%d" % number * 10_000] * 2)
+    assert len(fixture.drain("first")) == 800
+    assert 3 * MIB < fixture.cache.size_bytes <= 4 * MIB
+
+
+def test_what_one_of_several_channels_has_read_is_in_the_cache_for_the_others() -> None:
+    log = CountingLog(max_messages=10_000)
+    fixture = Fixture(log, mem_queue_size=0)
+    for name in ("first", "second"):
+        fixture.channel(name)
+    for number in range(400):
+        fixture.publish(*[b"%d" % number * 10_000] * 2)
+    assert len(fixture.drain("first")) == 800
+    reads = log.reads
+    assert len(fixture.drain("second")) == 800
+    assert log.reads == reads
+
+
 def test_delivery_continues_within_a_merged_batch(tmp_path: Path) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
     bodies = fixture.publish_many(20)

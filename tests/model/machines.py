@@ -39,6 +39,7 @@ SMALL: list[tuple[Any, str, int]] = [
     (store_module, "BATCHES_KEPT", 2),
     (store_module, "REDELIVERY_READ_BYTES", 200),
     (store_module, "READ_BATCHES", 2),
+    (store_module, "READ_BYTES", 500),
 ]
 
 LONGEST_MS = 120

@@ -2,9 +2,8 @@
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -22,6 +21,9 @@ BATCHES_KEPT = 16  # not Final: tests set it
 """A merged batch is at most 1/16 of the cache, because a batch is evicted as a whole."""
 READ_BATCHES = 64  # not Final: tests set it
 """Number of cached batches read from disk that are found by any of their messages, not only the first."""
+READ_BYTES = 4 * 1024 * 1024  # not Final: tests set it
+"""Bytes of these batches that stay in memory for a topic with one channel. More would be in no processor's cache when
+their memory is used again: bench/README.md, "Consuming"."""
 
 
 class Wanted(NamedTuple):
@@ -63,17 +65,21 @@ class MessageStore:
 
     Args:
         mem_queue_size: Number of the newest messages to keep decoded.
+        channels: The topic's channels. If there are several, what one reads stays in the cache for the others.
 
     Attributes:
         waits_for_disk: `fetch` and `batch_holding` block on disk reads. If False, they raise ReadWouldWaitError, and
             the caller must `read` the messages that its channels need.
     """
 
-    def __init__(self, name: str, log: Log, cache: BatchCache, mem_queue_size: int) -> None:
+    def __init__(
+        self, name: str, log: Log, cache: BatchCache, mem_queue_size: int, channels: Sized = ()
+    ) -> None:
         self.name = name
         self.log = log
         self.waits_for_disk = True
         self._cache = cache
+        self._channels = channels
         self._mem_queue_size = mem_queue_size
         # (first, after last) of the newest batches, up to mem_queue_size messages, ascending. Only the cache holds the
         # batches, so that its limit bounds all of them; it may have evicted some.
@@ -83,8 +89,9 @@ class MessageStore:
             min(MERGE_MESSAGES, mem_queue_size // BATCHES_KEPT),
             min(MERGE_BYTES, cache.max_bytes // BATCHES_KEPT),
         )
-        # The same for batches read from disk, latest last.
-        self._read: deque[tuple[int, int]] = deque(maxlen=READ_BATCHES)
+        # The same for batches read from disk, and of deferred messages, latest last; with their bytes, 0 if deferred.
+        self._read: deque[tuple[int, int, int]] = deque()
+        self._read_bytes = 0
         self._last_held: Batch | None = None  # requeued messages tend to be neighbours
 
     # ------------------------------------------------------------------ the newest messages
@@ -105,10 +112,9 @@ class MessageStore:
 
     def remember_deferred(self, batch: Batch) -> None:
         """Cache a deferred batch that was just published, until the cache needs the room."""
-        if len(batch) > 1:
-            self.remember_read([batch])
-        else:  # found by its only sequence
-            self._cache.put(self.name, batch)
+        self._cache.put(self.name, batch)
+        if len(batch) > 1:  # otherwise it is found by its only sequence
+            self._record_read(batch, 0)
 
     def extend_newest(self, record: RecordBatch) -> bool:
         """Add a record to the newest batch unless it was delivered. Larger batches make larger deliveries."""
@@ -135,6 +141,7 @@ class MessageStore:
         self._recent.clear()
         self._recent_messages = 0
         self._read.clear()
+        self._read_bytes = 0
         self._last_held = None
         self._cache.forget_topic(self.name)
 
@@ -156,7 +163,17 @@ class MessageStore:
         """Cache batches that were read from the log."""
         for batch in batches:
             self._cache.put(self.name, batch)
-            self._read.append((batch.base_sequence, batch.next_sequence))
+            self._record_read(batch, batch.size_bytes)
+
+    def _record_read(self, batch: Batch, size_bytes: int) -> None:
+        read, alone = self._read, len(self._channels) <= 1
+        read.append((batch.base_sequence, batch.next_sequence, size_bytes))
+        self._read_bytes += size_bytes
+        while len(read) > READ_BATCHES or (alone and self._read_bytes > READ_BYTES and len(read) > 1):
+            start, _, size_bytes = read.popleft()
+            self._read_bytes -= size_bytes
+            if alone and size_bytes:
+                self._cache.discard((self.name, start))
 
     def read(self, wanted: Wanted) -> Found:
         """Read the messages that a channel needs from the log. Blocks on the disk; may be called in a thread."""
@@ -239,12 +256,12 @@ class MessageStore:
         if (batch := self._cache.get((self.name, sequence))) is not None:
             return batch
         recent = bisect_right(self._recent, sequence, key=itemgetter(0)) - 1
-        spans = [self._recent[recent]] if recent >= 0 else []
-        for start, after in chain(spans, self._read):
-            if start <= sequence < after:
-                batch = self._cache.get((self.name, start))
-                if batch is not None and batch.base_sequence <= sequence < batch.next_sequence:
-                    return batch
+        starts = [self._recent[recent][0]] if recent >= 0 else []
+        starts += [start for start, after, _ in self._read if start <= sequence < after]
+        for start in starts:
+            batch = self._cache.get((self.name, start))
+            if batch is not None and batch.base_sequence <= sequence < batch.next_sequence:
+                return batch
         return None
 
     # ------------------------------------------------------------------ lookups in the log

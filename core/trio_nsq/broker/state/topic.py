@@ -80,10 +80,10 @@ class Topic:
         self._first = log.first_sequence
         self.version = Version()
         self.view = TopicView(name, self.ephemeral, e2e_window_ns, self._first, log.next_sequence)
-        self.store = MessageStore(name, log, cache, mem_queue_size)
+        self.channels: dict[str, Channel] = {}
+        self.store = MessageStore(name, log, cache, mem_queue_size, self.channels)
         self._defaults = defaults
         self._own_settings: dict[str, Any] = {}  # by name
-        self.channels: dict[str, Channel] = {}
         self._private: dict[str, Channel] = {}  # subset of `channels`
         self._undistributed = UndistributedMessages(self.view, self.version)
         self.limits = TopicLimits(self.view, log, self._undistributed, self.channels, self._private)
