@@ -66,8 +66,13 @@ MODULES = (
     "trio_nsq.broker.state.version",
     "trio_nsq.broker.state.waiting_messages",
     "trio_nsq.broker.state.withdrawn",
+    "trio_nsq.broker.monitoring.histogram",
+    "trio_nsq.broker.storage.spare_room",
+    "trio_nsq.log.interface",
     "trio_nsq.log.records",
     "trio_nsq.log.disk.log",
+    "trio_nsq.log.files.open_files",
+    "trio_nsq.log.segment.index",
     "trio_nsq.log.segment.writer",
 )
 """The modules that are worth compiling. Decision 0028 says why others are left out."""

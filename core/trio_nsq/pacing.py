@@ -33,10 +33,11 @@ class Pacing:
         min_commit_threads, max_commit_threads: Number of threads that sync.
         commit_s: If a sync takes less than this on average, the minimum number of threads is best: each working thread
             makes the event loop wait for the GIL. Slower disks get more threads.
-        loop_sync_s: If all syncs are shorter than this, the event loop syncs by itself when it has nothing else to do.
-        loop_syncs_after: It begins to do so after this many such syncs by threads.
-        loop_pause: A longer sync is followed by this many times its duration in which only threads sync, so that slow
-            syncs stop the event loop for at most 1 % of the time.
+        loop_sync_s: While syncs take less than this on average, and none longer than `turn_s`, the event loop syncs by
+            itself if it has nothing else to do.
+        loop_syncs_after: It begins to do so after this many syncs by threads.
+        loop_pause: After a sync that took longer than `turn_s`, only threads sync for this many times its duration. So
+            slow syncs stop the event loop for at most 1 % of the time.
         ahead_topics: If so many topics wait for a sync, one sync of the write-ahead log serves all.
         ahead_bytes: Maximum bytes of a topic's waiting writes for that. A write-ahead log doubles what is written, so
             it gains only if syncs take longer than the bytes.

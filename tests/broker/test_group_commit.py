@@ -390,7 +390,7 @@ async def test_two_files_wait_for_the_same_topic(tmp_path: Path) -> None:
 
 async def test_the_event_loop_syncs_while_syncs_are_short(tmp_path: Path) -> None:
     async with committing(
-        tmp_path, loop_sync_s=1, loop_syncs_after=2, loop_pause=100, **threads(1)
+        tmp_path, turn_s=1, loop_sync_s=1, loop_syncs_after=2, loop_pause=100, **threads(1)
     ) as running:
 
         async def in_loop(*names: str) -> bool:

@@ -21,7 +21,7 @@ IN_LOOP = "always, in the event loop"
 """The mode `always`, where the event loop syncs whenever it may."""
 EVERY_OK_SYNCED = ("always", AHEAD, IN_LOOP)
 _AHEAD_PACING = Pacing(ahead_topics=1, ahead_file_bytes=1500, ahead_file_s=4.0, ahead_retry_s=0.0)
-_IN_LOOP_PACING = Pacing(ahead_topics=1000, loop_sync_s=math.inf, loop_syncs_after=0)
+_IN_LOOP_PACING = Pacing(turn_s=10, ahead_topics=1000, loop_sync_s=math.inf, loop_syncs_after=0)
 
 
 def sync_options(sync: str) -> dict[str, Any]:

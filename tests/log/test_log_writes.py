@@ -68,6 +68,7 @@ class BesideALetGo(OpenFiles):
         super().hold(file, held)
 
 
+@pytest.mark.uncompiled
 def test_file_stays_open_while_it_has_unsynced_data(tmp_path: Path) -> None:
     files = BesideAWrite()
     open_files = BesideALetGo(files, 0)

@@ -106,7 +106,7 @@ class GroupCommitter:
         self._limiter = trio.CapacityLimiter(pacing.max_commit_threads)
         self._queued_s = 0.0  # when the queue became non-empty
         self._sync_s = 0.0  # average duration of a sync
-        self._short_syncs = 0  # consecutive syncs that were short enough for the event loop
+        self._short_syncs = 0  # consecutive syncs that were shorter than a turn
         self._loop_syncs_from_s = 0.0  # not before, because a sync took long
         self._idle: dict[Topic, trio.Event] = {}  # set when the topic is no longer busy
         self._alone: set[Topic] = set()  # their next sync is of their own log
@@ -169,6 +169,7 @@ class GroupCommitter:
         if (
             not self._queue
             or self._short_syncs < pacing.loop_syncs_after
+            or self._sync_s >= pacing.loop_sync_s
             or self._clock_s() < self._loop_syncs_from_s
         ):
             return False
@@ -273,7 +274,7 @@ class GroupCommitter:
 
     def _record_duration(self, took_s: float) -> None:
         self._sync_s += _SMOOTHING * (took_s - self._sync_s)
-        if took_s < self._pacing.loop_sync_s:
+        if took_s < self._pacing.turn_s:
             self._short_syncs += 1
         else:
             self._short_syncs = 0

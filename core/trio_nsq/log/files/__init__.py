@@ -3,7 +3,8 @@ blocks.
 """
 
 from .file_system import NO_FILE, Files, temporary_of
-from .open_files import LogFile, OpenFiles, OwnedFile, reasonable_limit
+from .open_files import LogFile, OpenFiles, reasonable_limit
+from .owned_file import OwnedFile
 from .tolerant_reader import TolerantReader
 
 __all__ = [

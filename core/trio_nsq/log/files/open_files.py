@@ -2,18 +2,18 @@
 
 import os
 import resource
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from errno import EBADF, EMFILE
 from pathlib import Path
 from threading import RLock
+from typing import Final
 
 from .file_system import Files
 
-_FEWEST = 16
-_MOST = 4096
-_CLOSED = -1
+_FEWEST: Final = 16
+_MOST: Final = 4096
+_CLOSED: Final = -1
 
 
 def reasonable_limit() -> int:
@@ -60,20 +60,6 @@ class LogFile:
     def close(self) -> None:
         """Close the file when no `with` block uses it."""
         self._open_files.close(self)
-
-
-class OwnedFile:
-    """Closes a file when it is called, or when it is garbage collected with the object that reads the file.
-
-    That may be late, because an error's traceback keeps its frames alive. A class of its own, which is not compiled:
-    compiled classes have no weak references.
-    """
-
-    def __init__(self, file: LogFile) -> None:
-        self._finalizer = weakref.finalize(self, file.close)
-
-    def __call__(self) -> None:
-        self._finalizer()
 
 
 class OpenFiles:
