@@ -35,6 +35,7 @@ class Pacing:
             makes the event loop wait for the GIL. Slower disks get more threads.
         loop_sync_s: While syncs take less than this on average, and none longer than `turn_s`, the event loop syncs by
             itself if it has nothing else to do.
+        loop_sync_bytes: Maximum bytes of such a sync.
         loop_syncs_after: It begins to do so after this many syncs by threads.
         loop_pause: After a sync that took longer than `turn_s`, only threads sync for this many times its duration. So
             slow syncs stop the event loop for at most 1 % of the time.
@@ -64,6 +65,7 @@ class Pacing:
     max_commit_threads: int = 16
     commit_s: float = 0.000_5
     loop_sync_s: float = 0.000_5
+    loop_sync_bytes: int = 256 * 1024
     loop_syncs_after: int = 64
     loop_pause: int = 100
     ahead_topics: int = 3

@@ -321,16 +321,13 @@ class Poller:
     Attributes:
         clock_s: A clock that never steps, in seconds.
         in_round: A round is running: requests are best gathered until its end.
-        round_s: When the round began, by trio's clock.
     """
 
     def __init__(self, pacing: Pacing | None = None, clock_s: Callable[[], float] = perf_counter) -> None:
         self.in_round = False
-        self.round_s = 0.0
         self._pacing = pacing or Pacing()
         self.clock_s = clock_s
         self._token = trio.lowlevel.current_trio_token()
-        self._trio_clock_s = trio.lowlevel.current_clock().current_time
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._waking = Lock()
         self._wake_fd = -1  # an eventfd, while `run` runs
@@ -396,12 +393,12 @@ class Poller:
                     await self._serve_all(epoll, rounds, fell_asleep_s)
             finally:
                 trio.lowlevel.remove_instrument(self._tasks)
-                with self._waking:
+                with self._waking:  # later calls must not overtake these
                     self._epoll = None
                     os.close(self._wake_fd)
-                for call, args in self._calls:
-                    self._token.run_sync_soon(call, *args)
-                self._calls.clear()
+                    for call, args in self._calls:
+                        self._token.run_sync_soon(call, *args)
+                    self._calls.clear()
 
     async def _serve_all(self, epoll: select.epoll, rounds: Rounds, fell_asleep_s: float) -> None:
         """Run rounds and deferrable work until there is nothing to do."""
@@ -470,7 +467,6 @@ class Poller:
         late: list[PolledEndpoint] = []
         again: list[PolledEndpoint] = []
         turn_over_s = clock_s() + pacing.turn_s
-        self.round_s = self._trio_clock_s()
         self.in_round = True
         try:
             for _ in range(len(self._calls)):  # calls that these add run in the next round

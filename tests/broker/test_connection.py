@@ -188,6 +188,23 @@ async def test_silent_client_is_disconnected_after_two_intervals(
         assert await client.frame() is None
 
 
+async def test_clients_are_not_silent_if_the_broker_was_late(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    """They have sent in time, but the event loop was stopped, for example by a disk."""
+    async with running_broker(tmp_path / "d") as bound, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(10)]
+        for client in clients:
+            await client.send(identify(heartbeat_interval=1000))
+            await client.ok()
+        await settle()
+        for client in clients:
+            os.write(client.stream.socket.fileno(), b"NOP\n")
+        clock.jump(3)
+        for client in clients:
+            assert await client.frame() == (0, b"_heartbeat_")
+
+
 async def jump_when_blocked(clock: trio.testing.MockClock, seconds: float = 1) -> None:
     """Let this much time pass when all tasks wait."""
     await trio.testing.wait_all_tasks_blocked(0.1)

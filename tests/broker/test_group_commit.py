@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from broker.state import FIRST_ID, TIMESTAMP
@@ -17,7 +18,7 @@ from trio_nsq.broker.ingest.group_commit import GroupCommitter, Synced
 from trio_nsq.broker.ingest.write_ahead import WriteAhead
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.topic import Topic
-from trio_nsq.log import DiskLog, RecordBatch
+from trio_nsq.log import DiskLog, LogWriteError, RecordBatch
 from trio_nsq.log.write_ahead import WriteAheadFile
 from trio_nsq.pacing import Pacing
 from trio_nsq.protocol import pack_messages
@@ -71,6 +72,17 @@ class Committing:
             log.begin_file()
             self._topics[name] = Topic(name, log, BatchCache(10**7), 10)
         return self._topics[name]
+
+    def begin_file(self, name: str) -> None:
+        """Begin a new file of a topic's log, for which the last one is synced. Raises LogWriteError."""
+        log = self._topic(name).log
+        log.commit(log.written_sequence)
+        log.begin_file()
+
+    def delete(self, name: str) -> None:
+        """Have the write-ahead log forget a topic."""
+        assert self._write_ahead is not None
+        self._write_ahead.forget(self._topic(name))
 
     @contextmanager
     def a_round(self) -> Iterator[None]:
@@ -433,6 +445,27 @@ def syncs_beside_a_thread(running: Committing) -> bool:
     return done
 
 
+async def test_the_event_loop_does_not_sync_many_bytes(tmp_path: Path) -> None:
+    async with committing(tmp_path, loop_syncs_after=0, loop_sync_bytes=100) as running:
+        for count, in_loop in ((1, True), (2, False), (1, True)):
+            with running.a_round():
+                running.write(*["t"] * count)  # a message takes 61 bytes
+            assert running.committer.sync_in_loop() == in_loop
+            running.committer.begin()
+            await running.idle()
+
+
+async def test_the_event_loop_does_not_sync_many_bytes_of_the_write_ahead_log(tmp_path: Path) -> None:
+    options = {"ahead_topics": 2, "loop_syncs_after": 0, "loop_sync_bytes": 500}
+    async with committing_ahead(tmp_path, **options) as (running, _):
+        for names, in_loop in ((("t1", "t2"), True), (("t1", "t2", "t3", "t4", "t5"), False)):
+            with running.a_round():
+                running.write(*names)
+            assert running.committer.sync_in_loop() == in_loop
+            running.committer.begin()
+            await running.idle()
+
+
 async def test_the_event_loop_syncs_the_write_ahead_log_of_many_topics(tmp_path: Path) -> None:
     async with committing_ahead(tmp_path, ahead_topics=3, loop_syncs_after=0) as (running, synced):
         with running.a_round():
@@ -453,3 +486,36 @@ async def test_the_event_loop_leaves_failed_syncs_of_the_write_ahead_log_to_thre
         await running.idle()
         assert set(running.synced.values()) == {2}
         assert {"t1.topic", "t2.topic", "t3.topic"} <= {path.parent.name for path in synced}
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+async def test_file_is_kept_if_the_sync_of_a_full_segment_failed(tmp_path: Path, deletes: bool) -> None:
+    """The kernel may have dropped what was acknowledged, and reports success for later syncs."""
+
+    async def in_a_round(*names: str) -> None:
+        with running.a_round():
+            running.write(*names)
+        running.committer.begin()
+        await running.idle()
+
+    kept = tmp_path / "write-ahead.1"
+    async with committing_ahead(tmp_path, ahead_topics=2, ahead_file_bytes=500) as (running, synced):
+        await in_a_round("t1", "t2")
+        assert [path.name for path in synced] == ["write-ahead.1"]
+        running.files.failing.add("t1")
+        with pytest.raises(LogWriteError):
+            running.begin_file("t1")
+        running.files.failing.clear()
+        running.begin_file("t1")
+        await in_a_round("t1")
+        assert synced[-1].parent.name == "t1.topic"
+        for _ in range(3):
+            await in_a_round("t2", "t3")
+        await until(lambda: (tmp_path / "write-ahead.2").exists())
+        await running.idle()
+        assert kept.exists()
+        if deletes:
+            running.delete("t1")
+            await until(lambda: not kept.exists())
+    assert kept.exists() == (not deletes)
+    assert not (tmp_path / "write-ahead.2").exists()

@@ -1,7 +1,11 @@
 """Tests for write-ahead files and their replay, without a broker."""
 
 import random
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -148,6 +152,22 @@ def test_backup_that_lacks_earlier_messages_gets_no_gap(tmp_path: Path) -> None:
     assert ahead.last_segment("a").stat().st_size == 52
 
 
+def test_old_entry_does_not_replace_part_of_a_later_record(tmp_path: Path) -> None:
+    """A start without all messages, as of a backup, and a write-ahead file that stays, for another topic."""
+    ahead = Ahead(tmp_path)
+    ahead.write("a", "b")
+    ahead.file.path.unlink()
+    ahead.next_file()
+    ahead.write("a", "b")
+    ahead.cut_segments()
+    assert ahead.replayed("a") == []
+    log = ahead.open("a")
+    later = [batch(0, b"x" * 300), batch(1, b"y" * 300)]
+    log.append(later, sync=True)
+    log.close()
+    assert ahead.replayed("a") == later
+
+
 def test_refused_messages_do_not_replace_later_ones(tmp_path: Path) -> None:
     ahead = Ahead(tmp_path)
     ahead.write("a", "b")
@@ -266,6 +286,50 @@ def test_failed_sync_leaves_nothing_to_replay(tmp_path: Path) -> None:
         ahead.file.sync()
     ahead.file.discard_unsynced()
     ahead.cut_segments()
+    assert ahead.replayed("a") == ahead.written["a"][:1]
+
+
+class GatedSync(HastyFiles):
+    """Syncs of one thread end when `gate` is set. A full disk refuses writes."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.is_syncing = threading.Event()
+        self.is_full = False
+
+    def sync(self, fd: int) -> None:
+        if threading.current_thread().name == "syncing":
+            self.is_syncing.set()
+            assert self.gate.wait(60)
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        if self.is_full:
+            raise OSError(ENOSPC, "full")
+        super().write(fd, offset, parts)
+
+
+def test_what_a_sync_reports_as_stored_is_not_discarded(tmp_path: Path) -> None:
+    """An append fails during a sync of earlier ones, and the file is given up."""
+    files = GatedSync()
+    ahead = Ahead(tmp_path, files)
+    ahead.write("a", "b", sync=False)
+    with ThreadPoolExecutor(
+        1, "syncing", lambda: setattr(threading.current_thread(), "name", "syncing")
+    ) as one:
+        sync = one.submit(ahead.file.sync)
+        assert files.is_syncing.wait(60)
+        files.is_full = True
+        with pytest.raises(LogWriteError):
+            ahead.write("a", "b", sync=False)
+        with ThreadPoolExecutor(1) as another:
+            discard = another.submit(ahead.file.discard_unsynced)
+            with suppress(TimeoutError):
+                discard.result(0.2)  # it may have to wait for the sync
+            files.gate.set()
+            discard.result(60)
+        sync.result(60)
+    ahead.cut_segments()
+    files.is_full = False
     assert ahead.replayed("a") == ahead.written["a"][:1]
 
 

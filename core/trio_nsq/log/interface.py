@@ -65,6 +65,14 @@ class Log(Protocol):
         """Number of successful writes since the log was opened; never decreases. Any thread may read it."""
 
     @property
+    def failed_syncs(self) -> int:
+        """How many syncs have failed since the log was opened. The kernel may have dropped what they were to store."""
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """Bytes that the next `sync` stores."""
+
+    @property
     def size_bytes(self) -> int: ...
 
     @property

@@ -26,6 +26,7 @@ class MemoryLog:
 
     files: Sequence[LogFileFacts] = ()
     has_carried_forward = False
+    failed_syncs = unsynced_bytes = 0
 
     def __init__(
         self, *, max_messages: int = 10_000, max_bytes: int = 64 * 1024 * 1024, first_sequence: int = 0

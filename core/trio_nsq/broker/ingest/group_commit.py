@@ -179,9 +179,17 @@ class GroupCommitter:
             if len(self._queue) != 1 or self._idle_threads < self._threads or self._alone:
                 return False
             topics = list(self._queue)
+            if self._unsynced_bytes(topics[0]) > pacing.loop_sync_bytes:
+                return False
             self._queue.clear()
         self._sync_all(topics, is_last=True)
         return True
+
+    def _unsynced_bytes(self, topic: Topic | None) -> int:
+        """Return what a sync of a topic's log stores, or one of the write-ahead log."""
+        if topic is not None:
+            return topic.log.unsynced_bytes
+        return sum([file.size - file.synced_size for file in {logged.file for logged in self._logged}])
 
     def _log_ahead(self, write_ahead: WriteAhead) -> None:
         """Write the waiting topics' writes to the write-ahead log, if they are many or a sync of it runs."""

@@ -39,6 +39,19 @@ class Logged:
     writes: dict[Topic, int]
 
 
+@dataclass(slots=True)
+class _Need:
+    """Why a write-ahead file is needed: a topic's segments may lack writes that it has.
+
+    Attributes:
+        last: The last such write, as `Log.writes` counts.
+        failed_syncs: `Log.failed_syncs` before the first one. If more fail, the kernel may have dropped these writes.
+    """
+
+    last: int
+    failed_syncs: int
+
+
 class WriteAhead:
     """The write-ahead files of a broker. All methods but `sync` are for the event loop.
 
@@ -72,9 +85,9 @@ class WriteAhead:
         self._current: WriteAheadFile | None = None
         self._begun_s = 0.0  # when the current file was begun
         self._retry_s = 0.0  # no file is begun before
-        # Of each file, in order, the topics whose segments may lack writes that it has, and the last such write.
-        self._needed: dict[WriteAheadFile, dict[Topic, int]] = {}
+        self._needed: dict[WriteAheadFile, dict[Topic, _Need]] = {}  # of each file, in order
         self._unrepaired: set[Topic] = set()
+        self._kept: set[WriteAheadFile] = set()  # only for topics that are unrepaired
         self._waits: dict[Topic, trio.Event] = {}
         self._tasks = 0
         self._task_ended = trio.Event()
@@ -105,9 +118,13 @@ class WriteAhead:
         except LogWriteError as exc:
             self._give_up(file, exc)
             return None
-        for topic in logged:
+        needed = self._needed[file]
+        for topic, last in logged.items():
             topic.log.mark_logged()
-        self._needed[file].update(logged)
+            if topic in needed:
+                needed[topic].last = last
+            else:
+                needed[topic] = _Need(last, topic.log.failed_syncs)
         return Logged(file, logged)
 
     def _file(self) -> WriteAheadFile | None:
@@ -182,12 +199,12 @@ class WriteAhead:
     def record_sync(self, topic: Topic, writes: int, error: Exception | None) -> None:
         """Record the result of a sync of a topic's own file, which served this number of writes."""
         for needed in self._needed.values():
-            if (last := needed.get(topic)) is None:
+            if (need := needed.get(topic)) is None:
                 continue
-            if error is not None:
+            if error is not None or topic.log.failed_syncs > need.failed_syncs:
                 # The kernel may have dropped bytes that were acknowledged. Replay at the next start writes them again.
                 self._unrepaired.add(topic)
-            elif last <= writes and topic not in self._unrepaired:
+            elif need.last <= writes and topic not in self._unrepaired:
                 del needed[topic]
         self._wake(topic)
 
@@ -197,6 +214,9 @@ class WriteAhead:
         for needed in self._needed.values():
             needed.pop(topic, None)
         self._wake(topic)
+        for file in [file for file in self._kept if not self._needed[file]]:
+            self._kept.remove(file)
+            self._start(self._retire, file)
 
     def _wake(self, topic: Topic) -> None:
         if (wait := self._waits.pop(topic, None)) is not None:
@@ -217,6 +237,7 @@ class WriteAhead:
             logger.error(
                 "%s: kept until the next start, because syncs of these topics failed: %s", file.path, names
             )
+            self._kept.add(file)
             return
         try:
             await trio.to_thread.run_sync(file.remove)
@@ -243,8 +264,6 @@ class WriteAhead:
         self._closed = True
         while self._tasks:
             await self._task_ended.wait()
-        if not self._needed:
-            return
         self._current = None
         for file in list(self._needed):
             await self._retire(file)

@@ -112,7 +112,7 @@ class Session(PolledEndpoint):
     def rest(self) -> None:
         """Return the client to the poller."""
         self.state = RESTING
-        self.silent_since_s = self._poller.round_s if self._poller.in_round else self._timers.clock_s()
+        self.silent_since_s = self._timers.clock_s()
 
     def begin_turn(self) -> None:
         """In the task: start a new turn, after other tasks have run."""

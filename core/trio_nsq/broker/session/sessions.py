@@ -176,6 +176,9 @@ class ClientTask:
                 continue
             now_s = trio.current_time()
             if now_s >= session.silent_since_s + 2 * self._heartbeat_interval_s:
+                if session.transport.has_unread:
+                    session.silent_since_s = now_s  # the broker was late, not the client
+                    continue
                 logger.info("%s: closed, nothing heard for two heartbeats", session.peer)
                 session.close()
                 return

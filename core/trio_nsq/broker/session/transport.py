@@ -56,6 +56,14 @@ class Transport:
         """Whether the client has ended a layer, and with it the connection."""
         return any(codec.ended for codec in self._codecs)
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether the client has sent something that was not received yet."""
+        try:
+            return bool(self.sock.recv(1, socket.MSG_PEEK))
+        except OSError:  # BlockingIOError, or the connection is lost
+            return False
+
     def add_codec(self, codec: Codec) -> None:
         """Add a layer inside the existing ones, from now on and in both directions."""
         self._codecs.append(codec)

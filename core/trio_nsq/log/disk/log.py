@@ -93,6 +93,14 @@ class DiskLog:
         return sum(segment.size for segment in self._segments) + (carried.size if carried else 0)
 
     @property
+    def failed_syncs(self) -> int:
+        return self._writer.failed_syncs if self._writer is not None else 0
+
+    @property
+    def unsynced_bytes(self) -> int:
+        return self._writer.unsynced_bytes if self._writer is not None else 0
+
+    @property
     def files(self) -> Sequence[LogFileFacts]:
         return self._segments
 
@@ -170,6 +178,7 @@ class DiskLog:
         writer = SegmentWriter.create(
             self._open_files, self.folder, self.next_sequence, self._now_ns(), self._identity.incarnation
         )
+        writer.failed_syncs = self.failed_syncs
         with self._replacing:
             # An empty last segment of format 1 has the same base sequence: the new one replaces it.
             base_sequence = writer.segment.base_sequence

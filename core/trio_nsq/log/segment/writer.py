@@ -35,6 +35,7 @@ class SegmentWriter:
     Attributes:
         segment: For reading. Readers see writes only after `commit`.
         written_size: Bytes up to the end of the last written record, committed or not.
+        failed_syncs: As `Log.failed_syncs`.
     """
 
     def __init__(self, files: Files, segment: Segment, synced_to: int) -> None:
@@ -51,6 +52,7 @@ class SegmentWriter:
         )
         self._synced_to = synced_to
         self._sync_failed = False
+        self.failed_syncs = 0
         self._sync_lock = Lock()
         # Held while `written_size` changes, and while the file is released because all writes are synced.
         self._size_lock = Lock()
@@ -126,6 +128,11 @@ class SegmentWriter:
                 data += parts
         end = self.written_size
         return UnsyncedPart(header.incarnation, header.base_sequence, start, end - start, data)
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """As `Log.unsynced_bytes`."""
+        return self.written_size - self._synced_to
 
     def mark_logged(self) -> None:
         """As `Log.mark_logged`."""
@@ -204,7 +211,11 @@ class SegmentWriter:
                     self._files.write(fd, offset, [data])
                     offset += len(data)
             self._sync_failed = True
-            self._files.sync(fd)
+            try:
+                self._files.sync(fd)
+            except OSError:
+                self.failed_syncs += 1
+                raise
             self._sync_failed = False
 
     def seal(self) -> None:

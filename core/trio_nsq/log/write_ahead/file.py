@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from threading import Lock
 
 from ..errors import LogWriteError
 from ..files import Files
@@ -19,7 +20,7 @@ def write_ahead_files(folder: Path, names: Iterable[str]) -> list[tuple[int, Pat
 
 
 class WriteAheadFile:
-    """A write-ahead file. One thread may append while another syncs.
+    """A write-ahead file. One thread may append while another syncs, and while another discards.
 
     After an error, nothing may be appended: `discard_unsynced`, and use another file.
 
@@ -37,6 +38,8 @@ class WriteAheadFile:
         self._files = files
         self._fd = fd
         self._seed = seed
+        # What a sync is about to report must not be discarded before.
+        self._syncing = Lock()
 
     @classmethod
     def create(cls, files: Files, folder: Path, number: int) -> "WriteAheadFile":
@@ -82,21 +85,23 @@ class WriteAheadFile:
         Raises:
             LogWriteError: They are not, or an earlier sync or append failed.
         """
-        if self.error is not None:
-            raise self.error
-        size = self.size
-        try:
-            self._files.sync(self._fd)
-        except OSError as exc:
-            self.error = LogWriteError(self.path, exc)
-            raise self.error from exc
-        self.synced_size = size
+        with self._syncing:
+            if self.error is not None:
+                raise self.error
+            size = self.size
+            try:
+                self._files.sync(self._fd)
+            except OSError as exc:
+                self.error = LogWriteError(self.path, exc)
+                raise self.error from exc
+            self.synced_size = size
 
     def discard_unsynced(self) -> None:
         """After an error: durably cut off what is not synced, so that it is not replayed. Raises LogWriteError."""
         try:
-            self._files.truncate(self._fd, self.synced_size)
-            self._files.sync(self._fd)
+            with self._syncing:
+                self._files.truncate(self._fd, self.synced_size)
+                self._files.sync(self._fd)
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
 

@@ -4,9 +4,9 @@ A broker that stops cleanly removes its write-ahead files. After a crash, each e
 
 - The segment has the bytes: nothing to do. This is the rule if only the process died.
 - The segment ends within the entry, or has other bytes there that are no undamaged record: the bytes are written.
-- The segment has another undamaged record there: the entry is out of date, because its messages were refused and
-  removed from the log, which then continued. While an entry is needed, its place cannot have another record: see
-  `SegmentWriter.unlogged`.
+- The segment has another undamaged record there, or the place is inside of one: the entry is out of date. Its messages
+  were refused and removed from the log, which then continued; or the log did not reach the entry at an earlier start.
+  While an entry is needed, its place cannot have another record: see `SegmentWriter.unlogged`.
 - The segment does not reach the entry, does not exist, or has another incarnation: the topic or its old messages were
   deleted, or the folder is a backup whose files were copied one after the other.
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from ...checksum import crc32
 from ..errors import LogReadError, LogWriteError
 from ..files import Files
-from ..records import HEADER_BYTES, decode_header
+from ..records import HEADER_BYTES, RecordHeader, decode_header
 from ..segment.format import FILE_HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment.format import decode_file_header as decode_segment_header
 from ..segment.format import seed_for, segment_path
@@ -185,7 +185,9 @@ class Replay:
             if there[at:end] != data[at:end]:
                 break
             at = end
-        if self._has_record(fd, seed, entry.offset + at):
+        if self._has_record(fd, seed, entry.offset + at) or (
+            not at and self._is_inside_record(fd, seed, entry.offset)
+        ):
             logger.info("%s: the entry for byte %d in the write-ahead log is out of date", path, entry.offset)
             return 0
         self._files.write(fd, entry.offset + at, [data[at:]])
@@ -193,9 +195,22 @@ class Replay:
 
     def _has_record(self, fd: int, seed: int, offset: int) -> bool:
         """Whether the segment has an undamaged record at this offset."""
-        header = decode_header(self._files.read_fully(fd, HEADER_BYTES, offset), 0, seed)
-        if header is None:
-            return False
+        header = self._header_at(fd, seed, offset)
+        return header is not None and self._is_intact(fd, header, offset)
+
+    def _is_inside_record(self, fd: int, seed: int, offset: int) -> bool:
+        """Whether an undamaged record begins before this offset and ends after it. False after damage."""
+        at = SEGMENT_HEADER_BYTES
+        while at < offset and (header := self._header_at(fd, seed, at)) is not None:
+            if at + header.record_bytes > offset:
+                return self._is_intact(fd, header, at)
+            at += header.record_bytes
+        return False
+
+    def _header_at(self, fd: int, seed: int, offset: int) -> RecordHeader | None:
+        return decode_header(self._files.read_fully(fd, HEADER_BYTES, offset), 0, seed)
+
+    def _is_intact(self, fd: int, header: RecordHeader, offset: int) -> bool:
         payload = self._files.read_fully(fd, header.length, offset + HEADER_BYTES)
         return len(payload) == header.length and crc32(payload) == header.payload_crc
 
