@@ -3,8 +3,6 @@
 from dataclasses import replace
 from functools import partial
 
-import trio
-
 from ..access.audit import AuditLog, Event
 from .messages import HTTPError, Request, Response
 from .routing import Handler, Route
@@ -30,8 +28,9 @@ async def _answer(audit: AuditLog, handler: Handler, request: Request) -> Respon
     except HTTPError as exc:
         status, code = exc.status, exc.code
         raise
-    except trio.Cancelled:
-        status, code = 503, "CANCELLED"  # the server stops, or the client has disconnected
+    except BaseException as exc:
+        if not isinstance(exc, Exception):  # a cancellation, in a group if it comes from a nursery
+            status, code = 503, "CANCELLED"  # the server stops, or the client has disconnected
         raise
     finally:
         _record(audit, "action", request, status, code)

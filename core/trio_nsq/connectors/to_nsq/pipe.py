@@ -77,7 +77,7 @@ class Pipe:
                     error = exc
                 self._stop_receiving()
                 await self._published.wait()
-            except trio.Cancelled:
+            except BaseException:  # a cancellation, in a group if it comes from a nursery
                 finishing.deadline = trio.current_time() + STOP_S
                 self._pending = Load()
                 raise
