@@ -107,7 +107,7 @@ async def test_failed_first_connection_is_an_error_without_leaks(
         refused += of_part
         if part.stop >= total:
             break
-    assert refused >= total // 2
+    assert refused >= total // 3  # how many depends on how the first handshake was cut into packets
 
 
 async def first_connections(folder: Path, form: str, part: slice) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio.testing
 
-from broker.support import PATIENCE_S, RawClient, connected, mpub, running_broker, settle
+from broker.support import PATIENCE_S, RawClient, connected, mpub, running_broker, settle, threads_done
 from faults.disk import read_image, write_image
 from faults.power_cut import AHEAD, EVERY_OK_SYNCED, IN_LOOP, sync_options
 from faults.scenario import Expectation, Scenario, http, judge, look
@@ -175,6 +175,7 @@ async def use(
         write_image(read_image(folder / "d"), folder / "killed")
         killed_at = files.position
         files.failing = {}
+        await threads_done()  # one may be repeating a failed operation, and refuse publishes meanwhile
         scenario.may_refuse = files.fail_at > 0
         await until_it_is_well(bound, scenario, clock)
         await scenario.settle_requests()

@@ -101,6 +101,7 @@ def test_readers_see_whole_appends_only(
     log.close()
 
 
+@pytest.mark.uncompiled
 @pytest.mark.parametrize("segment_bytes", [1, 10**7])
 def test_reader_at_every_line_of_an_append(
     tmp_path: Path, segment_bytes: int, caplog: pytest.LogCaptureFixture
