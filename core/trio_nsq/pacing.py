@@ -44,6 +44,7 @@ class Pacing:
             it gains only if syncs take longer than the bytes.
         ahead_file_bytes, ahead_file_s: Size and age at which the next write-ahead file is begun. A file may have twice
             this size. At the start after a crash, up to three files are read.
+        ahead_free_bytes: With less free space on the disk, no write-ahead file is begun: all of them may have so much.
         ahead_retry_s: Pause after an error of the write-ahead log.
     """
 
@@ -72,4 +73,5 @@ class Pacing:
     ahead_bytes: int = 65_536
     ahead_file_bytes: int = 16 * 1024 * 1024
     ahead_file_s: float = 10.0
+    ahead_free_bytes: int = 96 * 1024 * 1024
     ahead_retry_s: float = 10.0

@@ -231,6 +231,20 @@ async def test_interval_mode_has_no_write_ahead_log(tmp_path: Path) -> None:
         assert not list((tmp_path / "d").glob("write-ahead*"))
 
 
+class LittleRoom(HastyFiles):
+    """A disk with little free space."""
+
+    def free_bytes(self, path: Path) -> int:
+        return 95 * 1024 * 1024
+
+
+async def test_without_room_there_is_no_write_ahead_log(tmp_path: Path) -> None:
+    async with publishing(tmp_path / "d", LittleRoom()) as publishers:
+        await publishers.publish()
+        assert not list((tmp_path / "d").glob("write-ahead*"))
+    assert stored(tmp_path / "d") == publishers.acknowledged
+
+
 async def test_files_are_few_and_end_when_the_topics_are_synced(tmp_path: Path) -> None:
     files = CountingFiles()
     async with publishing(tmp_path / "d", files, pacing=SMALL_FILES) as publishers:

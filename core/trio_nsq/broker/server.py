@@ -151,10 +151,15 @@ class Server:
             logger.error("%s: %s", path, what)
         return replay
 
-    def _make_write_ahead(self) -> WriteAheadFile:
-        """Create the next write-ahead file, in a thread; one at a time. Raises LogWriteError."""
+    def _make_write_ahead(self) -> WriteAheadFile | None:
+        """Create the next write-ahead file, in a thread; one at a time. Raises LogWriteError.
+
+        Returns None if the disk has too little room: messages would be refused earlier because of it.
+        """
         folder = self._folder
         try:
+            if folder.files.free_bytes(folder.path) < self.options.pacing.ahead_free_bytes:
+                return None
             folder.begin_write_ahead()
         except OSError as exc:
             raise LogWriteError(folder.path / BROKER_FILE, exc) from exc

@@ -56,7 +56,8 @@ class WriteAhead:
     """The write-ahead files of a broker. All methods but `sync` are for the event loop.
 
     Args:
-        create: Creates the next file; called in a thread. Raises LogWriteError.
+        create: Creates the next file; called in a thread. Returns None if the disk has too little room for it. Raises
+            LogWriteError.
         all_removed: Called in a thread by `close` if no file is left. Raises OSError.
         most_topics: How many topics may need a file: their segments are open, because they are not synced.
         nursery: Hosts the threads.
@@ -68,7 +69,7 @@ class WriteAhead:
 
     def __init__(
         self,
-        create: Callable[[], WriteAheadFile],
+        create: Callable[[], WriteAheadFile | None],
         all_removed: Callable[[], None],
         most_topics: int,
         nursery: trio.Nursery,
@@ -159,6 +160,8 @@ class WriteAhead:
             file = await trio.to_thread.run_sync(self._create)
         except LogWriteError as exc:
             logger.warning("%s; each topic is synced alone", exc)
+            file = None
+        if file is None:
             self._retry_s = self._clock_s() + self._pacing.ahead_retry_s
             return
         before, self._current = self._current, file

@@ -169,15 +169,17 @@ class ClientTask:
         while True:
             # A silence that starts after now cannot exceed the limit before the next heartbeat.
             too_long_s = session.silent_since_s + 2 * self._heartbeat_interval_s
-            with trio.move_on_at(min(next_beat_s, too_long_s)):
+            until_s = min(next_beat_s, too_long_s)
+            with trio.move_on_at(until_s):
                 await self._settings_changed.wait()
                 self._settings_changed = trio.Event()
                 next_beat_s = trio.current_time() + self._heartbeat_interval_s
                 continue
             now_s = trio.current_time()
             if now_s >= session.silent_since_s + 2 * self._heartbeat_interval_s:
-                if session.transport.has_unread:
-                    session.silent_since_s = now_s  # the broker was late, not the client
+                if session.transport.has_unread or now_s > until_s + self._heartbeat_interval_s:
+                    # The broker was late, not the client, which may have waited for heartbeats.
+                    session.silent_since_s = next_beat_s = now_s
                     continue
                 logger.info("%s: closed, nothing heard for two heartbeats", session.peer)
                 session.close()

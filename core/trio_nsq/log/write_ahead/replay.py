@@ -171,7 +171,11 @@ class Replay:
         if there == data:
             return 0
         if self._files.size(fd) < entry.offset and not self.damage:
-            logger.info("%s: too short for an entry of the write-ahead log at byte %d", path, entry.offset)
+            logger.warning(
+                "%s: ends before byte %d, from which on the write-ahead log has messages: they are left out. This is "
+                "normal in a copy of a running broker's folder; otherwise, the segment has lost messages",
+                *(path, entry.offset),
+            )
             return 0
         at = 0
         while at < len(data):
