@@ -234,7 +234,7 @@ async def test_interval_mode_has_no_write_ahead_log(tmp_path: Path) -> None:
 class LittleRoom(HastyFiles):
     """A disk with little free space."""
 
-    def free_bytes(self, path: Path) -> int:
+    def available_bytes(self, path: Path) -> int:
         return 95 * 1024 * 1024
 
 

@@ -158,7 +158,7 @@ class Server:
         """
         folder = self._folder
         try:
-            if folder.files.free_bytes(folder.path) < self.options.pacing.ahead_free_bytes:
+            if folder.files.available_bytes(folder.path) < self.options.pacing.ahead_free_bytes:
                 return None
             folder.begin_write_ahead()
         except OSError as exc:

@@ -131,7 +131,7 @@ class Files:
         """Return the size of the file in bytes."""
         return os.fstat(fd).st_size
 
-    def free_bytes(self, path: Path) -> int:
+    def available_bytes(self, path: Path) -> int:
         """Return the free space of the file system that has this path, in bytes."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
