@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio_nsq
@@ -37,7 +38,7 @@ from trio_nsq.reactor import SendBuffer
 BODY_BYTES = 200
 FRAME_BYTES = 34 + BODY_BYTES
 SOCKET_BYTES = 512 * 1024
-"""A socket takes so much although nobody reads."""
+"""Bytes that a socket accepts while the other side does not read."""
 MOST_BYTES = 64 * 1024 * 1024
 FIRST_ID = 7 << 54 | 1 << 36
 NOW_NS = 1_700_000_000_000_000_000
@@ -200,24 +201,17 @@ def http_parse(fixture: Fixture, batch: int, times: int) -> Run:
     return run
 
 
-def append(fixture: Fixture, batch: int, times: int) -> Run:
-    """Encode a record and write it to the log's file, without a sync."""
+def append(fixture: Fixture, batch: int, times: int, *, sync: bool = False) -> Run:
+    """Encode a record and write it to the log's file.
+
+    Args:
+        sync: Sync after each record. The time in which the disk works is not processor time.
+    """
     log, records = fixture.log, fixture.records(batch, times)
 
     def run() -> None:
         for record in records:
-            log.append([record], sync=False)
-
-    return run
-
-
-def append_synced(fixture: Fixture, batch: int, times: int) -> Run:
-    """The same with a sync after each record; the time in which the disk works is not processor time."""
-    log, records = fixture.log, fixture.records(batch, times)
-
-    def run() -> None:
-        for record in records:
-            log.append([record], sync=True)
+            log.append([record], sync=sync)
 
     return run
 
@@ -396,7 +390,7 @@ STAGES: dict[str, tuple[Callable[[Fixture, int, int], Run], tuple[int, ...]]] = 
     "parse PUB or MPUB": (parse, SIZES),
     "parse HTTP": (http_parse, SIZES),
     "append": (append, SIZES),
-    "append + sync": (append_synced, SIZES),
+    "append + sync": (partial(append, sync=True), SIZES),
     "accept": (accept, SIZES),
     "encode frames": (encode, SIZES),
     "dispatch": (dispatch, SIZES),

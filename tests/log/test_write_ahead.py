@@ -141,25 +141,27 @@ def test_deleted_segment_stays_deleted(ahead: Ahead) -> None:
     assert not segment_files(ahead.folder_of("a"))
 
 
-def test_backup_that_lacks_earlier_messages_gets_no_gap(tmp_path: Path) -> None:
+@pytest.fixture
+def old_backup(tmp_path: Path) -> Ahead:
+    """As of a backup: the segments have no messages, and the write-ahead file lacks the first ones."""
     ahead = Ahead(tmp_path)
     ahead.write("a", "b")
     ahead.file.path.unlink()
     ahead.next_file()
     ahead.write("a", "b")
     ahead.cut_segments()
+    return ahead
+
+
+def test_backup_that_lacks_earlier_messages_gets_no_gap(old_backup: Ahead) -> None:
+    ahead = old_backup
     assert ahead.replayed("a") == []
     assert ahead.last_segment("a").stat().st_size == 52
 
 
-def test_old_entry_does_not_replace_part_of_a_later_record(tmp_path: Path) -> None:
-    """A start without all messages, as of a backup, and a write-ahead file that stays, for another topic."""
-    ahead = Ahead(tmp_path)
-    ahead.write("a", "b")
-    ahead.file.path.unlink()
-    ahead.next_file()
-    ahead.write("a", "b")
-    ahead.cut_segments()
+def test_old_entry_does_not_replace_part_of_a_later_record(old_backup: Ahead) -> None:
+    """The write-ahead file stays after the first start, for another topic."""
+    ahead = old_backup
     assert ahead.replayed("a") == []
     log = ahead.open("a")
     later = [batch(0, b"x" * 300), batch(1, b"y" * 300)]

@@ -58,9 +58,8 @@ class KnownHeads:
     def add(self, head: bytes, request: Request, *, chunked: bool) -> None:
         """Remember a head that `repeatable_head` returned, of a request that keeps its connection open."""
         if len(self._heads) >= _MOST_HEADS:
-            del self._heads[
-                next(iter(self._heads))
-            ]  # the oldest one: if it is in use, it is soon added again
+            oldest = next(iter(self._heads))  # if it is in use, it is soon added again
+            del self._heads[oldest]
         self._heads[head] = KnownHead(
             request.method,
             request.path,

@@ -162,8 +162,8 @@ class GroupCommitter:
         """Sync what was requested, in the event loop, which must have nothing else to do. The result comes in a round.
 
         Returns:
-            False, and nothing was done, if there is none or more than one to sync, if a thread works, or if syncs take
-            too long: nothing can interrupt a sync, and everything else waits for it.
+            False, and nothing was synced, if there is none or more than one to sync, if a thread works, or if it would
+            take too long: nothing can interrupt a sync, and everything else waits for it.
         """
         pacing = self._pacing
         if (

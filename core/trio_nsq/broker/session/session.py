@@ -78,7 +78,6 @@ class Session(PolledEndpoint):
         self.pub_counts: dict[str, int] = {}
         self.subscription: Subscription | None = None
         self.authorizer = Authorizer(services.access, peer)
-        self._may_publish_all = self.authorizer.allows_all
         self.transport = Transport(sock)
         self.send_buffer = self.transport.send_buffer
         self.reader = CommandReader(services.options.limits)
@@ -297,7 +296,7 @@ class Session(PolledEndpoint):
         self._deliver_waiting()  # now, because these publishes must be delivered after their answer
         name = self.publishes[0].topic
         topic = self._services.broker.publishable.get(name)
-        if topic is None or not (self._may_publish_all or self.authorizer.may_publish(name)):
+        if topic is None or not (self.authorizer.allows_all or self.authorizer.may_publish(name)):
             return False
         try:
             self._services.publisher.submit(topic, self.publications(), self._complete_publishes)

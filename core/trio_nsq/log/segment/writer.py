@@ -47,9 +47,8 @@ class SegmentWriter:
         # Uncommitted writes: the batches of each, the offset of its end, and its bytes.
         self._uncommitted: deque[tuple[Sequence[RecordBatch], int, Sequence[bytes]]] = deque()
         self._logged_to = 0  # the end of the last part that a write-ahead log has
-        self._cuts = self._synced_cuts = (
-            0  # how often the file was cut, and how often before its last good sync
-        )
+        # How often the file was cut, and how often before its last good sync.
+        self._cuts = self._synced_cuts = 0
         self._synced_to = synced_to
         self._sync_failed = False
         self.failed_syncs = 0
